@@ -88,9 +88,14 @@ race: ## Run the tests under the race detector (needs a C compiler)
 	CGO_ENABLED=1 $(GO) -C experiments test -race -short ./...
 
 .PHONY: test-avx512
-test-avx512: ## Run the kernel tests with AVX-512, emulated where need be (Debian, root)
-	@if grep -qw avx512vl /proc/cpuinfo; then \
-		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./optim/kernel ./engine; \
+test-avx512: ## Run the kernel tests with AVX-512, and with VBMI and BF16, emulated where need be (Debian, root)
+	@if grep -w avx512_vbmi /proc/cpuinfo | grep -qw avx512_bf16; then \
+		PLIMSOLL_KERNEL=avx512bf16 $(GO) test -count=1 ./optim/kernel ./engine; \
+	elif grep -qw avx512vl /proc/cpuinfo; then \
+		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./optim/kernel ./engine && \
+		$(GO) build -o bin/trap optim/kernel/_emulate/trap.go && \
+		PLIMSOLL_TEST_TRAPPED=1 PLIMSOLL_KERNEL=avx512bf16 $(GO) test -count=1 -short -exec $(CURDIR)/bin/trap \
+			./optim/kernel; \
 	else optim/kernel/_emulate/run; fi
 
 .PHONY: test-arm64
@@ -125,6 +130,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C packaging vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
+	$(GO) vet optim/kernel/_emulate/trap.go
 	$(GO) mod tidy -diff
 	$(GO) -C experiments mod tidy -diff
 	$(GO) mod verify

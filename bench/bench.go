@@ -1,9 +1,9 @@
 //go:build linux
 
 // Package bench measures how near an update comes to the speed limit of memory. The speed of memory differs from host
-// to host and from minute to minute, so no time is judged alone. Rounds of the update alternate with rounds that move
-// the same bytes without arithmetic, over the same arenas and by the same workers. The result is the median of the
-// ratios. Rounds in which other processes used the CPUs are thrown away.
+// to host and from second to second, so no time is judged alone. Turns of the update, of a millisecond each, come in
+// random order with turns that move the same bytes without arithmetic, over the same arenas and by the same workers. The
+// result is the median of the ratios. Rounds in which other processes used the CPUs are thrown away.
 package bench
 
 import (
@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"time"
 
 	"plimsoll/activity"
@@ -27,7 +26,7 @@ import (
 // Result is the measurement of one case.
 type Result struct {
 	Case
-	// Repeats is the number of passes per sample. A sample is their mean.
+	// Repeats is the number of whole passes per sample, of which a sample has the mean. It is 0 in a core's cache.
 	Repeats int
 	Samples []Sample
 	Rounds  Rounds
@@ -36,17 +35,24 @@ type Result struct {
 	Compared *Peer
 }
 
-// Sample is one round: the mean seconds of a pass of each kind.
+// Sample is one round. Its times are for all parameters.
 type Sample struct {
-	Traffic float64 `json:"traffic_seconds"`
-	Update  float64 `json:"update_seconds"`
-	// Norm and Step are zero for a case in a core's cache, which has only the update.
-	Norm float64 `json:"norm_seconds"`
-	Step float64 `json:"step_seconds"`
+	// Traffic, Update, Norm and Journaled are the medians of turns. Journaled is an update with an undo log, which
+	// another process could finish; zero where that was not asked for. A case in a core's cache has no norm.
+	Traffic   float64 `json:"traffic_seconds"`
+	Update    float64 `json:"update_seconds"`
+	Norm      float64 `json:"norm_seconds"`
+	Journaled float64 `json:"journaled_update_seconds"`
+	// Fraction is the median of traffic time over update time in turns beside each other.
+	Fraction float64 `json:"fraction_of_limit"`
+	// TrafficTurns are the turns of traffic, in their order.
+	TrafficTurns []float64 `json:"traffic_turns_seconds"`
+	// Step is a whole step of the engine, norm and update; StepUpdate is its update. Both are zero for a case in a
+	// core's cache, which has only turns.
+	Step       float64 `json:"step_seconds"`
+	StepUpdate float64 `json:"step_update_seconds"`
 	// Arrived is a step whose norm was added up as the gradients arrived; zero where that was not asked for.
 	Arrived float64 `json:"arrived_step_seconds"`
-	// Journaled is an update with an undo log, which another process could finish; zero where that was not asked for.
-	Journaled float64 `json:"journaled_update_seconds"`
 	// Peer holds the steps of the peer, by variant.
 	Peer map[string]float64 `json:"peer_seconds,omitempty"`
 }
@@ -83,19 +89,24 @@ func (p *Suite) measure(ctx context.Context, c Case, progress activity.Progress)
 		}
 		w.children = peers.ids()
 	}
-	s, err := newSubject(c, state, p.Norm)
-	if err != nil {
-		return nil, err
+	turns := newTurns(c, state)
+	var s *steps
+	if !c.InCore {
+		if s, err = newSteps(c, state, p.Norm); err != nil {
+			return nil, err
+		}
+		result.Repeats = s.calibrate()
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	result.Repeats = calibrate(s)
 	if peers != nil {
 		if _, err := peers.round(); err != nil { // also warms up
 			return nil, err
 		}
 	}
 	result.Samples, result.Rounds, err = rounds(ctx, w, p.Rounds, func() (sample Sample, err error) {
-		sample = s.round(result.Repeats)
+		sample = turns.sample()
+		if s != nil {
+			s.round(result.Repeats, &sample)
+		}
 		if peers != nil {
 			sample.Peer, err = peers.round()
 		}
@@ -108,7 +119,7 @@ func (p *Suite) measure(ctx context.Context, c Case, progress activity.Progress)
 		result.Compared = peers.found()
 	}
 	if c.Checks {
-		result.Checked, err = p.check(ctx, w, s.(*steps), 1+result.Repeats/8)
+		result.Checked, err = p.check(ctx, w, s, 1+result.Repeats/8)
 	}
 	return result, err
 }
@@ -141,22 +152,30 @@ func closeAll[T io.Closer](all []T) error {
 	return err
 }
 
-// subject is measured, round by round.
-type subject interface {
-	// round makes each pass that many times and returns the mean times.
-	round(repeats int) Sample
-	Close() error
-}
-
-// leastSample is the least time of all passes of a sample together. It is long beside the kernel's clock tick of 10
+// leastSample is the least time of all whole steps of a sample together. It is long beside the kernel's clock tick of 10
 // ms, the unit in which the kernel counts other processes.
 const leastSample = 100 * time.Millisecond
 
+// steps measures whole steps of the engine.
+type steps struct {
+	shards []*engine.Shard
+	engine *engine.Engine
+	norm   bool
+}
+
+func newSteps(c Case, shards []*engine.Shard, norm bool) (*steps, error) {
+	e, err := engine.New(shards, []optim.Optimizer{c.Optimizer}, 1)
+	return &steps{shards: shards, engine: e, norm: norm}, err
+}
+
 // calibrate warms up and returns how many passes make a sample.
-func calibrate(s subject) int {
-	s.round(1)
+func (s *steps) calibrate() int {
+	var warm Sample
+	s.round(1, &warm)
 	for repeats := 1.0; ; {
-		missing := leastSample.Seconds() / (repeats * s.round(int(repeats)).Update)
+		var trial Sample
+		s.round(int(repeats), &trial)
+		missing := leastSample.Seconds() / (repeats * trial.Step)
 		if missing <= 4 { // close enough
 			return int(math.Ceil(repeats * max(missing, 1/repeats)))
 		}
@@ -164,116 +183,22 @@ func calibrate(s subject) int {
 	}
 }
 
-func newSubject(c Case, shards []*engine.Shard, norm bool) (subject, error) {
-	if c.InCore {
-		k := &chunks{config: c.Shards[0], shard: shards[0]}
-		c.Optimizer.Constants(&k.constants, 1000, 1)
-		return k, nil
-	}
-	s := &steps{shards: shards, norm: norm}
-	optimizers := []optim.Optimizer{c.Optimizer}
-	var err error
-	if c.Journal() {
-		if s.journaled, err = engine.New(shards, optimizers, 1); err != nil {
-			return nil, err
-		}
-		s.attached, err = withoutJournal(shards)
-		if err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-		s.shards = s.attached
-	}
-	s.engine, err = engine.New(s.shards, optimizers, 1)
-	return s, err
-}
-
-// withoutJournal attaches to the same bytes of state, but makes steps without an undo log.
-func withoutJournal(shards []*engine.Shard) (attached []*engine.Shard, err error) {
-	for _, s := range shards {
-		config, files := s.Config(), map[string]*os.File{}
-		for _, a := range s.Arenas() {
-			files[a.Name()] = a.File()
-		}
-		config.Journal = false
-		other, err := engine.AttachShard(config, files)
-		if err != nil {
-			return attached, err
-		}
-		attached = append(attached, other)
-	}
-	return attached, nil
-}
-
-// chunks measures the kernels alone. Each worker walks its one chunk again and again, because handing out the work
-// would take longer than the work.
-type chunks struct {
-	config    engine.ShardConfig
-	shard     *engine.Shard
-	constants kernel.Constants
-}
-
-func (k *chunks) Close() error { return nil }
-
-func (k *chunks) round(repeats int) Sample {
-	pass := func(body func(c kernel.Chunk)) float64 {
-		begin := time.Now()
-		k.shard.Each(func(_ shard.Chunk, c kernel.Chunk) {
-			for range repeats {
-				body(c)
-			}
-		})
-		return time.Since(begin).Seconds() / float64(repeats)
-	}
-	return Sample{
-		Traffic: pass(func(c kernel.Chunk) { k.config.Kernel.Traffic(k.config.Format, c) }),
-		Update:  pass(func(c kernel.Chunk) { k.config.Kernel.Update(k.config.Format, &k.constants, c) }),
-	}
-}
-
-// steps measures steps of the engine.
-type steps struct {
-	shards []*engine.Shard
-	engine *engine.Engine
-	norm   bool
-	// Where the case has an undo log, journaled makes steps with it. The others are made by shards that are attached
-	// to the same arenas without the log.
-	journaled *engine.Engine
-	attached  []*engine.Shard
-}
-
-func (s *steps) Close() error { return closeAll(s.attached) }
-
-func (s *steps) round(repeats int) Sample {
-	var sample Sample
+// round adds the mean times of steps to a sample. Steps of both kinds take turns, too.
+func (s *steps) round(repeats int, sample *Sample) {
 	mean := 1 / float64(repeats)
-	for range repeats {
-		begin := time.Now()
-		s.engine.Traffic()
-		sample.Traffic += mean * time.Since(begin).Seconds()
-	}
 	for range repeats {
 		begin := time.Now()
 		result := s.engine.Step(1)
 		sample.Step += mean * time.Since(begin).Seconds()
-		sample.Norm += mean * result.NormTime.Seconds()
-		sample.Update += mean * result.UpdateTime.Seconds()
-	}
-	for range repeats {
+		sample.StepUpdate += mean * result.UpdateTime.Seconds()
 		if !s.norm {
-			break
+			continue
 		}
 		for _, rank := range s.shards {
 			rank.GradientsArrived(rank.Config().Range())
 		}
-		begin := time.Now()
+		begin = time.Now()
 		s.engine.Step(1)
 		sample.Arrived += mean * time.Since(begin).Seconds()
 	}
-	for range repeats {
-		if s.journaled == nil {
-			break
-		}
-		sample.Journaled += mean * s.journaled.Step(1).UpdateTime.Seconds()
-	}
-	return sample
 }

@@ -95,13 +95,14 @@ func checkSamples(t *testing.T, r Request, results []Result) {
 			t.Errorf("%v: %d samples, %+v", result.Case, len(result.Samples), result.Rounds)
 		}
 		for _, s := range result.Samples {
-			whole := s.Norm > 0 && s.Step >= s.Norm+s.Update && s.Arrived > 0 && s.Journaled > 0
-			if none := s.Norm == 0 && s.Step == 0 && s.Arrived == 0 && s.Journaled == 0; s.Traffic <= 0 ||
-				s.Update <= 0 || result.InCore && !none || !result.InCore && !whole {
+			whole := s.Norm > 0 && s.StepUpdate > 0 && s.Step > s.StepUpdate && s.Arrived > 0 && s.Journaled > 0
+			none := s.Norm == 0 && s.Step == 0 && s.StepUpdate == 0 && s.Arrived == 0 && s.Journaled == 0
+			if s.Traffic <= 0 || s.Update <= 0 || s.Fraction <= 0 || len(s.TrafficTurns) != blocksOfSample ||
+				result.InCore && !none || !result.InCore && !whole {
 				t.Errorf("%v: %+v", result.Case, s)
 			}
-			if took := s.Update * float64(result.Repeats); took < leastSample.Seconds()/10 {
-				t.Errorf("%v: the updates of a sample take %g s", result.Case, took)
+			if took := s.Step * float64(result.Repeats); !result.InCore && took < leastSample.Seconds()/10 {
+				t.Errorf("%v: the steps of a sample take %g s", result.Case, took)
 			}
 		}
 		if (result.Checked != nil) != result.Checks {

@@ -31,18 +31,16 @@ type Case struct {
 	// InCore reports whether every worker's streams stay in the cache of its core.
 	InCore bool
 	// Place is the nearest memory that holds all streams: "L2", "L3" or "DRAM".
-	Place  string
-	Peer   string // measured in the same rounds; empty for none
-	Checks bool   // also look for stops of the world and slow numbers
+	Place     string
+	Peer      string // measured in the same rounds; empty for none
+	Journaled bool   // also measure updates with an undo log
+	Checks    bool   // also look for stops of the world and slow numbers
 	// Needed is the host memory that the case takes.
 	Needed ledger.Bytes
 }
 
 // Format returns the format of all shards.
 func (c Case) Format() kernel.Format { return c.Shards[0].Format }
-
-// Journal reports whether there is an undo log.
-func (c Case) Journal() bool { return c.Shards[0].Journal }
 
 // Pages returns the kind of the memory's pages.
 func (c Case) Pages() arena.Pages { return c.Shards[0].Pages }
@@ -153,6 +151,7 @@ func (p *Suite) newCase(j job) (Case, error) {
 		Name: j.name, Parameters: j.parameters, WorldSize: j.world, Divided: j.divided, SharedCores: j.cores.shared,
 		InCore: j.parameters <= int64(len(cpus))*corePart && !j.divided,
 	}
+	c.Journaled = j.journal && !c.InCore
 	rule, err := optim.ParseRule(j.name)
 	if err != nil {
 		return c, err
@@ -202,8 +201,7 @@ func (p *Suite) lay(c *Case, j job) error {
 			return err
 		}
 		c.Held += elements
-		c.Shards = append(c.Shards, engine.ShardConfig{Rank: rank, Layout: layout, Kernel: p.Kernel, CPUs: cpus,
-			Journal: j.journal && !c.InCore})
+		c.Shards = append(c.Shards, engine.ShardConfig{Rank: rank, Layout: layout, Kernel: p.Kernel, CPUs: cpus})
 	}
 	pages := engine.ChoosePages(p.Host, engine.ArenasOf(c.Shards))
 	for i := range c.Shards {
@@ -217,14 +215,10 @@ func (c Case) arenaBytes() (sum ledger.Bytes) {
 	if c.Pages() == arena.HugetlbPages { // the pool of huge pages serves arenas only
 		return 0
 	}
-	tables := ledger.Bytes(1)
-	if c.Journal() {
-		tables = 2 // the arenas are mapped a second time, without the undo log
-	}
 	for _, s := range c.Shards {
 		for _, a := range s.Arenas() {
 			mapped := s.Pages.Round(a.Size)
-			sum += mapped + tables*8*(mapped/s.Pages.Size())
+			sum += mapped + 8*(mapped/s.Pages.Size())
 		}
 	}
 	return sum

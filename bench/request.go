@@ -79,12 +79,14 @@ func NewSuite(r Request, h *host.Host) (*Suite, error) {
 	if err := r.checkPeer(names); err != nil {
 		return nil, err
 	}
-	for i, f := range formats {
-		for _, cpus := range workers {
-			of := sizes
-			if of == nil {
-				of = r.defaultSizes(cpus)
-			}
+	// One worker comes first. Its lines can be compared with each other and with those of another day, while those of
+	// several depend on the mode of the memory.
+	for _, cpus := range workers {
+		of := sizes
+		if of == nil {
+			of = r.defaultSizes(cpus)
+		}
+		for i, f := range formats {
 			for _, size := range of {
 				wanted := job{name: names[i], format: f, parameters: size, world: world, cores: cpus,
 					divided: r.divided(), journal: r.Journal, peer: r.Peer}
@@ -246,7 +248,7 @@ func (r Request) workers(h *host.Host, ranks int) ([]cores, error) {
 		counts = slices.Compact([]int{1, most})
 	}
 	var workers []cores
-	for _, count := range counts {
+	for _, count := range slices.Sorted(slices.Values(counts)) {
 		if count < 1 || count > most {
 			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core of a rank (CPUs %s)",
 				count, most, cpuset.New(whole.all()...)).

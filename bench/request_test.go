@@ -5,6 +5,7 @@ package bench
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,6 +39,27 @@ func TestPlanTakesEveryCombination(t *testing.T) {
 	// int8 moments are for the two Adams only.
 	if want := (5*2 + 2) * 2 * 2; len(seen) != want || len(p.Cases) != want {
 		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
+	}
+}
+
+// TestOneWorkerIsJudgedFirst: the lines of several workers depend on the mode of the memory.
+func TestOneWorkerIsJudgedFirst(t *testing.T) {
+	h := hostWith(t, ledger.GiB)
+	if h.CPUs.Size() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	r := usual()
+	r.State, r.Parameters, r.Workers = All, []string{"1Mi", "2Mi"}, []int{2, 1}
+	p, err := NewSuite(r, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var workers []int
+	for _, c := range p.Cases {
+		workers = append(workers, len(c.CPUs()))
+	}
+	if want := []int{1, 1, 1, 1, 2, 2, 2, 2}; !slices.Equal(workers, want) {
+		t.Errorf("workers of the lines: %v, want %v", workers, want)
 	}
 }
 

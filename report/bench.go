@@ -40,13 +40,15 @@ type BenchmarkCase struct {
 	Place          string  `json:"place"` // the nearest memory that holds all streams
 	ResidentBytes  float64 `json:"resident_bytes_per_parameter"`
 	TrafficBytes   float64 `json:"traffic_bytes_per_parameter"` // of an update, reads plus writes
-	PassesOfSample int     `json:"passes_per_sample"`
+	PassesOfSample int     `json:"passes_per_sample"`           // whole steps
 
-	// Fraction is traffic time over update time in each round: 1 is the speed limit of the memory.
+	// Fraction is traffic time over update time in turns beside each other: 1 is the speed limit of the memory.
 	Fraction bench.Spread `json:"fraction_of_limit"`
-	Limit    bench.Spread `json:"limit_bytes_per_second"`
-	Update   bench.Spread `json:"update_bytes_per_second"`
-	Time     bench.Spread `json:"update_seconds_per_parameter"`
+	// Modes are the speeds at which memory served the turns of traffic.
+	Modes  []bench.Mode `json:"memory_modes"`
+	Limit  bench.Spread `json:"limit_bytes_per_second"`
+	Update bench.Spread `json:"update_bytes_per_second"`
+	Time   bench.Spread `json:"update_seconds_per_parameter"`
 
 	Job     *BenchmarkJob     `json:"job,omitempty"`
 	Step    *BenchmarkStep    `json:"step,omitempty"` // absent where the case runs in a core's cache
@@ -157,7 +159,8 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 		ResidentBytes:  resident / n,
 		TrafficBytes:   bytes / n,
 		PassesOfSample: r.Repeats,
-		Fraction:       over(func(s bench.Sample) float64 { return s.Traffic / s.Update }),
+		Fraction:       over(func(s bench.Sample) float64 { return s.Fraction }),
+		Modes:          r.Modes(),
 		Limit:          over(func(s bench.Sample) float64 { return bytes / s.Traffic }),
 		Update:         over(func(s bench.Sample) float64 { return bytes / s.Update }),
 		Time:           over(func(s bench.Sample) float64 { return s.Update / n }),
@@ -169,11 +172,11 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 			Exposed: over(func(s bench.Sample) float64 { return s.Norm / s.Update }),
 		}
 		if hidden {
-			left := over(func(s bench.Sample) float64 { return s.Arrived/s.Update - 1 })
+			left := over(func(s bench.Sample) float64 { return s.Arrived/s.StepUpdate - 1 })
 			c.Step.Hidden = &left
 		}
 	}
-	if r.Journal() {
+	if r.Journaled {
 		c.Journal = &BenchmarkJournal{
 			Time:  over(func(s bench.Sample) float64 { return s.Journaled / n }),
 			Added: over(func(s bench.Sample) float64 { return s.Journaled/s.Update - 1 }),
@@ -228,7 +231,7 @@ func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
 				if v.WholeStep {
 					return s.Peer[v.Name] / s.Step
 				}
-				return s.Peer[v.Name] / s.Update
+				return s.Peer[v.Name] / s.StepUpdate
 			}),
 		})
 	}
@@ -295,11 +298,12 @@ func (t *Table) addCase(c BenchmarkCase, cells ...any) {
 func (b *Benchmark) updates() Section {
 	t := caseTable(Column{Title: "in", Kind: Label}, Column{Title: "B/parameter", Kind: Number},
 		Column{Title: "limit GB/s", Kind: Number, Decimals: 1}, Column{Title: "update GB/s", Kind: Number, Decimals: 1},
-		Column{Title: "ns/parameter", Kind: Number, Decimals: 3}, Column{Title: "of the limit", Kind: Share})
+		Column{Title: "ns/parameter", Kind: Number, Decimals: 3}, Column{Title: "of the limit", Kind: Share},
+		Column{Title: "memory mode", Kind: Label})
 	noisy := false
 	for _, c := range b.Cases {
 		t.addCase(c, c.Place, shortBytes(c.TrafficBytes), c.Limit.Median/1e9, c.Update.Median/1e9, 1e9*c.Time.Median,
-			bound(c.Fraction))
+			bound(c.Fraction), b.mode(c))
 		noisy = noisy || c.Fraction.Median > 1
 	}
 	if noisy {
@@ -307,6 +311,37 @@ func (b *Benchmark) updates() Section {
 			"Other programs use it, too, so the share varies beyond 100 %")
 	}
 	return Section{t}
+}
+
+// mode says at which speeds memory served several workers, in units of its speed for one worker of the same case.
+func (b *Benchmark) mode(c BenchmarkCase) any {
+	if c.Workers == 1 || c.Place == "L2" {
+		return nil
+	}
+	one := 0.0
+	for _, other := range b.Cases {
+		if other.Workers == 1 && other.isLike(c) {
+			one = other.Limit.Median
+		}
+	}
+	var modes []string
+	for _, m := range c.Modes {
+		text := fmt.Sprintf("%.0f GB/s", m.Rate/1e9)
+		if one > 0 {
+			text = fmt.Sprintf("%.1fx one worker", m.Rate/one)
+		}
+		if len(c.Modes) > 1 {
+			text += fmt.Sprintf(" in %.0f %%", 100*m.Share)
+		}
+		modes = append(modes, text)
+	}
+	return strings.Join(modes, ", ")
+}
+
+// isLike reports whether two cases differ in their workers alone.
+func (c BenchmarkCase) isLike(other BenchmarkCase) bool {
+	return c.Optimizer == other.Optimizer && c.State == other.State && c.Moments == other.Moments &&
+		c.GradientType == other.GradientType && c.Parameters == other.Parameters
 }
 
 // bound writes the share of the limit that an update reaches.

@@ -21,12 +21,13 @@ func benchCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure optimizer updates against the speed of memory",
-		Long: `Bench alternates updates with passes that move the same bytes of the same memory
-without arithmetic. It shows how near updates come to these passes: the median
-of the ratios of all rounds. Bench repeats rounds in which other processes used
-the CPUs. With --ranks it shows how long a step takes in which every rank
-updates its part, and with --world-size how long this host would take for all
-parts.`,
+		Long: `Bench takes turns of a millisecond, in random order: an update, and a pass that
+moves the same bytes of the same memory without arithmetic. It shows how near
+updates come to these passes: the median of the ratios. One worker comes first,
+and a line of several says at which speeds memory served them. Bench repeats
+rounds in which other processes used the CPUs. With --ranks it shows how long a
+step takes in which every rank updates its part, and with --world-size how long
+this host would take for all parts.`,
 		Example: `  plimsoll bench
   plimsoll bench --optimizer all --state all --moments all --parameters 64Mi \
     --json

@@ -16,6 +16,11 @@ func hasAVX512() bool {
 	return x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && hasAVX2()
 }
 
+// hasVBMIAndBF16 is a variable for tests on processors that lack both: see _emulate.
+var hasVBMIAndBF16 = cpu.X86.HasAVX512VBMI && cpu.X86.HasAVX512BF16
+
+func hasAVX512BF16() bool { return hasAVX512() && hasVBMIAndBF16 }
+
 // x/sys/cpu has no bit for F16C; every processor with AVX2 and FMA has it.
 func hasAVX2() bool { return cpu.X86.HasAVX2 && cpu.X86.HasFMA }
 
@@ -84,21 +89,37 @@ func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo
 
 func (s Set) traffic(n int, f Format, c *Chunk) {
 	a := s.arguments(n, f, c)
+	if s == AVX512BF16 {
+		s = AVX512
+	}
 	traffic(trafficKey{s, f.State, f.Moments, f.Algorithm.Moments()}, &a)
 }
 
 // sumSquares adds up the first n elements of every part.
 func (s Set) sumSquares(n, apart int, g Array, sums *[abi.Parts][abi.Group]float64) {
-	if s == AVX512 {
+	if s != AVX2 {
 		sumSquaresAVX512(n, apart, kind(g.Type), pointer(g.Data), sums)
 		return
 	}
 	sumSquaresAVX2(n, apart, kind(g.Type), pointer(g.Data), sums)
 }
 
+// sumPairs adds up the first n elements of a bf16 gradient: full runs of pairs.
+func (s Set) sumPairs(n int, g Array, sums *[2][abi.Group]float64) {
+	reach := n - n%abi.PairRun
+	if last := cap(g.Data)/2 - abi.PrefetchAlone; last < reach {
+		reach = max(0, last-last%abi.PairRun)
+	}
+	if s != AVX2 {
+		sumPairsAVX512(n, reach, pointer(g.Data), sums)
+		return
+	}
+	sumPairsAVX2(n, reach, pointer(g.Data), sums)
+}
+
 func (s Set) sumWideSquares(n int, g Array, lanes *[abi.Group]float64) {
 	reach := prefetching(n, g, abi.PrefetchAlone)
-	if s == AVX512 {
+	if s != AVX2 {
 		sumWideSquaresAVX512(n, reach, kind(g.Type), pointer(g.Data), lanes)
 		return
 	}
@@ -108,7 +129,7 @@ func (s Set) sumWideSquares(n int, g Array, lanes *[abi.Group]float64) {
 func (s Set) accumulate(n int, sum, gradient Array) {
 	ahead := abi.PrefetchAhead(abi.MomentsBF16)
 	reach := min(prefetching(n, sum, ahead), prefetching(n, gradient, ahead))
-	if s == AVX512 {
+	if s != AVX2 {
 		accumulateAVX512(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
 		return
 	}

@@ -5,7 +5,9 @@ package kernel
 import "plimsoll/optim/kernel/abi"
 
 func hasAVX512() bool { return false }
-func hasAVX2() bool   { return false }
+
+func hasAVX512BF16() bool { return false }
+func hasAVX2() bool       { return false }
 
 // There are no kernels that work in registers: nothing calls these.
 
@@ -15,4 +17,5 @@ func (s Set) sumWideSquares(int, Array, *[abi.Group]float64)     { panic("kernel
 func (s Set) sumSquares(int, int, Array, *[abi.Parts][abi.Group]float64) {
 	panic("kernel: no " + s.String())
 }
-func (s Set) accumulate(int, Array, Array) { panic("kernel: no " + s.String()) }
+func (s Set) sumPairs(int, Array, *[2][abi.Group]float64) { panic("kernel: no " + s.String()) }
+func (s Set) accumulate(int, Array, Array)                { panic("kernel: no " + s.String()) }

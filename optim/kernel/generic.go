@@ -342,6 +342,27 @@ func (s Set) sumSquaresInTiles(g Array, lanes *[abi.Group]float64) {
 	}
 }
 
+// sumPairsInTiles adds up runs of pairs; the last may be short.
+func (s Set) sumPairsInTiles(g Array, lanes *[2][abi.Group]float64) {
+	var numbers [abi.PairRun]float32
+	var apart [2][abi.PairRun / 2]float32
+	for first, n := 0, g.Len(); first < n; first += abi.PairRun {
+		end := min(first+abi.PairRun, n)
+		run := vector(numbers[:end-first])
+		s.load(run, g.Slice(first, end))
+		for i, x := range run {
+			apart[i%2][i/2] = x
+		}
+		for parity := range apart {
+			var sums [abi.Group]float32
+			s.addSquares(&sums, apart[parity][:(len(run)+1-parity)/2])
+			for lane, x := range sums {
+				lanes[parity][lane] += float64(x)
+			}
+		}
+	}
+}
+
 func (s Set) sumWideSquaresInTiles(g Array, lanes *[abi.Group]float64) {
 	var numbers [abi.Run]float32
 	for first, n := 0, g.Len(); first < n; first += abi.Run {

@@ -1,9 +1,9 @@
 // Package kernel updates optimizer state in one pass over memory: unscale,
 // clip, update and 16-bit output happen in registers.
 //
-// There are four kernels. One is plain Go. The same code with vector operations for
-// NEON runs on every 64-bit Arm processor. Those for AVX2 (with FMA and F16C) and
-// AVX-512 are generated from _asm.
+// There are five kernels. One is plain Go. The same code with vector operations for
+// NEON runs on every 64-bit Arm processor. Those for AVX2 (with FMA and F16C), AVX-512,
+// and AVX-512 with VBMI and BF16 are generated from _asm.
 //
 // All give the same bits. Each operation below is one IEEE 754 binary32 operation,
 // rounded to nearest even, in the order in which it is written. fma is fused. A
@@ -111,15 +111,21 @@
 //
 // # The sum of squares
 //
-// The gradient is divided into runs of 128 elements; the last may be short. Four
-// parts share the r runs: each gets ⌈r/4⌉ consecutive runs, and the last parts get
-// the rest. Element i of a run goes to lane i modulo 16. The lanes of a run are added
-// to the lanes of its part, run by run:
+// A bf16 gradient is divided into runs of 256 elements; the last may be short. Element
+// i of a run goes to lane i/2 modulo 16 of sum i modulo 2: even and odd elements have
+// 16 lanes each. The lanes of a run are added to the lanes of their sum, run by run:
 //
 //	s = fma(g, g, s), beginning with 0
 //	lane = lane + float64(s)
 //
-// Then lane = (part 0 + part 2) + (part 1 + part 3), and the lanes are added up
+// Then lane = even lane + odd lane.
+//
+// Other gradients are divided into runs of 128 elements. Four parts share the r runs:
+// each gets ⌈r/4⌉ consecutive runs, and the last parts get the rest. Element i of a run
+// goes to lane i modulo 16. The lanes of a run are added to the lanes of its part in the
+// same way. Then lane = (part 0 + part 2) + (part 1 + part 3).
+//
+// At the end the lanes are added up
 // pairwise, those first that are 8 apart. No term is negative, so eight operations in
 // binary32 round away less than a part in two million. If the sum is less than 2^-64,
 // infinite or NaN, squares may have left the range of binary32. The sum is then made
@@ -134,11 +140,12 @@ import (
 	"os"
 	"strings"
 
+	"plimsoll/dtype"
 	"plimsoll/optim/kernel/abi"
 )
 
-// EnvironmentVariable forces a choice of kernels: "generic", "avx2", "avx512" or
-// "neon".
+// EnvironmentVariable forces a choice of kernels: "generic", "avx2", "avx512", "avx512bf16"
+// or "neon".
 const EnvironmentVariable = "PLIMSOLL_KERNEL"
 
 // Set is a set of kernels for one instruction set.
@@ -149,23 +156,25 @@ const (
 	Generic Set = iota
 	AVX2
 	AVX512
+	AVX512BF16 // AVX-512 with VBMI and BF16: Zen 4, Sapphire Rapids and later
 	NEON
 )
 
-var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512", NEON: "neon"}
+var setNames = [...]string{Generic: "generic", AVX2: "avx2", AVX512: "avx512", AVX512BF16: "avx512bf16",
+	NEON: "neon"}
 
 func (s Set) String() string { return setNames[s] }
 
 // inRegisters reports whether the set takes full tiles through all operations in
 // registers. In other sets, and for the rest of a chunk, each operation takes many
 // elements.
-func (s Set) inRegisters() bool { return s == AVX2 || s == AVX512 }
+func (s Set) inRegisters() bool { return s == AVX2 || s == AVX512 || s == AVX512BF16 }
 
 // Available returns the sets that this processor and this build can run. The fastest
 // is last.
 func Available() []Set {
 	sets := []Set{Generic}
-	for _, s := range []Set{AVX2, AVX512, NEON} {
+	for _, s := range []Set{AVX2, AVX512, AVX512BF16, NEON} {
 		if supported(s) {
 			sets = append(sets, s)
 		}
@@ -179,6 +188,8 @@ func supported(s Set) bool {
 		return hasAVX2()
 	case AVX512:
 		return hasAVX512()
+	case AVX512BF16:
+		return hasAVX512BF16()
 	case NEON:
 		return hasNEON
 	}
@@ -236,7 +247,7 @@ func (s Set) Traffic(f Format, c Chunk) {
 // package comment says in which order. It is infinite or NaN exactly when an element
 // is.
 func (s Set) SumSquares(g Array) float64 {
-	if sum := s.sumSquaresOfParts(g); leastSum <= sum && sum <= math.MaxFloat64 {
+	if sum := s.sumSquaresInRuns(g); leastSum <= sum && sum <= math.MaxFloat64 {
 		return sum
 	}
 	var lanes [abi.Group]float64
@@ -255,6 +266,31 @@ func (s Set) SumSquares(g Array) float64 {
 // leastSum is the least sum that is exact enough: from here on, squares that counted
 // as zero would add nothing.
 const leastSum = 0x1p-64
+
+// sumSquaresInRuns returns the sum with squares in fp32.
+func (s Set) sumSquaresInRuns(g Array) float64 {
+	if g.Type == dtype.BF16 {
+		return s.sumSquaresOfPairs(g)
+	}
+	return s.sumSquaresOfParts(g)
+}
+
+func (s Set) sumSquaresOfPairs(g Array) float64 {
+	var sums [2][abi.Group]float64
+	n := g.Len()
+	whole := 0
+	if s.inRegisters() {
+		whole = n - n%abi.PairRun
+	}
+	if whole > 0 {
+		s.sumPairs(whole, g, &sums)
+	}
+	s.sumPairsInTiles(g.Slice(whole, n), &sums)
+	for lane := range sums[0] {
+		sums[0][lane] += sums[1][lane]
+	}
+	return addUp(&sums[0])
+}
 
 func (s Set) sumSquaresOfParts(g Array) float64 {
 	var sums [abi.Parts][abi.Group]float64

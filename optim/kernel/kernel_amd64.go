@@ -94,6 +94,9 @@ func trafficFP322xINT8AVX2(a *abi.Arguments)
 func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 
 //go:noescape
+func sumPairsAVX2(n int, prefetching int, gradient *byte, sums *[2][16]float64)
+
+//go:noescape
 func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
@@ -187,10 +190,43 @@ func trafficFP322xINT8AVX512(a *abi.Arguments)
 func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 
 //go:noescape
+func sumPairsAVX512(n int, prefetching int, gradient *byte, sums *[2][16]float64)
+
+//go:noescape
 func sumWideSquaresAVX512(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 
 //go:noescape
 func accumulateAVX512(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)
+
+//go:noescape
+func adamSplitINT8AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func adamFP32FP32AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func lionFP32FP32AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func adagradFP32FP32AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func sgdFP32FP32AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func adamFP32BF16AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func lionFP32BF16AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func adagradFP32BF16AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func sgdFP32BF16AVX512BF16(a *abi.Arguments)
+
+//go:noescape
+func adamFP32INT8AVX512BF16(a *abi.Arguments)
 
 // update calls the kernel of an algorithm for how master and moments are held.
 func update(key kernelKey, a *abi.Arguments) {
@@ -267,6 +303,42 @@ func update(key kernelKey, a *abi.Arguments) {
 		sgdFP32BF16AVX512(a)
 	case kernelKey{AVX512, 0, 1, 2}:
 		adamFP32INT8AVX512(a)
+	case kernelKey{AVX512BF16, 0, 0, 0}:
+		adamSplitFP32AVX512(a)
+	case kernelKey{AVX512BF16, 1, 0, 0}:
+		lionSplitFP32AVX512(a)
+	case kernelKey{AVX512BF16, 2, 0, 0}:
+		adagradSplitFP32AVX512(a)
+	case kernelKey{AVX512BF16, 3, 0, 0}:
+		sgdSplitFP32AVX512(a)
+	case kernelKey{AVX512BF16, 0, 0, 1}:
+		adamSplitBF16AVX512(a)
+	case kernelKey{AVX512BF16, 1, 0, 1}:
+		lionSplitBF16AVX512(a)
+	case kernelKey{AVX512BF16, 2, 0, 1}:
+		adagradSplitBF16AVX512(a)
+	case kernelKey{AVX512BF16, 3, 0, 1}:
+		sgdSplitBF16AVX512(a)
+	case kernelKey{AVX512BF16, 0, 0, 2}:
+		adamSplitINT8AVX512BF16(a)
+	case kernelKey{AVX512BF16, 0, 1, 0}:
+		adamFP32FP32AVX512BF16(a)
+	case kernelKey{AVX512BF16, 1, 1, 0}:
+		lionFP32FP32AVX512BF16(a)
+	case kernelKey{AVX512BF16, 2, 1, 0}:
+		adagradFP32FP32AVX512BF16(a)
+	case kernelKey{AVX512BF16, 3, 1, 0}:
+		sgdFP32FP32AVX512BF16(a)
+	case kernelKey{AVX512BF16, 0, 1, 1}:
+		adamFP32BF16AVX512BF16(a)
+	case kernelKey{AVX512BF16, 1, 1, 1}:
+		lionFP32BF16AVX512BF16(a)
+	case kernelKey{AVX512BF16, 2, 1, 1}:
+		adagradFP32BF16AVX512BF16(a)
+	case kernelKey{AVX512BF16, 3, 1, 1}:
+		sgdFP32BF16AVX512BF16(a)
+	case kernelKey{AVX512BF16, 0, 1, 2}:
+		adamFP32INT8AVX512BF16(a)
 	default:
 		panic("kernel: no such update")
 	}

@@ -123,8 +123,8 @@ kept7:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
 check6:
 	CMPQ CX, R11
@@ -214,8 +214,8 @@ kept10:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
 check9:
 	CMPQ CX, R11
@@ -305,8 +305,8 @@ kept13:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R12
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
 check12:
 	CMPQ CX, R11
@@ -456,8 +456,8 @@ kept20:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check19:
 	CMPQ CX, R10
@@ -546,8 +546,8 @@ kept23:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check22:
 	CMPQ CX, R10
@@ -636,8 +636,8 @@ kept26:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check25:
 	CMPQ CX, R10
@@ -768,8 +768,8 @@ kept33:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check32:
 	CMPQ CX, R10
@@ -844,8 +844,8 @@ kept36:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check35:
 	CMPQ CX, R10
@@ -920,8 +920,8 @@ kept39:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check38:
 	CMPQ CX, R10
@@ -1037,8 +1037,8 @@ kept46:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check45:
 	CMPQ CX, R10
@@ -1113,8 +1113,8 @@ kept49:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check48:
 	CMPQ CX, R10
@@ -1189,8 +1189,8 @@ kept52:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x10, CX
-	ADDQ           $0x10, R11
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
 check51:
 	CMPQ CX, R10
@@ -1245,8 +1245,8 @@ next57:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check58:
 	CMPQ DX, R8
@@ -1276,8 +1276,8 @@ next59:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check60:
 	CMPQ DX, R8
@@ -1308,8 +1308,8 @@ next61:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check62:
 	CMPQ DX, R8
@@ -1370,8 +1370,8 @@ next67:
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check68:
 	CMPQ DX, R9
@@ -1406,8 +1406,8 @@ next69:
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check70:
 	CMPQ DX, R9
@@ -1443,8 +1443,8 @@ next71:
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check72:
 	CMPQ DX, R9
@@ -1669,8 +1669,8 @@ kept79:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R12
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
 check78:
 	CMPQ CX, R11
@@ -1857,8 +1857,8 @@ kept82:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R12
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
 check81:
 	CMPQ CX, R11
@@ -2045,8 +2045,8 @@ kept85:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R12
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
 check84:
 	CMPQ CX, R11
@@ -2326,8 +2326,8 @@ kept92:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check91:
 	CMPQ CX, R10
@@ -2492,8 +2492,8 @@ kept95:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check94:
 	CMPQ CX, R10
@@ -2658,8 +2658,8 @@ kept98:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check97:
 	CMPQ CX, R10
@@ -2837,8 +2837,8 @@ kept105:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check104:
 	CMPQ CX, R10
@@ -2983,8 +2983,8 @@ kept108:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check107:
 	CMPQ CX, R10
@@ -3129,8 +3129,8 @@ kept111:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check110:
 	CMPQ CX, R10
@@ -3300,8 +3300,8 @@ kept118:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check117:
 	CMPQ CX, R10
@@ -3438,8 +3438,8 @@ kept121:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check120:
 	CMPQ CX, R10
@@ -3576,8 +3576,8 @@ kept124:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
 check123:
 	CMPQ CX, R10
@@ -3630,8 +3630,8 @@ next129:
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check130:
 	CMPQ DX, R8
@@ -3659,8 +3659,8 @@ next131:
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check132:
 	CMPQ DX, R8
@@ -3689,8 +3689,8 @@ next133:
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check134:
 	CMPQ DX, R8
@@ -3747,8 +3747,8 @@ next139:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check140:
 	CMPQ DX, R9
@@ -3779,8 +3779,8 @@ next141:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check142:
 	CMPQ DX, R9
@@ -3812,8 +3812,8 @@ next143:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check144:
 	CMPQ DX, R9
@@ -5749,8 +5749,8 @@ next172:
 	MOVW       R13, (R8)(R12*1)
 
 within174:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check173:
 	CMPQ DX, R10
@@ -5789,8 +5789,8 @@ next175:
 	MOVW       R13, (R8)(R12*1)
 
 within177:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check176:
 	CMPQ DX, R10
@@ -5830,8 +5830,8 @@ next178:
 	MOVW       R13, (R8)(R12*1)
 
 within180:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check179:
 	CMPQ DX, R10
@@ -6029,8 +6029,8 @@ stored197:
 fp32193:
 done194:
 stored190:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check187:
 	CMPQ CX, R12
@@ -6178,8 +6178,8 @@ stored210:
 fp32206:
 done207:
 stored203:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check200:
 	CMPQ CX, R12
@@ -6327,8 +6327,8 @@ stored223:
 fp32219:
 done220:
 stored216:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check213:
 	CMPQ CX, R12
@@ -6578,8 +6578,8 @@ stored241:
 fp32237:
 done238:
 stored234:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check231:
 	CMPQ CX, R11
@@ -6726,8 +6726,8 @@ stored254:
 fp32250:
 done251:
 stored247:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check244:
 	CMPQ CX, R11
@@ -6874,8 +6874,8 @@ stored267:
 fp32263:
 done264:
 stored260:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check257:
 	CMPQ CX, R11
@@ -7054,8 +7054,8 @@ stored285:
 fp32281:
 done282:
 stored278:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check275:
 	CMPQ CX, R11
@@ -7188,8 +7188,8 @@ stored298:
 fp32294:
 done295:
 stored291:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check288:
 	CMPQ CX, R11
@@ -7322,8 +7322,8 @@ stored311:
 fp32307:
 done308:
 stored304:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check301:
 	CMPQ CX, R11
@@ -7505,8 +7505,8 @@ stored329:
 fp32325:
 done326:
 stored322:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check319:
 	CMPQ CX, R11
@@ -7639,8 +7639,8 @@ stored342:
 fp32338:
 done339:
 stored335:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check332:
 	CMPQ CX, R11
@@ -7773,8 +7773,8 @@ stored355:
 fp32351:
 done352:
 stored348:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check345:
 	CMPQ CX, R11
@@ -7840,8 +7840,8 @@ unaligned364:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written363:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check362:
 	CMPQ DX, R8
@@ -7881,8 +7881,8 @@ unaligned368:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written367:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check366:
 	CMPQ DX, R8
@@ -7923,8 +7923,8 @@ unaligned372:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written371:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check370:
 	CMPQ DX, R8
@@ -7996,8 +7996,8 @@ unaligned380:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written379:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check378:
 	CMPQ DX, R9
@@ -8042,8 +8042,8 @@ unaligned384:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written383:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check382:
 	CMPQ DX, R9
@@ -8089,8 +8089,8 @@ unaligned388:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written387:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check386:
 	CMPQ DX, R9
@@ -8461,8 +8461,8 @@ stored415:
 fp32411:
 done412:
 stored408:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check395:
 	CMPQ CX, R12
@@ -8787,8 +8787,8 @@ stored438:
 fp32434:
 done435:
 stored431:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check418:
 	CMPQ CX, R12
@@ -9113,8 +9113,8 @@ stored461:
 fp32457:
 done458:
 stored454:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R13
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R13
 
 check441:
 	CMPQ CX, R12
@@ -9458,8 +9458,8 @@ stored489:
 fp32485:
 done486:
 stored482:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check469:
 	CMPQ CX, R11
@@ -9762,8 +9762,8 @@ stored512:
 fp32508:
 done509:
 stored505:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check492:
 	CMPQ CX, R11
@@ -10066,8 +10066,8 @@ stored535:
 fp32531:
 done532:
 stored528:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check515:
 	CMPQ CX, R11
@@ -10391,8 +10391,8 @@ stored563:
 fp32559:
 done560:
 stored556:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check543:
 	CMPQ CX, R11
@@ -10675,8 +10675,8 @@ stored586:
 fp32582:
 done583:
 stored579:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check566:
 	CMPQ CX, R11
@@ -10959,8 +10959,8 @@ stored609:
 fp32605:
 done606:
 stored602:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check589:
 	CMPQ CX, R11
@@ -11276,8 +11276,8 @@ stored637:
 fp32633:
 done634:
 stored630:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check617:
 	CMPQ CX, R11
@@ -11552,8 +11552,8 @@ stored660:
 fp32656:
 done657:
 stored653:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check640:
 	CMPQ CX, R11
@@ -11828,8 +11828,8 @@ stored683:
 fp32679:
 done680:
 stored676:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check663:
 	CMPQ CX, R11
@@ -11893,8 +11893,8 @@ unaligned692:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written691:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check690:
 	CMPQ DX, R8
@@ -11932,8 +11932,8 @@ unaligned696:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written695:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check694:
 	CMPQ DX, R8
@@ -11972,8 +11972,8 @@ unaligned700:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written699:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
 check698:
 	CMPQ DX, R8
@@ -12041,8 +12041,8 @@ unaligned708:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written707:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check706:
 	CMPQ DX, R9
@@ -12083,8 +12083,8 @@ unaligned712:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written711:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check710:
 	CMPQ DX, R9
@@ -12126,8 +12126,8 @@ unaligned716:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written715:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
 check714:
 	CMPQ DX, R9
@@ -14230,8 +14230,8 @@ unaligned809:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written808:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check806:
 	CMPQ DX, R10
@@ -14280,8 +14280,8 @@ unaligned814:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written813:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check811:
 	CMPQ DX, R10
@@ -14331,8 +14331,8 @@ unaligned819:
 	VMOVDQU Y0, (AX)(DX*2)
 
 written818:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
 check816:
 	CMPQ DX, R10
@@ -14580,6 +14580,153 @@ done823:
 	VZEROUPPER
 	RET
 
+// func sumPairsAVX2(n int, prefetching int, gradient *byte, sums *[2][16]float64)
+// Requires: AVX, AVX2, FMA3, MMX+, SSE
+TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
+	STMXCSR (SP)
+	MOVL    (SP), AX
+	ORL     $0x00008040, AX
+	MOVL    AX, 4(SP)
+	LDMXCSR 4(SP)
+	MOVQ    gradient+16(FP), AX
+	MOVQ    sums+24(FP), CX
+	MOVQ    n+0(FP), DX
+	MOVQ    prefetching+8(FP), BX
+	XORQ    SI, SI
+	LEAQ    2048(SI), DI
+	JMP     check831
+
+next830:
+	PREFETCHT0   (AX)(DI*2)
+	VMOVDQU      (AX)(SI*2), Y1
+	VPSLLD       $0x10, Y1, Y0
+	VPAND        patternffff0000<>+0(SB), Y1, Y1
+	VMULPS       Y0, Y0, Y0
+	VMULPS       Y1, Y1, Y1
+	VMOVDQU      32(AX)(SI*2), Y3
+	VPSLLD       $0x10, Y3, Y2
+	VPAND        patternffff0000<>+0(SB), Y3, Y3
+	VMULPS       Y2, Y2, Y2
+	VMULPS       Y3, Y3, Y3
+	PREFETCHT0   64(AX)(DI*2)
+	VMOVDQU      64(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      96(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   128(AX)(DI*2)
+	VMOVDQU      128(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      160(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   192(AX)(DI*2)
+	VMOVDQU      192(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      224(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   256(AX)(DI*2)
+	VMOVDQU      256(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      288(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   320(AX)(DI*2)
+	VMOVDQU      320(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      352(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   384(AX)(DI*2)
+	VMOVDQU      384(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      416(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	PREFETCHT0   448(AX)(DI*2)
+	VMOVDQU      448(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y0
+	VFMADD231PS  Y5, Y5, Y1
+	VMOVDQU      480(AX)(SI*2), Y5
+	VPSLLD       $0x10, Y5, Y4
+	VPAND        patternffff0000<>+0(SB), Y5, Y5
+	VFMADD231PS  Y4, Y4, Y2
+	VFMADD231PS  Y5, Y5, Y3
+	VCVTPS2PD    X0, Y4
+	VEXTRACTF128 $0x01, Y0, X0
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X2, Y5
+	VEXTRACTF128 $0x01, Y2, X2
+	VCVTPS2PD    X2, Y2
+	VCVTPS2PD    X1, Y6
+	VEXTRACTF128 $0x01, Y1, X1
+	VCVTPS2PD    X1, Y1
+	VCVTPS2PD    X3, Y7
+	VEXTRACTF128 $0x01, Y3, X3
+	VCVTPS2PD    X3, Y3
+	VADDPD       (CX), Y4, Y4
+	VMOVUPD      Y4, (CX)
+	VADDPD       32(CX), Y0, Y0
+	VMOVUPD      Y0, 32(CX)
+	VADDPD       64(CX), Y5, Y5
+	VMOVUPD      Y5, 64(CX)
+	VADDPD       96(CX), Y2, Y2
+	VMOVUPD      Y2, 96(CX)
+	VADDPD       128(CX), Y6, Y6
+	VMOVUPD      Y6, 128(CX)
+	VADDPD       160(CX), Y1, Y1
+	VMOVUPD      Y1, 160(CX)
+	VADDPD       192(CX), Y7, Y7
+	VMOVUPD      Y7, 192(CX)
+	VADDPD       224(CX), Y3, Y3
+	VMOVUPD      Y3, 224(CX)
+	ADDQ         $0x00000100, SI
+	ADDQ         $0x00000100, DI
+
+check831:
+	CMPQ    SI, BX
+	JB      next830
+	MOVQ    SI, DI
+	CMPQ    BX, DX
+	MOVQ    DX, BX
+	JB      next830
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
 // func sumWideSquaresAVX2(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
 TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
@@ -14598,13 +14745,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16831
-	JA      fp32832
+	JE      fp16833
+	JA      fp32834
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check835
+	JMP     check837
 
-next834:
+next836:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -14620,24 +14767,24 @@ next834:
 	VFMADD231PD    Y4, Y4, Y1
 	VFMADD231PD    Y7, Y7, Y2
 	VFMADD231PD    Y5, Y5, Y3
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, DI
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, DI
 
-check835:
+check837:
 	CMPQ AX, SI
-	JB   next834
+	JB   next836
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next834
-	JMP  done833
+	JB   next836
+	JMP  done835
 
-fp16831:
+fp16833:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check837
+	JMP  check839
 
-next836:
+next838:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -14651,24 +14798,24 @@ next836:
 	VFMADD231PD  Y4, Y4, Y1
 	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, DI
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 
-check837:
+check839:
 	CMPQ AX, SI
-	JB   next836
+	JB   next838
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next836
-	JMP  done833
+	JB   next838
+	JMP  done835
 
-fp32832:
+fp32834:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check839
+	JMP  check841
 
-next838:
+next840:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -14682,18 +14829,18 @@ next838:
 	VFMADD231PD  Y4, Y4, Y1
 	VFMADD231PD  Y7, Y7, Y2
 	VFMADD231PD  Y5, Y5, Y3
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, DI
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 
-check839:
+check841:
 	CMPQ AX, SI
-	JB   next838
+	JB   next840
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next838
+	JB   next840
 
-done833:
+done835:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -14717,16 +14864,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16841
-	JA      fp32842
+	JE      fp16843
+	JA      fp32844
 	CMPQ    CX, $0x01
-	JE      fp16845
-	JA      fp32846
+	JE      fp16847
+	JA      fp32848
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check849
+	JMP     check851
 
-next848:
+next850:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -14756,24 +14903,24 @@ next848:
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, CX
 
-check849:
+check851:
 	CMPQ AX, DI
-	JB   next848
+	JB   next850
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next848
-	JMP  done847
+	JB   next850
+	JMP  done849
 
-fp16845:
+fp16847:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check851
+	JMP  check853
 
-next850:
+next852:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -14801,24 +14948,24 @@ next850:
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, CX
 
-check851:
+check853:
 	CMPQ AX, DI
-	JB   next850
+	JB   next852
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next850
-	JMP  done847
+	JB   next852
+	JMP  done849
 
-fp32846:
+fp32848:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check853
+	JMP  check855
 
-next852:
+next854:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -14846,29 +14993,29 @@ next852:
 	VPACKUSDW      Y0, Y2, Y0
 	VPERMQ         $0xd8, Y0, Y0
 	VMOVDQU        Y0, (DX)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, CX
 
-check853:
+check855:
 	CMPQ AX, DI
-	JB   next852
+	JB   next854
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next852
+	JB   next854
 
-done847:
-	JMP done843
+done849:
+	JMP done845
 
-fp16841:
+fp16843:
 	CMPQ CX, $0x01
-	JE   fp16855
-	JA   fp32856
+	JE   fp16857
+	JA   fp32858
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check859
+	JMP  check861
 
-next858:
+next860:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -14884,24 +15031,24 @@ next858:
 	VCVTPS2PH      $0x00, Y1, X0
 	VINSERTI128    $0x01, X0, Y2, Y2
 	VMOVDQU        Y2, (DX)(AX*2)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, CX
 
-check859:
+check861:
 	CMPQ AX, DI
-	JB   next858
+	JB   next860
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next858
-	JMP  done857
+	JB   next860
+	JMP  done859
 
-fp16855:
+fp16857:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check861
+	JMP  check863
 
-next860:
+next862:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -14915,24 +15062,24 @@ next860:
 	VCVTPS2PH   $0x00, Y1, X0
 	VINSERTI128 $0x01, X0, Y2, Y2
 	VMOVDQU     Y2, (DX)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+	ADDQ        $0x00000010, AX
+	ADDQ        $0x00000010, CX
 
-check861:
+check863:
 	CMPQ AX, DI
-	JB   next860
+	JB   next862
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next860
-	JMP  done857
+	JB   next862
+	JMP  done859
 
-fp32856:
+fp32858:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check863
+	JMP  check865
 
-next862:
+next864:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -14946,29 +15093,29 @@ next862:
 	VCVTPS2PH   $0x00, Y1, X0
 	VINSERTI128 $0x01, X0, Y2, Y2
 	VMOVDQU     Y2, (DX)(AX*2)
-	ADDQ        $0x10, AX
-	ADDQ        $0x10, CX
+	ADDQ        $0x00000010, AX
+	ADDQ        $0x00000010, CX
 
-check863:
+check865:
 	CMPQ AX, DI
-	JB   next862
+	JB   next864
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next862
+	JB   next864
 
-done857:
-	JMP done843
+done859:
+	JMP done845
 
-fp32842:
+fp32844:
 	CMPQ CX, $0x01
-	JE   fp16865
-	JA   fp32866
+	JE   fp16867
+	JA   fp32868
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check869
+	JMP  check871
 
-next868:
+next870:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -14981,24 +15128,24 @@ next868:
 	VADDPS         Y3, Y1, Y1
 	VMOVUPS        Y0, (DX)(AX*4)
 	VMOVUPS        Y1, 32(DX)(AX*4)
-	ADDQ           $0x10, AX
-	ADDQ           $0x10, CX
+	ADDQ           $0x00000010, AX
+	ADDQ           $0x00000010, CX
 
-check869:
+check871:
 	CMPQ AX, DI
-	JB   next868
+	JB   next870
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next868
-	JMP  done867
+	JB   next870
+	JMP  done869
 
-fp16865:
+fp16867:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check871
+	JMP  check873
 
-next870:
+next872:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -15009,24 +15156,24 @@ next870:
 	VADDPS     Y3, Y1, Y1
 	VMOVUPS    Y0, (DX)(AX*4)
 	VMOVUPS    Y1, 32(DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
 
-check871:
+check873:
 	CMPQ AX, DI
-	JB   next870
+	JB   next872
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next870
-	JMP  done867
+	JB   next872
+	JMP  done869
 
-fp32866:
+fp32868:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check873
+	JMP  check875
 
-next872:
+next874:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -15037,19 +15184,19 @@ next872:
 	VADDPS     Y3, Y1, Y1
 	VMOVUPS    Y0, (DX)(AX*4)
 	VMOVUPS    Y1, 32(DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
 
-check873:
+check875:
 	CMPQ AX, DI
-	JB   next872
+	JB   next874
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next872
+	JB   next874
 
-done867:
-done843:
+done869:
+done845:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15096,15 +15243,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	CMPQ      CX, $0x01
-	JE        fp16875
-	JA        fp32876
+	JE        fp16877
+	JA        fp32878
 	MOVQ      R11, CX
 	LEAQ      96(CX), R11
-	JMP       check879
+	JMP       check881
 
-next878:
+next880:
 	TESTQ     AX, AX
-	JEQ       kept880
+	JEQ       kept882
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -15118,7 +15265,7 @@ next878:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept880:
+kept882:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15150,26 +15297,26 @@ kept880:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-check879:
+check881:
 	CMPQ CX, R10
-	JB   next878
+	JB   next880
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next878
-	JMP  done877
+	JB   next880
+	JMP  done879
 
-fp16875:
+fp16877:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check882
+	JMP  check884
 
-next881:
+next883:
 	TESTQ     AX, AX
-	JEQ       kept883
+	JEQ       kept885
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -15183,7 +15330,7 @@ next881:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept883:
+kept885:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15214,26 +15361,26 @@ kept883:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-check882:
+check884:
 	CMPQ CX, R10
-	JB   next881
+	JB   next883
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next881
-	JMP  done877
+	JB   next883
+	JMP  done879
 
-fp32876:
+fp32878:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check885
+	JMP  check887
 
-next884:
+next886:
 	TESTQ     AX, AX
-	JEQ       kept886
+	JEQ       kept888
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU   (BX)(CX*2), Y11
@@ -15247,7 +15394,7 @@ next884:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept886:
+kept888:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15278,18 +15425,18 @@ kept886:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-check885:
+check887:
 	CMPQ CX, R10
-	JB   next884
+	JB   next886
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next884
+	JB   next886
 
-done877:
+done879:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15332,15 +15479,15 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16888
-	JA        fp32889
+	JE        fp16890
+	JA        fp32891
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check892
+	JMP       check894
 
-next891:
+next893:
 	TESTQ     AX, AX
-	JEQ       kept893
+	JEQ       kept895
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15352,7 +15499,7 @@ next891:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept893:
+kept895:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15385,26 +15532,26 @@ kept893:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check892:
+check894:
 	CMPQ CX, R9
-	JB   next891
+	JB   next893
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next891
-	JMP  done890
+	JB   next893
+	JMP  done892
 
-fp16888:
+fp16890:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check895
+	JMP  check897
 
-next894:
+next896:
 	TESTQ     AX, AX
-	JEQ       kept896
+	JEQ       kept898
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15416,7 +15563,7 @@ next894:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept896:
+kept898:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15448,26 +15595,26 @@ kept896:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check895:
+check897:
 	CMPQ CX, R9
-	JB   next894
+	JB   next896
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next894
-	JMP  done890
+	JB   next896
+	JMP  done892
 
-fp32889:
+fp32891:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check898
+	JMP  check900
 
-next897:
+next899:
 	TESTQ     AX, AX
-	JEQ       kept899
+	JEQ       kept901
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15479,7 +15626,7 @@ next897:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept899:
+kept901:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15511,18 +15658,18 @@ kept899:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check898:
+check900:
 	CMPQ CX, R9
-	JB   next897
+	JB   next899
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next897
+	JB   next899
 
-done890:
+done892:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15561,15 +15708,15 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16901
-	JA        fp32902
+	JE        fp16903
+	JA        fp32904
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check905
+	JMP       check907
 
-next904:
+next906:
 	TESTQ     AX, AX
-	JEQ       kept906
+	JEQ       kept908
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -15581,7 +15728,7 @@ next904:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept906:
+kept908:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15607,26 +15754,26 @@ kept906:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check905:
+check907:
 	CMPQ CX, R9
-	JB   next904
+	JB   next906
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next904
-	JMP  done903
+	JB   next906
+	JMP  done905
 
-fp16901:
+fp16903:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check908
+	JMP  check910
 
-next907:
+next909:
 	TESTQ     AX, AX
-	JEQ       kept909
+	JEQ       kept911
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -15638,7 +15785,7 @@ next907:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept909:
+kept911:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15663,26 +15810,26 @@ kept909:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check908:
+check910:
 	CMPQ CX, R9
-	JB   next907
+	JB   next909
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next907
-	JMP  done903
+	JB   next909
+	JMP  done905
 
-fp32902:
+fp32904:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check911
+	JMP  check913
 
-next910:
+next912:
 	TESTQ     AX, AX
-	JEQ       kept912
+	JEQ       kept914
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y5
@@ -15694,7 +15841,7 @@ next910:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept912:
+kept914:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15719,18 +15866,18 @@ kept912:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check911:
+check913:
 	CMPQ CX, R9
-	JB   next910
+	JB   next912
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next910
+	JB   next912
 
-done903:
+done905:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15773,15 +15920,15 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16914
-	JA        fp32915
+	JE        fp16916
+	JA        fp32917
 	MOVQ      R10, CX
 	LEAQ      96(CX), R10
-	JMP       check918
+	JMP       check920
 
-next917:
+next919:
 	TESTQ     AX, AX
-	JEQ       kept919
+	JEQ       kept921
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15793,7 +15940,7 @@ next917:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept919:
+kept921:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15819,26 +15966,26 @@ kept919:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check918:
+check920:
 	CMPQ CX, R9
-	JB   next917
+	JB   next919
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next917
-	JMP  done916
+	JB   next919
+	JMP  done918
 
-fp16914:
+fp16916:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check921
+	JMP  check923
 
-next920:
+next922:
 	TESTQ     AX, AX
-	JEQ       kept922
+	JEQ       kept924
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15850,7 +15997,7 @@ next920:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept922:
+kept924:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15875,26 +16022,26 @@ kept922:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check921:
+check923:
 	CMPQ CX, R9
-	JB   next920
+	JB   next922
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next920
-	JMP  done916
+	JB   next922
+	JMP  done918
 
-fp32915:
+fp32917:
 	MOVQ R10, CX
 	LEAQ 96(CX), R10
-	JMP  check924
+	JMP  check926
 
-next923:
+next925:
 	TESTQ     AX, AX
-	JEQ       kept925
+	JEQ       kept927
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU   (BX)(CX*2), Y9
@@ -15906,7 +16053,7 @@ next923:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept925:
+kept927:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15931,18 +16078,18 @@ kept925:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x10, CX
-	ADDQ        $0x10, R10
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
 
-check924:
+check926:
 	CMPQ CX, R9
-	JB   next923
+	JB   next925
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next923
+	JB   next925
 
-done916:
+done918:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15967,40 +16114,11 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16927
-	JA     fp32928
+	JE     fp16929
+	JA     fp32930
 	XORQ   DX, DX
 	LEAQ   96(DX), R9
-	JMP    check931
-
-next930:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R9*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
-
-check931:
-	CMPQ DX, R8
-	JB   next930
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next930
-	JMP  done929
-
-fp16927:
-	XORQ DX, DX
-	LEAQ 96(DX), R9
-	JMP  check933
+	JMP    check933
 
 next932:
 	PREFETCHT0 (AX)(R9*2)
@@ -16014,8 +16132,8 @@ next932:
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU32  Z4, (SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check933:
 	CMPQ DX, R8
@@ -16024,9 +16142,9 @@ check933:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next932
-	JMP  done929
+	JMP  done931
 
-fp32928:
+fp16929:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
 	JMP  check935
@@ -16038,13 +16156,13 @@ next934:
 	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*4)
 	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (CX)(R9*4)
-	VPORD      (CX)(DX*4), Z1, Z1
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU32  Z4, (SI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check935:
 	CMPQ DX, R8
@@ -16053,8 +16171,37 @@ check935:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next934
+	JMP  done931
 
-done929:
+fp32930:
+	XORQ DX, DX
+	LEAQ 96(DX), R9
+	JMP  check937
+
+next936:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check937:
+	CMPQ DX, R8
+	JB   next936
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next936
+
+done931:
 	VZEROUPPER
 	RET
 
@@ -16080,43 +16227,11 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16937
-	JA     fp32938
+	JE     fp16939
+	JA     fp32940
 	XORQ   DX, DX
 	LEAQ   96(DX), R10
-	JMP    check941
-
-next940:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R10*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (DI)(R10*4)
-	VPORD      (DI)(DX*4), Z0, Z5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	VMOVDQU32  Z5, (DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
-
-check941:
-	CMPQ DX, R9
-	JB   next940
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next940
-	JMP  done939
-
-fp16937:
-	XORQ DX, DX
-	LEAQ 96(DX), R10
-	JMP  check943
+	JMP    check943
 
 next942:
 	PREFETCHT0 (AX)(R10*2)
@@ -16133,8 +16248,8 @@ next942:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU32  Z4, (SI)(DX*4)
 	VMOVDQU32  Z5, (DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check943:
 	CMPQ DX, R9
@@ -16143,14 +16258,46 @@ check943:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next942
-	JMP  done939
+	JMP  done941
 
-fp32938:
+fp16939:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
 	JMP  check945
 
 next944:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check945:
+	CMPQ DX, R9
+	JB   next944
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next944
+	JMP  done941
+
+fp32940:
+	XORQ DX, DX
+	LEAQ 96(DX), R10
+	JMP  check947
+
+next946:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16165,18 +16312,18 @@ next944:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU32  Z4, (SI)(DX*4)
 	VMOVDQU32  Z5, (DI)(DX*4)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
-check945:
+check947:
 	CMPQ DX, R9
-	JB   next944
+	JB   next946
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next944
+	JB   next946
 
-done939:
+done941:
 	VZEROUPPER
 	RET
 
@@ -16228,15 +16375,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16947
-	JA           fp32948
+	JE           fp16949
+	JA           fp32950
 	MOVQ         R11, CX
 	LEAQ         192(CX), R11
-	JMP          check951
+	JMP          check953
 
-next950:
+next952:
 	TESTQ     AX, AX
-	JEQ       kept952
+	JEQ       kept954
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16250,7 +16397,7 @@ next950:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept952:
+kept954:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -16320,26 +16467,26 @@ kept952:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z16
 	VMOVDQU32   Z15, (BX)(CX*2)
 	VMOVDQU32   Z16, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
 
-check951:
+check953:
 	CMPQ CX, R10
-	JB   next950
+	JB   next952
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next950
-	JMP  done949
+	JB   next952
+	JMP  done951
 
-fp16947:
+fp16949:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check954
+	JMP  check956
 
-next953:
+next955:
 	TESTQ     AX, AX
-	JEQ       kept955
+	JEQ       kept957
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16353,7 +16500,7 @@ next953:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept955:
+kept957:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -16426,26 +16573,26 @@ kept955:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z15
 	VMOVDQU32   Z16, (BX)(CX*2)
 	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
 
-check954:
+check956:
 	CMPQ CX, R10
-	JB   next953
+	JB   next955
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next953
-	JMP  done949
+	JB   next955
+	JMP  done951
 
-fp32948:
+fp32950:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check957
+	JMP  check959
 
-next956:
+next958:
 	TESTQ     AX, AX
-	JEQ       kept958
+	JEQ       kept960
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16459,12 +16606,13 @@ next956:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept958:
+kept960:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z15
 	VMOVUPS     64(DX)(CX*4), Z16
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
@@ -16532,18 +16680,18 @@ kept958:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z15
 	VMOVDQU32   Z16, (BX)(CX*2)
 	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
 
-check957:
+check959:
 	CMPQ CX, R10
-	JB   next956
+	JB   next958
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next956
+	JB   next958
 
-done949:
+done951:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16661,15 +16809,15 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16960
-	JA        fp32961
+	JE        fp16962
+	JA        fp32963
 	MOVQ      R10, CX
 	LEAQ      192(CX), R10
-	JMP       check964
+	JMP       check966
 
-next963:
+next965:
 	TESTQ     AX, AX
-	JEQ       kept965
+	JEQ       kept967
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z12
@@ -16681,7 +16829,7 @@ next963:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept965:
+kept967:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -16742,26 +16890,26 @@ kept965:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z13
 	VMOVDQU32   Z12, (BX)(CX*2)
 	VMOVDQU32   Z13, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check964:
+check966:
 	CMPQ CX, R9
-	JB   next963
+	JB   next965
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next963
-	JMP  done962
+	JB   next965
+	JMP  done964
 
-fp16960:
+fp16962:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check967
+	JMP  check969
 
-next966:
+next968:
 	TESTQ     AX, AX
-	JEQ       kept968
+	JEQ       kept970
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -16773,7 +16921,7 @@ next966:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept968:
+kept970:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -16837,26 +16985,26 @@ kept968:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z3
 	VMOVDQU32   Z13, (BX)(CX*2)
 	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check967:
+check969:
 	CMPQ CX, R9
-	JB   next966
+	JB   next968
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next966
-	JMP  done962
+	JB   next968
+	JMP  done964
 
-fp32961:
+fp32963:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check970
+	JMP  check972
 
-next969:
+next971:
 	TESTQ     AX, AX
-	JEQ       kept971
+	JEQ       kept973
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -16868,11 +17016,12 @@ next969:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept971:
+kept973:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
 	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z3
 	VMOVUPS     64(DX)(CX*4), Z13
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z14
@@ -16932,18 +17081,18 @@ kept971:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z3
 	VMOVDQU32   Z13, (BX)(CX*2)
 	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check970:
+check972:
 	CMPQ CX, R9
-	JB   next969
+	JB   next971
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next969
+	JB   next971
 
-done962:
+done964:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16988,15 +17137,15 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16973
-	JA           fp32974
+	JE           fp16975
+	JA           fp32976
 	MOVQ         R10, CX
 	LEAQ         192(CX), R10
-	JMP          check977
+	JMP          check979
 
-next976:
+next978:
 	TESTQ     AX, AX
-	JEQ       kept978
+	JEQ       kept980
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17008,7 +17157,7 @@ next976:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept978:
+kept980:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17059,26 +17208,26 @@ kept978:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z10
 	VMOVDQU32   Z9, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check977:
+check979:
 	CMPQ CX, R9
-	JB   next976
+	JB   next978
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next976
-	JMP  done975
+	JB   next978
+	JMP  done977
 
-fp16973:
+fp16975:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check980
+	JMP  check982
 
-next979:
+next981:
 	TESTQ     AX, AX
-	JEQ       kept981
+	JEQ       kept983
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17090,7 +17239,7 @@ next979:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept981:
+kept983:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17144,26 +17293,26 @@ kept981:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z9
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check980:
+check982:
 	CMPQ CX, R9
-	JB   next979
+	JB   next981
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next979
-	JMP  done975
+	JB   next981
+	JMP  done977
 
-fp32974:
+fp32976:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check983
+	JMP  check985
 
-next982:
+next984:
 	TESTQ     AX, AX
-	JEQ       kept984
+	JEQ       kept986
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17175,11 +17324,12 @@ next982:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept984:
+kept986:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
 	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z9
 	VMOVUPS     64(DX)(CX*4), Z10
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
@@ -17229,18 +17379,18 @@ kept984:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z9
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check983:
+check985:
 	CMPQ CX, R9
-	JB   next982
+	JB   next984
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next982
+	JB   next984
 
-done975:
+done977:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -17286,15 +17436,15 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16986
-	JA        fp32987
+	JE        fp16988
+	JA        fp32989
 	MOVQ      R10, CX
 	LEAQ      192(CX), R10
-	JMP       check990
+	JMP       check992
 
-next989:
+next991:
 	TESTQ     AX, AX
-	JEQ       kept991
+	JEQ       kept993
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17306,7 +17456,7 @@ next989:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept991:
+kept993:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17353,26 +17503,26 @@ kept991:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z11
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z11, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check990:
+check992:
 	CMPQ CX, R9
-	JB   next989
+	JB   next991
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next989
-	JMP  done988
+	JB   next991
+	JMP  done990
 
-fp16986:
+fp16988:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check993
+	JMP  check995
 
-next992:
+next994:
 	TESTQ     AX, AX
-	JEQ       kept994
+	JEQ       kept996
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17384,7 +17534,7 @@ next992:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept994:
+kept996:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17434,26 +17584,26 @@ kept994:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z10
 	VMOVDQU32   Z11, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check993:
+check995:
 	CMPQ CX, R9
-	JB   next992
+	JB   next994
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next992
-	JMP  done988
+	JB   next994
+	JMP  done990
 
-fp32987:
+fp32989:
 	MOVQ R10, CX
 	LEAQ 192(CX), R10
-	JMP  check996
+	JMP  check998
 
-next995:
+next997:
 	TESTQ     AX, AX
-	JEQ       kept997
+	JEQ       kept999
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17465,11 +17615,12 @@ next995:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept997:
+kept999:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
 	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
 	VMOVUPS     (DX)(CX*4), Z10
 	VMOVUPS     64(DX)(CX*4), Z11
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
@@ -17515,18 +17666,18 @@ kept997:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z10
 	VMOVDQU32   Z11, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x20, CX
-	ADDQ        $0x20, R10
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
 
-check996:
+check998:
 	CMPQ CX, R9
-	JB   next995
+	JB   next997
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next995
+	JB   next997
 
-done988:
+done990:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -17551,40 +17702,11 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16999
-	JA     fp321000
+	JE     fp161001
+	JA     fp321002
 	XORQ   DX, DX
 	LEAQ   192(DX), R9
-	JMP    check1003
-
-next1002:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R9*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
-
-check1003:
-	CMPQ DX, R8
-	JB   next1002
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next1002
-	JMP  done1001
-
-fp16999:
-	XORQ DX, DX
-	LEAQ 192(DX), R9
-	JMP  check1005
+	JMP    check1005
 
 next1004:
 	PREFETCHT0 (AX)(R9*2)
@@ -17598,8 +17720,8 @@ next1004:
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check1005:
 	CMPQ DX, R8
@@ -17608,9 +17730,9 @@ check1005:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next1004
-	JMP  done1001
+	JMP  done1003
 
-fp321000:
+fp161001:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
 	JMP  check1007
@@ -17622,13 +17744,13 @@ next1006:
 	VPOR       (BX)(DX*2), Y0, Y3
 	PREFETCHT0 (SI)(R9*2)
 	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (CX)(R9*4)
-	VPORD      (CX)(DX*4), Z1, Z1
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
 	VMOVDQU    Y2, (AX)(DX*2)
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R9
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
 
 check1007:
 	CMPQ DX, R8
@@ -17637,8 +17759,37 @@ check1007:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next1006
+	JMP  done1003
 
-done1001:
+fp321002:
+	XORQ DX, DX
+	LEAQ 192(DX), R9
+	JMP  check1009
+
+next1008:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1009:
+	CMPQ DX, R8
+	JB   next1008
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1008
+
+done1003:
 	VZEROUPPER
 	RET
 
@@ -17664,43 +17815,11 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161009
-	JA     fp321010
+	JE     fp161011
+	JA     fp321012
 	XORQ   DX, DX
 	LEAQ   192(DX), R10
-	JMP    check1013
-
-next1012:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R10*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (DI)(R10*2)
-	VPOR       (DI)(DX*2), Y0, Y5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    Y4, (SI)(DX*2)
-	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
-
-check1013:
-	CMPQ DX, R9
-	JB   next1012
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next1012
-	JMP  done1011
-
-fp161009:
-	XORQ DX, DX
-	LEAQ 192(DX), R10
-	JMP  check1015
+	JMP    check1015
 
 next1014:
 	PREFETCHT0 (AX)(R10*2)
@@ -17717,8 +17836,8 @@ next1014:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
 check1015:
 	CMPQ DX, R9
@@ -17727,14 +17846,46 @@ check1015:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next1014
-	JMP  done1011
+	JMP  done1013
 
-fp321010:
+fp161011:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
 	JMP  check1017
 
 next1016:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1017:
+	CMPQ DX, R9
+	JB   next1016
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1016
+	JMP  done1013
+
+fp321012:
+	XORQ DX, DX
+	LEAQ 192(DX), R10
+	JMP  check1019
+
+next1018:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -17749,18 +17900,18 @@ next1016:
 	VMOVDQU    Y3, (BX)(DX*2)
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x10, DX
-	ADDQ       $0x10, R10
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
 
-check1017:
+check1019:
 	CMPQ DX, R9
-	JB   next1016
+	JB   next1018
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1016
+	JB   next1018
 
-done1011:
+done1013:
 	VZEROUPPER
 	RET
 
@@ -17805,8 +17956,8 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	VMOVDQU32 pattern80000000<>+0(SB), Z5
 	VMOVDQU32 pattern00008000<>+0(SB), Z6
 	VMOVDQU32 patternffff0000<>+0(SB), Z7
-	VMOVDQU32 pattern03f80000<>+0(SB), Z8
-	VMOVDQU32 pattern0007ffff<>+0(SB), Z9
+	VMOVDQU32 pattern0007ffff<>+0(SB), Z8
+	VMOVDQU32 pattern03f80000<>+0(SB), Z9
 	VMOVDQU32 patternfe000000<>+0(SB), Z10
 	VMOVUPS   4224(DX), Z11
 	VMOVUPS   4288(DX), Z12
@@ -17839,12 +17990,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      16(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp161019
-	JA        fp321020
+	JE        fp161021
+	JA        fp321022
 
-block1022:
+block1024:
 	TESTQ   R10, R10
-	JEQ     kept1025
+	JEQ     kept1027
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -17853,7 +18004,7 @@ block1022:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1025:
+kept1027:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -17873,9 +18024,9 @@ kept1025:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1023:
+tile1025:
 	TESTQ     R10, R10
-	JEQ       kept1026
+	JEQ       kept1028
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -17893,7 +18044,7 @@ tile1023:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1026:
+kept1028:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -17917,13 +18068,13 @@ kept1026:
 	VPSLLD      $0x03, Z20, Z20
 	VPANDD      Z3, Z16, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z21, Z18, Z18
 	VSUBPS      Z21, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z20, Z19
+	VPANDD      Z9, Z20, Z19
 	VPADDD      Z21, Z19, Z19
 	VSUBPS      Z21, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z20, Z19
@@ -17966,7 +18117,7 @@ kept1026:
 	VPANDND     (DX)(R12*4), Z5, Z21
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z21
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
 	VPADDD      Z23, Z21, Z21
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R12*4), Z4, Z23
@@ -17976,7 +18127,7 @@ kept1026:
 	VPANDND     64(DX)(R12*4), Z5, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z20, Z20
@@ -18026,13 +18177,13 @@ kept1026:
 	VPSLLD      $0x03, Z22, Z22
 	VPANDD      Z3, Z16, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z24, Z18, Z18
 	VSUBPS      Z24, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z22, Z19
+	VPANDD      Z9, Z22, Z19
 	VPADDD      Z24, Z19, Z19
 	VSUBPS      Z24, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z22, Z19
@@ -18075,7 +18226,7 @@ kept1026:
 	VPANDND     128(DX)(R12*4), Z5, Z24
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z24
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z24, Z24
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R12*4), Z4, Z26
@@ -18085,7 +18236,7 @@ kept1026:
 	VPANDND     192(DX)(R12*4), Z5, Z28
 	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
 	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z29
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
 	VPADDD      Z29, Z28, Z28
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z22, Z22
@@ -18097,13 +18248,13 @@ kept1026:
 	VPTERNLOGD  $0xf8, Z28, Z7, Z24
 	VPSRLD      $0x10, 128(DX)(R12*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKUSWB   Z22, Z20, Z22
 	VPACKSSWB   Z24, Z21, Z24
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z24
-	VMOVUPS     inOrder<>+0(SB), Z20
-	VPERMQ      Z22, Z20, Z22
-	VPERMQ      Z24, Z20, Z24
+	VMOVUPS     inOrder<>+0(SB), Z21
+	VPACKUSWB   Z22, Z20, Z22
+	VPERMQ      Z22, Z21, Z22
+	VPERMQ      Z24, Z21, Z24
 	MOVQ        5136(DX), R12
 	VMOVDQU32   Z22, -32(R12)(AX*1)
 	MOVQ        5128(DX), R12
@@ -18133,12 +18284,12 @@ kept1026:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1023
+	JNE         tile1025
 	CMPL        5120(DX), $0x00
-	JEQ         done1028
+	JEQ         done1030
 	SUBQ        $0x00000100, AX
 
-next1027:
+next1029:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -18157,9 +18308,9 @@ next1027:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1027
+	JNE        next1029
 
-done1028:
+done1030:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -18184,11 +18335,11 @@ done1028:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1029
+	JEQ           unusual1031
 	CMPL          R13, $0x5f000000
-	JBE           usual1030
+	JBE           usual1032
 
-unusual1029:
+unusual1031:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -18197,7 +18348,7 @@ unusual1029:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1031:
+next1033:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -18206,7 +18357,7 @@ next1031:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1031
+	JB            next1033
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18228,7 +18379,7 @@ next1031:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1030:
+usual1032:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -18338,13 +18489,13 @@ usual1030:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1022
-	JMP          done1021
+	JB           block1024
+	JMP          done1023
 
-fp161019:
-block1032:
+fp161021:
+block1034:
 	TESTQ   R10, R10
-	JEQ     kept1035
+	JEQ     kept1037
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -18353,7 +18504,7 @@ block1032:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1035:
+kept1037:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -18373,9 +18524,9 @@ kept1035:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1033:
+tile1035:
 	TESTQ     R10, R10
-	JEQ       kept1036
+	JEQ       kept1038
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -18393,7 +18544,7 @@ tile1033:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1036:
+kept1038:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -18417,13 +18568,13 @@ kept1036:
 	VPSLLD      $0x03, Z20, Z20
 	VPANDD      Z3, Z16, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z21, Z18, Z18
 	VSUBPS      Z21, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z20, Z19
+	VPANDD      Z9, Z20, Z19
 	VPADDD      Z21, Z19, Z19
 	VSUBPS      Z21, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z20, Z19
@@ -18469,7 +18620,7 @@ kept1036:
 	VPANDND     (DX)(R12*4), Z5, Z22
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
 	VPADDD      Z23, Z22, Z22
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R12*4), Z4, Z23
@@ -18479,7 +18630,7 @@ kept1036:
 	VPANDND     64(DX)(R12*4), Z5, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z21, Z21
@@ -18529,13 +18680,13 @@ kept1036:
 	VPSLLD      $0x03, Z20, Z20
 	VPANDD      Z3, Z16, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z24, Z18, Z18
 	VSUBPS      Z24, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z20, Z19
+	VPANDD      Z9, Z20, Z19
 	VPADDD      Z24, Z19, Z19
 	VSUBPS      Z24, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z20, Z19
@@ -18581,7 +18732,7 @@ kept1036:
 	VPANDND     128(DX)(R12*4), Z5, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R12*4), Z4, Z26
@@ -18591,7 +18742,7 @@ kept1036:
 	VPANDND     192(DX)(R12*4), Z5, Z28
 	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
 	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z29
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
 	VPADDD      Z29, Z28, Z28
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z24, Z24
@@ -18603,13 +18754,13 @@ kept1036:
 	VPTERNLOGD  $0xf8, Z28, Z7, Z25
 	VPSRLD      $0x10, 128(DX)(R12*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKUSWB   Z24, Z21, Z24
 	VPACKSSWB   Z25, Z22, Z25
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPERMQ      Z24, Z21, Z24
-	VPERMQ      Z25, Z21, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z24, Z21, Z24
+	VPERMQ      Z24, Z22, Z24
+	VPERMQ      Z25, Z22, Z25
 	MOVQ        5136(DX), R12
 	VMOVDQU32   Z24, -32(R12)(AX*1)
 	MOVQ        5128(DX), R12
@@ -18639,12 +18790,12 @@ kept1036:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1033
+	JNE         tile1035
 	CMPL        5120(DX), $0x00
-	JEQ         done1038
+	JEQ         done1040
 	SUBQ        $0x00000100, AX
 
-next1037:
+next1039:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -18663,9 +18814,9 @@ next1037:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1037
+	JNE        next1039
 
-done1038:
+done1040:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -18690,11 +18841,11 @@ done1038:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1039
+	JEQ           unusual1041
 	CMPL          R13, $0x5f000000
-	JBE           usual1040
+	JBE           usual1042
 
-unusual1039:
+unusual1041:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -18703,7 +18854,7 @@ unusual1039:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1041:
+next1043:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -18712,7 +18863,7 @@ next1041:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1041
+	JB            next1043
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18734,7 +18885,7 @@ next1041:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1040:
+usual1042:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -18844,13 +18995,13 @@ usual1040:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1032
-	JMP          done1021
+	JB           block1034
+	JMP          done1023
 
-fp321020:
-block1042:
+fp321022:
+block1044:
 	TESTQ   R10, R10
-	JEQ     kept1045
+	JEQ     kept1047
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -18859,7 +19010,7 @@ block1042:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1045:
+kept1047:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R11
 	MOVQ         AX, CX
@@ -18879,9 +19030,9 @@ kept1045:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1043:
+tile1045:
 	TESTQ     R10, R10
-	JEQ       kept1046
+	JEQ       kept1048
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -18899,7 +19050,7 @@ tile1043:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1046:
+kept1048:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -18912,6 +19063,7 @@ kept1046:
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
 	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  64(DI)(CX*4)
 	VPMOVZXBW   (R9)(AX*1), Z17
 	VPTESTMW    Z17, Z17, K1
 	VPSLLW      5056(DX), Z17, Z17
@@ -18923,13 +19075,13 @@ kept1046:
 	VPSLLD      $0x03, Z20, Z20
 	VPANDD      Z3, Z16, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z21, Z18, Z18
 	VSUBPS      Z21, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z21
 	VPADDD      Z10, Z21, Z21
-	VPANDD      Z8, Z20, Z19
+	VPANDD      Z9, Z20, Z19
 	VPADDD      Z21, Z19, Z19
 	VSUBPS      Z21, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z20, Z19
@@ -18975,7 +19127,7 @@ kept1046:
 	VPANDND     (DX)(R12*4), Z5, Z22
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z23
 	VPADDD      Z23, Z22, Z22
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R12*4), Z4, Z23
@@ -18985,7 +19137,7 @@ kept1046:
 	VPANDND     64(DX)(R12*4), Z5, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z21, Z21
@@ -19024,6 +19176,7 @@ kept1046:
 	PREFETCHT0  (BX)(CX*2)
 	PREFETCHT0  (SI)(CX*2)
 	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  64(DI)(CX*4)
 	VPMOVZXBW   (R9)(AX*1), Z17
 	VPTESTMW    Z17, Z17, K1
 	VPSLLW      5056(DX), Z17, Z17
@@ -19035,13 +19188,13 @@ kept1046:
 	VPSLLD      $0x03, Z20, Z20
 	VPANDD      Z3, Z16, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z19, Z18
+	VPANDD      Z9, Z19, Z18
 	VPADDD      Z24, Z18, Z18
 	VSUBPS      Z24, Z18, Z18
 	VPTERNLOGD  $0xf8, Z5, Z19, Z18
 	VPANDD      Z3, Z17, Z24
 	VPADDD      Z10, Z24, Z24
-	VPANDD      Z8, Z20, Z19
+	VPANDD      Z9, Z20, Z19
 	VPADDD      Z24, Z19, Z19
 	VSUBPS      Z24, Z19, Z19
 	VPTERNLOGD  $0xf8, Z5, Z20, Z19
@@ -19087,7 +19240,7 @@ kept1046:
 	VPANDND     128(DX)(R12*4), Z5, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R12*4), Z4, Z26
@@ -19097,7 +19250,7 @@ kept1046:
 	VPANDND     192(DX)(R12*4), Z5, Z28
 	VFMADD213PS pattern3e000000<>+0(SB), Z29, Z28
 	VMOVDQA32   Z0, Z29
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z29
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z29
 	VPADDD      Z29, Z28, Z28
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z24, Z24
@@ -19109,13 +19262,13 @@ kept1046:
 	VPTERNLOGD  $0xf8, Z28, Z7, Z25
 	VPSRLD      $0x10, 128(DX)(R12*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z26
-	VPACKUSWB   Z24, Z21, Z24
 	VPACKSSWB   Z25, Z22, Z25
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPERMQ      Z24, Z21, Z24
-	VPERMQ      Z25, Z21, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z24, Z21, Z24
+	VPERMQ      Z24, Z22, Z24
+	VPERMQ      Z25, Z22, Z25
 	MOVQ        5136(DX), R12
 	VMOVDQU32   Z24, -32(R12)(AX*1)
 	MOVQ        5128(DX), R12
@@ -19145,12 +19298,12 @@ kept1046:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1043
+	JNE         tile1045
 	CMPL        5120(DX), $0x00
-	JEQ         done1048
+	JEQ         done1050
 	SUBQ        $0x00000100, AX
 
-next1047:
+next1049:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -19169,9 +19322,9 @@ next1047:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1047
+	JNE        next1049
 
-done1048:
+done1050:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -19196,11 +19349,11 @@ done1048:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1049
+	JEQ           unusual1051
 	CMPL          R13, $0x5f000000
-	JBE           usual1050
+	JBE           usual1052
 
-unusual1049:
+unusual1051:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -19209,7 +19362,7 @@ unusual1049:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1051:
+next1053:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -19218,7 +19371,7 @@ next1051:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1051
+	JB            next1053
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19240,7 +19393,7 @@ next1051:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1050:
+usual1052:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -19350,10 +19503,10 @@ usual1050:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1042
+	JB           block1044
 
-done1021:
-tile1052:
+done1023:
+tile1054:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -19365,38 +19518,38 @@ tile1052:
 	VPANDND     (DX)(BX*4), Z5, Z2
 	VFMADD213PS pattern3e000000<>+0(SB), Z6, Z2
 	VMOVDQA32   Z0, Z6
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z6
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z6
 	VPADDD      Z6, Z2, Z2
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(BX*4), Z4, Z6
-	VPSRLD      5104(DX), Z0, Z8
-	VPADDD      Z8, Z6, Z6
+	VPSRLD      5104(DX), Z0, Z9
+	VPADDD      Z9, Z6, Z6
 	VPANDND     Z3, Z6, Z10
-	VPANDND     64(DX)(BX*4), Z5, Z8
-	VFMADD213PS pattern3e000000<>+0(SB), Z10, Z8
+	VPANDND     64(DX)(BX*4), Z5, Z9
+	VFMADD213PS pattern3e000000<>+0(SB), Z10, Z9
 	VMOVDQA32   Z0, Z10
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z10
-	VPADDD      Z10, Z8, Z8
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z10
+	VPADDD      Z10, Z9, Z9
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z1, Z1
 	VPSRLD      5088(DX), Z6, Z6
 	VPTERNLOGD  $0xf8, Z6, Z7, Z1
 	VPSUBW      4992(DX), Z1, Z1
 	VPSRLD      $0x13, Z2, Z2
-	VPSRLD      $0x03, Z8, Z8
-	VPTERNLOGD  $0xf8, Z8, Z7, Z2
+	VPSRLD      $0x03, Z9, Z9
+	VPTERNLOGD  $0xf8, Z9, Z7, Z2
 	VPSRLD      $0x10, (DX)(BX*4), Z6
 	VPTERNLOGD  $0xf8, 64(DX)(BX*4), Z7, Z6
 	ADDQ        $0x20, AX
 	XORQ        $0x00000100, CX
-	VPMAXSD     2176(DX)(CX*4), Z4, Z8
+	VPMAXSD     2176(DX)(CX*4), Z4, Z9
 	VPSRLD      5104(DX), Z0, Z10
-	VPADDD      Z10, Z8, Z8
-	VPANDND     Z3, Z8, Z11
+	VPADDD      Z10, Z9, Z9
+	VPANDND     Z3, Z9, Z11
 	VPANDND     128(DX)(CX*4), Z5, Z10
 	VFMADD213PS pattern3e000000<>+0(SB), Z11, Z10
 	VMOVDQA32   Z0, Z11
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z11
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z11
 	VPADDD      Z11, Z10, Z10
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(CX*4), Z4, Z11
@@ -19406,37 +19559,37 @@ tile1052:
 	VPANDND     192(DX)(CX*4), Z5, Z12
 	VFMADD213PS pattern3e000000<>+0(SB), Z13, Z12
 	VMOVDQA32   Z0, Z13
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z13
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z13
 	VPADDD      Z13, Z12, Z12
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
-	VPSRLD      5072(DX), Z8, Z8
+	VPSRLD      5072(DX), Z9, Z9
 	VPSRLD      5088(DX), Z11, Z11
-	VPTERNLOGD  $0xf8, Z11, Z7, Z8
-	VPSUBW      4992(DX), Z8, Z8
+	VPTERNLOGD  $0xf8, Z11, Z7, Z9
+	VPSUBW      4992(DX), Z9, Z9
 	VPSRLD      $0x13, Z10, Z10
 	VPSRLD      $0x03, Z12, Z12
 	VPTERNLOGD  $0xf8, Z12, Z7, Z10
 	VPSRLD      $0x10, 128(DX)(CX*4), Z11
 	VPTERNLOGD  $0xf8, 192(DX)(CX*4), Z7, Z11
-	VPACKUSWB   Z8, Z1, Z8
 	VPACKSSWB   Z10, Z2, Z10
 	VPACKSSWB   Z11, Z6, Z11
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z11, Z10
-	VMOVUPS     inOrder<>+0(SB), Z1
-	VPERMQ      Z8, Z1, Z8
-	VPERMQ      Z10, Z1, Z10
+	VMOVUPS     inOrder<>+0(SB), Z2
+	VPACKUSWB   Z9, Z1, Z9
+	VPERMQ      Z9, Z2, Z9
+	VPERMQ      Z10, Z2, Z10
 	MOVQ        5136(DX), CX
-	VMOVDQU32   Z8, -32(CX)(AX*1)
+	VMOVDQU32   Z9, -32(CX)(AX*1)
 	MOVQ        5128(DX), CX
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1052
+	JNE         tile1054
 	CMPL        5120(DX), $0x00
-	JEQ         done1054
+	JEQ         done1056
 	SUBQ        $0x00000100, AX
 
-next1053:
+next1055:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -19455,9 +19608,9 @@ next1053:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1053
+	JNE        next1055
 
-done1054:
+done1056:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -19558,13 +19711,13 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161056
-	JA     fp321057
+	JE     fp161058
+	JA     fp321059
 	XORQ   DX, DX
 	LEAQ   192(DX), R11
-	JMP    check1060
+	JMP    check1062
 
-next1059:
+next1061:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -19580,31 +19733,31 @@ next1059:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1061
+	JNE        within1063
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1061:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+within1063:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1060:
+check1062:
 	CMPQ DX, R10
-	JB   next1059
+	JB   next1061
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1059
-	JMP  done1058
+	JB   next1061
+	JMP  done1060
 
-fp161056:
+fp161058:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1063
+	JMP  check1065
 
-next1062:
+next1064:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -19620,31 +19773,31 @@ next1062:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1064
+	JNE        within1066
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1064:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+within1066:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1063:
+check1065:
 	CMPQ DX, R10
-	JB   next1062
+	JB   next1064
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1062
-	JMP  done1058
+	JB   next1064
+	JMP  done1060
 
-fp321057:
+fp321059:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1066
+	JMP  check1068
 
-next1065:
+next1067:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -19660,25 +19813,25 @@ next1065:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1067
+	JNE        within1069
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1067:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+within1069:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1066:
+check1068:
 	CMPQ DX, R10
-	JB   next1065
+	JB   next1067
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1065
+	JB   next1067
 
-done1058:
+done1060:
 	VZEROUPPER
 	RET
 
@@ -19707,10 +19860,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1068
+	JEQ       aligned1070
 	ORQ       $0x04, DI
 
-aligned1068:
+aligned1070:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	MOVQ    a+0(FP), R9
@@ -19734,15 +19887,15 @@ aligned1068:
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161070
-	JA      fp321071
+	JE      fp161072
+	JA      fp321073
 	MOVQ    R12, CX
 	LEAQ    96(CX), R12
-	JMP     check1074
+	JMP     check1076
 
-next1073:
+next1075:
 	TESTQ     AX, AX
-	JEQ       kept1075
+	JEQ       kept1077
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -19754,7 +19907,7 @@ next1073:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1075:
+kept1077:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -19778,7 +19931,7 @@ kept1075:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1076
+	JNE         unusual1078
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -19787,14 +19940,14 @@ kept1075:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1077
+	JMP         stored1079
 
-unusual1076:
+unusual1078:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161079
-	JA        fp321080
+	JE        fp161081
+	JA        fp321082
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -19803,53 +19956,53 @@ unusual1076:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1083
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1082
-
-ordinary1083:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored1082:
-	JMP done1081
-
-fp161079:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1085
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored1084
 
 ordinary1085:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored1084:
-	JMP done1081
+	JMP done1083
 
-fp321080:
-done1081:
-stored1077:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+fp161081:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1087
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1086
 
-check1074:
+ordinary1087:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1086:
+	JMP done1083
+
+fp321082:
+done1083:
+stored1079:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1076:
 	CMPQ CX, R11
-	JB   next1073
+	JB   next1075
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1073
-	JMP  done1072
+	JB   next1075
+	JMP  done1074
 
-fp161070:
+fp161072:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check1087
+	JMP  check1089
 
-next1086:
+next1088:
 	TESTQ     AX, AX
-	JEQ       kept1088
+	JEQ       kept1090
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -19861,7 +20014,7 @@ next1086:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1088:
+kept1090:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -19884,7 +20037,7 @@ kept1088:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1089
+	JNE         unusual1091
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -19893,14 +20046,14 @@ kept1088:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1090
+	JMP         stored1092
 
-unusual1089:
+unusual1091:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161092
-	JA        fp321093
+	JE        fp161094
+	JA        fp321095
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -19909,53 +20062,53 @@ unusual1089:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1096
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1095
-
-ordinary1096:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored1095:
-	JMP done1094
-
-fp161092:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1098
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored1097
 
 ordinary1098:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored1097:
-	JMP done1094
+	JMP done1096
 
-fp321093:
-done1094:
-stored1090:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+fp161094:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1100
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1099
 
-check1087:
+ordinary1100:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1099:
+	JMP done1096
+
+fp321095:
+done1096:
+stored1092:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1089:
 	CMPQ CX, R11
-	JB   next1086
+	JB   next1088
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1086
-	JMP  done1072
+	JB   next1088
+	JMP  done1074
 
-fp321071:
+fp321073:
 	MOVQ R12, CX
 	LEAQ 96(CX), R12
-	JMP  check1100
+	JMP  check1102
 
-next1099:
+next1101:
 	TESTQ     AX, AX
-	JEQ       kept1101
+	JEQ       kept1103
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -19967,7 +20120,7 @@ next1099:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1101:
+kept1103:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -19990,7 +20143,7 @@ kept1101:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1102
+	JNE         unusual1104
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -19999,14 +20152,14 @@ kept1101:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1103
+	JMP         stored1105
 
-unusual1102:
+unusual1104:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161105
-	JA        fp321106
+	JE        fp161107
+	JA        fp321108
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -20015,45 +20168,45 @@ unusual1102:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1109
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1108
-
-ordinary1109:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored1108:
-	JMP done1107
-
-fp161105:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1111
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored1110
 
 ordinary1111:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored1110:
-	JMP done1107
+	JMP done1109
 
-fp321106:
-done1107:
-stored1103:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R12
+fp161107:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1113
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored1112
 
-check1100:
+ordinary1113:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored1112:
+	JMP done1109
+
+fp321108:
+done1109:
+stored1105:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1102:
 	CMPQ CX, R11
-	JB   next1099
+	JB   next1101
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1099
+	JB   next1101
 
-done1072:
+done1074:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20102,10 +20255,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1112
+	JEQ       aligned1114
 	ORQ       $0x04, DI
 
-aligned1112:
+aligned1114:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -20125,15 +20278,15 @@ aligned1112:
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161114
-	JA      fp321115
+	JE      fp161116
+	JA      fp321117
 	MOVQ    R11, CX
 	LEAQ    96(CX), R11
-	JMP     check1118
+	JMP     check1120
 
-next1117:
+next1119:
 	TESTQ     AX, AX
-	JEQ       kept1119
+	JEQ       kept1121
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20143,7 +20296,7 @@ next1117:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1119:
+kept1121:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20168,7 +20321,7 @@ kept1119:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1120
+	JNE         unusual1122
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20177,14 +20330,14 @@ kept1119:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1121
+	JMP         stored1123
 
-unusual1120:
+unusual1122:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161123
-	JA        fp321124
+	JE        fp161125
+	JA        fp321126
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20193,53 +20346,53 @@ unusual1120:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1127
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1126
-
-ordinary1127:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1126:
-	JMP done1125
-
-fp161123:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1129
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1128
 
 ordinary1129:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1128:
-	JMP done1125
+	JMP done1127
 
-fp321124:
-done1125:
-stored1121:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161125:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1131
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1130
 
-check1118:
+ordinary1131:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1130:
+	JMP done1127
+
+fp321126:
+done1127:
+stored1123:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1120:
 	CMPQ CX, R10
-	JB   next1117
+	JB   next1119
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1117
-	JMP  done1116
+	JB   next1119
+	JMP  done1118
 
-fp161114:
+fp161116:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1131
+	JMP  check1133
 
-next1130:
+next1132:
 	TESTQ     AX, AX
-	JEQ       kept1132
+	JEQ       kept1134
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20249,7 +20402,7 @@ next1130:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1132:
+kept1134:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20273,7 +20426,7 @@ kept1132:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1133
+	JNE         unusual1135
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20282,14 +20435,14 @@ kept1132:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1134
+	JMP         stored1136
 
-unusual1133:
+unusual1135:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161136
-	JA        fp321137
+	JE        fp161138
+	JA        fp321139
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20298,53 +20451,53 @@ unusual1133:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1140
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1139
-
-ordinary1140:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1139:
-	JMP done1138
-
-fp161136:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1142
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1141
 
 ordinary1142:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1141:
-	JMP done1138
+	JMP done1140
 
-fp321137:
-done1138:
-stored1134:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161138:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1144
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1143
 
-check1131:
+ordinary1144:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1143:
+	JMP done1140
+
+fp321139:
+done1140:
+stored1136:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1133:
 	CMPQ CX, R10
-	JB   next1130
+	JB   next1132
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1130
-	JMP  done1116
+	JB   next1132
+	JMP  done1118
 
-fp321115:
+fp321117:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1144
+	JMP  check1146
 
-next1143:
+next1145:
 	TESTQ     AX, AX
-	JEQ       kept1145
+	JEQ       kept1147
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20354,7 +20507,7 @@ next1143:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1145:
+kept1147:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -20378,7 +20531,7 @@ kept1145:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1146
+	JNE         unusual1148
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20387,14 +20540,14 @@ kept1145:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1147
+	JMP         stored1149
 
-unusual1146:
+unusual1148:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161149
-	JA        fp321150
+	JE        fp161151
+	JA        fp321152
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20403,45 +20556,45 @@ unusual1146:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1153
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1152
-
-ordinary1153:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1152:
-	JMP done1151
-
-fp161149:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1155
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1154
 
 ordinary1155:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1154:
-	JMP done1151
+	JMP done1153
 
-fp321150:
-done1151:
-stored1147:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161151:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1157
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored1156
 
-check1144:
+ordinary1157:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored1156:
+	JMP done1153
+
+fp321152:
+done1153:
+stored1149:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1146:
 	CMPQ CX, R10
-	JB   next1143
+	JB   next1145
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1143
+	JB   next1145
 
-done1116:
+done1118:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20472,10 +20625,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1156
+	JEQ       aligned1158
 	ORQ       $0x04, DI
 
-aligned1156:
+aligned1158:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 448(AX), Z4
@@ -20491,15 +20644,15 @@ aligned1156:
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161158
-	JA      fp321159
+	JE      fp161160
+	JA      fp321161
 	MOVQ    R11, CX
 	LEAQ    96(CX), R11
-	JMP     check1162
+	JMP     check1164
 
-next1161:
+next1163:
 	TESTQ     AX, AX
-	JEQ       kept1163
+	JEQ       kept1165
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -20509,7 +20662,7 @@ next1161:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1163:
+kept1165:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20527,7 +20680,7 @@ kept1163:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1164
+	JNE         unusual1166
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -20536,14 +20689,14 @@ kept1163:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1165
+	JMP         stored1167
 
-unusual1164:
+unusual1166:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161167
-	JA        fp321168
+	JE        fp161169
+	JA        fp321170
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -20552,53 +20705,53 @@ unusual1164:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1171
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1170
-
-ordinary1171:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored1170:
-	JMP done1169
-
-fp161167:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1173
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored1172
 
 ordinary1173:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored1172:
-	JMP done1169
+	JMP done1171
 
-fp321168:
-done1169:
-stored1165:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161169:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1175
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1174
 
-check1162:
+ordinary1175:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1174:
+	JMP done1171
+
+fp321170:
+done1171:
+stored1167:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1164:
 	CMPQ CX, R10
-	JB   next1161
+	JB   next1163
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1161
-	JMP  done1160
+	JB   next1163
+	JMP  done1162
 
-fp161158:
+fp161160:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1175
+	JMP  check1177
 
-next1174:
+next1176:
 	TESTQ     AX, AX
-	JEQ       kept1176
+	JEQ       kept1178
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -20608,7 +20761,7 @@ next1174:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1176:
+kept1178:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20625,7 +20778,7 @@ kept1176:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1177
+	JNE         unusual1179
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -20634,14 +20787,14 @@ kept1176:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1178
+	JMP         stored1180
 
-unusual1177:
+unusual1179:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161180
-	JA        fp321181
+	JE        fp161182
+	JA        fp321183
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -20650,53 +20803,53 @@ unusual1177:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1184
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1183
-
-ordinary1184:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored1183:
-	JMP done1182
-
-fp161180:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1186
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored1185
 
 ordinary1186:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored1185:
-	JMP done1182
+	JMP done1184
 
-fp321181:
-done1182:
-stored1178:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161182:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1188
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1187
 
-check1175:
+ordinary1188:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1187:
+	JMP done1184
+
+fp321183:
+done1184:
+stored1180:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1177:
 	CMPQ CX, R10
-	JB   next1174
+	JB   next1176
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1174
-	JMP  done1160
+	JB   next1176
+	JMP  done1162
 
-fp321159:
+fp321161:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1188
+	JMP  check1190
 
-next1187:
+next1189:
 	TESTQ     AX, AX
-	JEQ       kept1189
+	JEQ       kept1191
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -20706,7 +20859,7 @@ next1187:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1189:
+kept1191:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -20723,7 +20876,7 @@ kept1189:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1190
+	JNE         unusual1192
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -20732,14 +20885,14 @@ kept1189:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1191
+	JMP         stored1193
 
-unusual1190:
+unusual1192:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161193
-	JA        fp321194
+	JE        fp161195
+	JA        fp321196
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -20748,45 +20901,45 @@ unusual1190:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1197
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1196
-
-ordinary1197:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored1196:
-	JMP done1195
-
-fp161193:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1199
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored1198
 
 ordinary1199:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored1198:
-	JMP done1195
+	JMP done1197
 
-fp321194:
-done1195:
-stored1191:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161195:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1201
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1200
 
-check1188:
+ordinary1201:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1200:
+	JMP done1197
+
+fp321196:
+done1197:
+stored1193:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1190:
 	CMPQ CX, R10
-	JB   next1187
+	JB   next1189
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1187
+	JB   next1189
 
-done1160:
+done1162:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20817,10 +20970,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1200
+	JEQ       aligned1202
 	ORQ       $0x04, DI
 
-aligned1200:
+aligned1202:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -20840,15 +20993,15 @@ aligned1200:
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161202
-	JA      fp321203
+	JE      fp161204
+	JA      fp321205
 	MOVQ    R11, CX
 	LEAQ    96(CX), R11
-	JMP     check1206
+	JMP     check1208
 
-next1205:
+next1207:
 	TESTQ     AX, AX
-	JEQ       kept1207
+	JEQ       kept1209
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20858,7 +21011,7 @@ next1205:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1207:
+kept1209:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20876,7 +21029,7 @@ kept1207:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1208
+	JNE         unusual1210
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -20885,14 +21038,14 @@ kept1207:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1209
+	JMP         stored1211
 
-unusual1208:
+unusual1210:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161211
-	JA        fp321212
+	JE        fp161213
+	JA        fp321214
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -20901,53 +21054,53 @@ unusual1208:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1215
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1214
-
-ordinary1215:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1214:
-	JMP done1213
-
-fp161211:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1217
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1216
 
 ordinary1217:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1216:
-	JMP done1213
+	JMP done1215
 
-fp321212:
-done1213:
-stored1209:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161213:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1219
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1218
 
-check1206:
+ordinary1219:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1218:
+	JMP done1215
+
+fp321214:
+done1215:
+stored1211:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1208:
 	CMPQ CX, R10
-	JB   next1205
+	JB   next1207
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1205
-	JMP  done1204
+	JB   next1207
+	JMP  done1206
 
-fp161202:
+fp161204:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1219
+	JMP  check1221
 
-next1218:
+next1220:
 	TESTQ     AX, AX
-	JEQ       kept1220
+	JEQ       kept1222
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20957,7 +21110,7 @@ next1218:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1220:
+kept1222:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20974,7 +21127,7 @@ kept1220:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1221
+	JNE         unusual1223
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -20983,14 +21136,14 @@ kept1220:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1222
+	JMP         stored1224
 
-unusual1221:
+unusual1223:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161224
-	JA        fp321225
+	JE        fp161226
+	JA        fp321227
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -20999,53 +21152,53 @@ unusual1221:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1228
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1227
-
-ordinary1228:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1227:
-	JMP done1226
-
-fp161224:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1230
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1229
 
 ordinary1230:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1229:
-	JMP done1226
+	JMP done1228
 
-fp321225:
-done1226:
-stored1222:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161226:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1232
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1231
 
-check1219:
+ordinary1232:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1231:
+	JMP done1228
+
+fp321227:
+done1228:
+stored1224:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1221:
 	CMPQ CX, R10
-	JB   next1218
+	JB   next1220
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1218
-	JMP  done1204
+	JB   next1220
+	JMP  done1206
 
-fp321203:
+fp321205:
 	MOVQ R11, CX
 	LEAQ 96(CX), R11
-	JMP  check1232
+	JMP  check1234
 
-next1231:
+next1233:
 	TESTQ     AX, AX
-	JEQ       kept1233
+	JEQ       kept1235
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -21055,7 +21208,7 @@ next1231:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1233:
+kept1235:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -21072,7 +21225,7 @@ kept1233:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1234
+	JNE         unusual1236
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -21081,14 +21234,14 @@ kept1233:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1235
+	JMP         stored1237
 
-unusual1234:
+unusual1236:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161237
-	JA        fp321238
+	JE        fp161239
+	JA        fp321240
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -21097,45 +21250,45 @@ unusual1234:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1241
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1240
-
-ordinary1241:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored1240:
-	JMP done1239
-
-fp161237:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary1243
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored1242
 
 ordinary1243:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored1242:
-	JMP done1239
+	JMP done1241
 
-fp321238:
-done1239:
-stored1235:
-	ADDQ $0x10, CX
-	ADDQ $0x10, R11
+fp161239:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1245
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored1244
 
-check1232:
+ordinary1245:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored1244:
+	JMP done1241
+
+fp321240:
+done1241:
+stored1237:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1234:
 	CMPQ CX, R10
-	JB   next1231
+	JB   next1233
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1231
+	JB   next1233
 
-done1204:
+done1206:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -21161,13 +21314,13 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161245
-	JA     fp321246
+	JE     fp161247
+	JA     fp321248
 	XORQ   DX, DX
 	LEAQ   96(DX), R9
-	JMP    check1249
+	JMP    check1251
 
-next1248:
+next1250:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21177,34 +21330,34 @@ next1248:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1250
+	JEQ        written1252
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1251
+	JNE        unaligned1253
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1250
+	JMP        written1252
 
-unaligned1251:
+unaligned1253:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1250:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1252:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1249:
+check1251:
 	CMPQ DX, R8
-	JB   next1248
+	JB   next1250
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1248
-	JMP  done1247
+	JB   next1250
+	JMP  done1249
 
-fp161245:
+fp161247:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check1253
+	JMP  check1255
 
-next1252:
+next1254:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21214,34 +21367,34 @@ next1252:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1254
+	JEQ        written1256
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1255
+	JNE        unaligned1257
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1254
+	JMP        written1256
 
-unaligned1255:
+unaligned1257:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1254:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1256:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1253:
+check1255:
 	CMPQ DX, R8
-	JB   next1252
+	JB   next1254
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1252
-	JMP  done1247
+	JB   next1254
+	JMP  done1249
 
-fp321246:
+fp321248:
 	XORQ DX, DX
 	LEAQ 96(DX), R9
-	JMP  check1257
+	JMP  check1259
 
-next1256:
+next1258:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21251,28 +21404,28 @@ next1256:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1258
+	JEQ        written1260
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1259
+	JNE        unaligned1261
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1258
+	JMP        written1260
 
-unaligned1259:
+unaligned1261:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1258:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1260:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1257:
+check1259:
 	CMPQ DX, R8
-	JB   next1256
+	JB   next1258
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1256
+	JB   next1258
 
-done1247:
+done1249:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -21299,13 +21452,13 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161261
-	JA     fp321262
+	JE     fp161263
+	JA     fp321264
 	XORQ   DX, DX
 	LEAQ   96(DX), R10
-	JMP    check1265
+	JMP    check1267
 
-next1264:
+next1266:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21318,34 +21471,34 @@ next1264:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1266
+	JEQ        written1268
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1267
+	JNE        unaligned1269
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1266
+	JMP        written1268
 
-unaligned1267:
+unaligned1269:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1266:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1268:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1265:
+check1267:
 	CMPQ DX, R9
-	JB   next1264
+	JB   next1266
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1264
-	JMP  done1263
+	JB   next1266
+	JMP  done1265
 
-fp161261:
+fp161263:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check1269
+	JMP  check1271
 
-next1268:
+next1270:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21358,34 +21511,34 @@ next1268:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1270
+	JEQ        written1272
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1271
+	JNE        unaligned1273
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1270
+	JMP        written1272
 
-unaligned1271:
+unaligned1273:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1270:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1272:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1269:
+check1271:
 	CMPQ DX, R9
-	JB   next1268
+	JB   next1270
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1268
-	JMP  done1263
+	JB   next1270
+	JMP  done1265
 
-fp321262:
+fp321264:
 	XORQ DX, DX
 	LEAQ 96(DX), R10
-	JMP  check1273
+	JMP  check1275
 
-next1272:
+next1274:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21398,28 +21551,28 @@ next1272:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1274
+	JEQ        written1276
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1275
+	JNE        unaligned1277
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1274
+	JMP        written1276
 
-unaligned1275:
+unaligned1277:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1274:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1276:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1273:
+check1275:
 	CMPQ DX, R9
-	JB   next1272
+	JB   next1274
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1272
+	JB   next1274
 
-done1263:
+done1265:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -21452,10 +21605,10 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1276
+	JEQ       aligned1278
 	ORQ       $0x04, DI
 
-aligned1276:
+aligned1278:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
@@ -21482,15 +21635,15 @@ aligned1276:
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161278
-	JA           fp321279
+	JE           fp161280
+	JA           fp321281
 	MOVQ         R12, CX
 	LEAQ         192(CX), R12
-	JMP          check1282
+	JMP          check1284
 
-next1281:
+next1283:
 	TESTQ     AX, AX
-	JEQ       kept1283
+	JEQ       kept1285
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -21504,8 +21657,9 @@ next1281:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1283:
+kept1285:
 	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -21571,7 +21725,7 @@ kept1283:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1284
+	JNE         unusual1286
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -21585,14 +21739,14 @@ kept1283:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1285
+	JMP         stored1287
 
-unusual1284:
+unusual1286:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161287
-	JA         fp321288
+	JE         fp161289
+	JA         fp321290
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -21606,17 +21760,17 @@ unusual1284:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1291
+	JNE        ordinary1293
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1290
+	JMP        stored1292
 
-ordinary1291:
+ordinary1293:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1290:
-	JMP done1289
+stored1292:
+	JMP done1291
 
-fp161287:
+fp161289:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -21626,39 +21780,39 @@ fp161287:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1293
+	JNE          ordinary1295
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1292
+	JMP          stored1294
 
-ordinary1293:
+ordinary1295:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1292:
-	JMP done1289
+stored1294:
+	JMP done1291
 
-fp321288:
-done1289:
-stored1285:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R12
+fp321290:
+done1291:
+stored1287:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
 
-check1282:
+check1284:
 	CMPQ CX, R11
-	JB   next1281
+	JB   next1283
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1281
-	JMP  done1280
+	JB   next1283
+	JMP  done1282
 
-fp161278:
+fp161280:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check1295
+	JMP  check1297
 
-next1294:
+next1296:
 	TESTQ     AX, AX
-	JEQ       kept1296
+	JEQ       kept1298
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -21672,8 +21826,9 @@ next1294:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1296:
+kept1298:
 	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -21742,7 +21897,7 @@ kept1296:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1297
+	JNE         unusual1299
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -21756,14 +21911,14 @@ kept1296:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1298
+	JMP         stored1300
 
-unusual1297:
+unusual1299:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161300
-	JA         fp321301
+	JE         fp161302
+	JA         fp321303
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -21777,17 +21932,17 @@ unusual1297:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1304
+	JNE        ordinary1306
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1303
+	JMP        stored1305
 
-ordinary1304:
+ordinary1306:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1303:
-	JMP done1302
+stored1305:
+	JMP done1304
 
-fp161300:
+fp161302:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -21797,39 +21952,39 @@ fp161300:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1306
+	JNE          ordinary1308
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1305
+	JMP          stored1307
 
-ordinary1306:
+ordinary1308:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1305:
-	JMP done1302
+stored1307:
+	JMP done1304
 
-fp321301:
-done1302:
-stored1298:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R12
+fp321303:
+done1304:
+stored1300:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
 
-check1295:
+check1297:
 	CMPQ CX, R11
-	JB   next1294
+	JB   next1296
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1294
-	JMP  done1280
+	JB   next1296
+	JMP  done1282
 
-fp321279:
+fp321281:
 	MOVQ R12, CX
 	LEAQ 192(CX), R12
-	JMP  check1308
+	JMP  check1310
 
-next1307:
+next1309:
 	TESTQ     AX, AX
-	JEQ       kept1309
+	JEQ       kept1311
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -21843,11 +21998,13 @@ next1307:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1309:
+kept1311:
 	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (R9)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z18
 	VMOVUPS     64(DX)(CX*4), Z20
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
@@ -21913,7 +22070,7 @@ kept1309:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1310
+	JNE         unusual1312
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -21927,14 +22084,14 @@ kept1309:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1311
+	JMP         stored1313
 
-unusual1310:
+unusual1312:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161313
-	JA         fp321314
+	JE         fp161315
+	JA         fp321316
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -21948,17 +22105,17 @@ unusual1310:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1317
+	JNE        ordinary1319
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1316
+	JMP        stored1318
 
-ordinary1317:
+ordinary1319:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1316:
-	JMP done1315
+stored1318:
+	JMP done1317
 
-fp161313:
+fp161315:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -21968,31 +22125,31 @@ fp161313:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1319
+	JNE          ordinary1321
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1318
+	JMP          stored1320
 
-ordinary1319:
+ordinary1321:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1318:
-	JMP done1315
+stored1320:
+	JMP done1317
 
-fp321314:
-done1315:
-stored1311:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R12
+fp321316:
+done1317:
+stored1313:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
 
-check1308:
+check1310:
 	CMPQ CX, R11
-	JB   next1307
+	JB   next1309
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1307
+	JB   next1309
 
-done1280:
+done1282:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -22062,10 +22219,10 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1320
+	JEQ       aligned1322
 	ORQ       $0x04, DI
 
-aligned1320:
+aligned1322:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -22085,15 +22242,15 @@ aligned1320:
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161322
-	JA      fp321323
+	JE      fp161324
+	JA      fp321325
 	MOVQ    R11, CX
 	LEAQ    192(CX), R11
-	JMP     check1326
+	JMP     check1328
 
-next1325:
+next1327:
 	TESTQ     AX, AX
-	JEQ       kept1327
+	JEQ       kept1329
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -22105,8 +22262,9 @@ next1325:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1327:
+kept1329:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU32   (DX)(CX*2), Z17
@@ -22163,7 +22321,7 @@ kept1327:
 	VMOVUPS     Z16, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1328
+	JNE         unusual1330
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z16
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22177,14 +22335,14 @@ kept1327:
 	VPSRLD      $0x10, Z16, Z16
 	VPTERNLOGD  $0xf8, Z17, Z4, Z16
 	VMOVNTDQ    Z16, (BX)(CX*2)
-	JMP         stored1329
+	JMP         stored1331
 
-unusual1328:
+unusual1330:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161331
-	JA         fp321332
+	JE         fp161333
+	JA         fp321334
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z16
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22198,17 +22356,17 @@ unusual1328:
 	VPSRLD     $0x10, Z16, Z16
 	VPTERNLOGD $0xf8, Z17, Z4, Z16
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1335
+	JNE        ordinary1337
 	VMOVNTDQ   Z16, (BX)(CX*2)
-	JMP        stored1334
+	JMP        stored1336
 
-ordinary1335:
+ordinary1337:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1334:
-	JMP done1333
+stored1336:
+	JMP done1335
 
-fp161331:
+fp161333:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
 	VPERMI2PS    Z21, Z20, Z16
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22218,39 +22376,39 @@ fp161331:
 	VCVTPS2PH    $0x00, Z17, Y16
 	VINSERTI64X4 $0x01, Y16, Z8, Z8
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1337
+	JNE          ordinary1339
 	VMOVNTDQ     Z8, (BX)(CX*2)
-	JMP          stored1336
+	JMP          stored1338
 
-ordinary1337:
+ordinary1339:
 	VMOVDQU32 Z8, (BX)(CX*2)
 
-stored1336:
-	JMP done1333
+stored1338:
+	JMP done1335
 
-fp321332:
-done1333:
-stored1329:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321334:
+done1335:
+stored1331:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1326:
+check1328:
 	CMPQ CX, R10
-	JB   next1325
+	JB   next1327
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1325
-	JMP  done1324
+	JB   next1327
+	JMP  done1326
 
-fp161322:
+fp161324:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1339
+	JMP  check1341
 
-next1338:
+next1340:
 	TESTQ     AX, AX
-	JEQ       kept1340
+	JEQ       kept1342
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -22262,8 +22420,9 @@ next1338:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1340:
+kept1342:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
@@ -22323,7 +22482,7 @@ kept1340:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1341
+	JNE         unusual1343
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22337,14 +22496,14 @@ kept1340:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1342
+	JMP         stored1344
 
-unusual1341:
+unusual1343:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161344
-	JA         fp321345
+	JE         fp161346
+	JA         fp321347
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22358,17 +22517,17 @@ unusual1341:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1348
+	JNE        ordinary1350
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1347
+	JMP        stored1349
 
-ordinary1348:
+ordinary1350:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1347:
-	JMP done1346
+stored1349:
+	JMP done1348
 
-fp161344:
+fp161346:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22378,39 +22537,39 @@ fp161344:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1350
+	JNE          ordinary1352
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1349
+	JMP          stored1351
 
-ordinary1350:
+ordinary1352:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1349:
-	JMP done1346
+stored1351:
+	JMP done1348
 
-fp321345:
-done1346:
-stored1342:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321347:
+done1348:
+stored1344:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1339:
+check1341:
 	CMPQ CX, R10
-	JB   next1338
+	JB   next1340
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1338
-	JMP  done1324
+	JB   next1340
+	JMP  done1326
 
-fp321323:
+fp321325:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1352
+	JMP  check1354
 
-next1351:
+next1353:
 	TESTQ     AX, AX
-	JEQ       kept1353
+	JEQ       kept1355
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -22422,10 +22581,12 @@ next1351:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1353:
+kept1355:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VMOVUPS     64(DX)(CX*4), Z17
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
@@ -22483,7 +22644,7 @@ kept1353:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1354
+	JNE         unusual1356
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22497,14 +22658,14 @@ kept1353:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1355
+	JMP         stored1357
 
-unusual1354:
+unusual1356:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161357
-	JA         fp321358
+	JE         fp161359
+	JA         fp321360
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22518,17 +22679,17 @@ unusual1354:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1361
+	JNE        ordinary1363
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1360
+	JMP        stored1362
 
-ordinary1361:
+ordinary1363:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1360:
-	JMP done1359
+stored1362:
+	JMP done1361
 
-fp161357:
+fp161359:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22538,31 +22699,31 @@ fp161357:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1363
+	JNE          ordinary1365
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1362
+	JMP          stored1364
 
-ordinary1363:
+ordinary1365:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1362:
-	JMP done1359
+stored1364:
+	JMP done1361
 
-fp321358:
-done1359:
-stored1355:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321360:
+done1361:
+stored1357:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1352:
+check1354:
 	CMPQ CX, R10
-	JB   next1351
+	JB   next1353
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1351
+	JB   next1353
 
-done1324:
+done1326:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -22596,10 +22757,10 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1364
+	JEQ       aligned1366
 	ORQ       $0x04, DI
 
-aligned1364:
+aligned1366:
 	MOVQ         a+0(FP), R8
 	MOVQ         88(R8), R8
 	MOVQ         a+0(FP), R9
@@ -22618,15 +22779,15 @@ aligned1364:
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161366
-	JA           fp321367
+	JE           fp161368
+	JA           fp321369
 	MOVQ         R11, CX
 	LEAQ         192(CX), R11
-	JMP          check1370
+	JMP          check1372
 
-next1369:
+next1371:
 	TESTQ     AX, AX
-	JEQ       kept1371
+	JEQ       kept1373
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -22638,8 +22799,9 @@ next1369:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1371:
+kept1373:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU32   (DX)(CX*2), Z14
@@ -22686,7 +22848,7 @@ kept1371:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1372
+	JNE         unusual1374
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -22700,14 +22862,14 @@ kept1371:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1373
+	JMP         stored1375
 
-unusual1372:
+unusual1374:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161375
-	JA         fp321376
+	JE         fp161377
+	JA         fp321378
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -22721,17 +22883,17 @@ unusual1372:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1379
+	JNE        ordinary1381
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1378
+	JMP        stored1380
 
-ordinary1379:
+ordinary1381:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1378:
-	JMP done1377
+stored1380:
+	JMP done1379
 
-fp161375:
+fp161377:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -22741,39 +22903,39 @@ fp161375:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1381
+	JNE          ordinary1383
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1380
+	JMP          stored1382
 
-ordinary1381:
+ordinary1383:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1380:
-	JMP done1377
+stored1382:
+	JMP done1379
 
-fp321376:
-done1377:
-stored1373:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321378:
+done1379:
+stored1375:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1370:
+check1372:
 	CMPQ CX, R10
-	JB   next1369
+	JB   next1371
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1369
-	JMP  done1368
+	JB   next1371
+	JMP  done1370
 
-fp161366:
+fp161368:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1383
+	JMP  check1385
 
-next1382:
+next1384:
 	TESTQ     AX, AX
-	JEQ       kept1384
+	JEQ       kept1386
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -22785,8 +22947,9 @@ next1382:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1384:
+kept1386:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z12
@@ -22836,7 +22999,7 @@ kept1384:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1385
+	JNE         unusual1387
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -22850,14 +23013,14 @@ kept1384:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1386
+	JMP         stored1388
 
-unusual1385:
+unusual1387:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161388
-	JA         fp321389
+	JE         fp161390
+	JA         fp321391
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -22871,17 +23034,17 @@ unusual1385:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1392
+	JNE        ordinary1394
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1391
+	JMP        stored1393
 
-ordinary1392:
+ordinary1394:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1391:
-	JMP done1390
+stored1393:
+	JMP done1392
 
-fp161388:
+fp161390:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -22891,39 +23054,39 @@ fp161388:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1394
+	JNE          ordinary1396
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1393
+	JMP          stored1395
 
-ordinary1394:
+ordinary1396:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1393:
-	JMP done1390
+stored1395:
+	JMP done1392
 
-fp321389:
-done1390:
-stored1386:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321391:
+done1392:
+stored1388:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1383:
+check1385:
 	CMPQ CX, R10
-	JB   next1382
+	JB   next1384
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1382
-	JMP  done1368
+	JB   next1384
+	JMP  done1370
 
-fp321367:
+fp321369:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1396
+	JMP  check1398
 
-next1395:
+next1397:
 	TESTQ     AX, AX
-	JEQ       kept1397
+	JEQ       kept1399
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -22935,10 +23098,12 @@ next1395:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1397:
+kept1399:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z12
 	VMOVUPS     64(DX)(CX*4), Z14
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
@@ -22986,7 +23151,7 @@ kept1397:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1398
+	JNE         unusual1400
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -23000,14 +23165,14 @@ kept1397:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1399
+	JMP         stored1401
 
-unusual1398:
+unusual1400:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161401
-	JA         fp321402
+	JE         fp161403
+	JA         fp321404
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -23021,17 +23186,17 @@ unusual1398:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1405
+	JNE        ordinary1407
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1404
+	JMP        stored1406
 
-ordinary1405:
+ordinary1407:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1404:
-	JMP done1403
+stored1406:
+	JMP done1405
 
-fp161401:
+fp161403:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -23041,31 +23206,31 @@ fp161401:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1407
+	JNE          ordinary1409
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1406
+	JMP          stored1408
 
-ordinary1407:
+ordinary1409:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1406:
-	JMP done1403
+stored1408:
+	JMP done1405
 
-fp321402:
-done1403:
-stored1399:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321404:
+done1405:
+stored1401:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1396:
+check1398:
 	CMPQ CX, R10
-	JB   next1395
+	JB   next1397
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1395
+	JB   next1397
 
-done1368:
+done1370:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -23099,10 +23264,10 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      48(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1408
+	JEQ       aligned1410
 	ORQ       $0x04, DI
 
-aligned1408:
+aligned1410:
 	MOVQ    a+0(FP), R8
 	MOVQ    88(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -23122,15 +23287,15 @@ aligned1408:
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161410
-	JA      fp321411
+	JE      fp161412
+	JA      fp321413
 	MOVQ    R11, CX
 	LEAQ    192(CX), R11
-	JMP     check1414
+	JMP     check1416
 
-next1413:
+next1415:
 	TESTQ     AX, AX
-	JEQ       kept1415
+	JEQ       kept1417
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -23142,8 +23307,9 @@ next1413:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1415:
+kept1417:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VMOVDQU32   (DX)(CX*2), Z15
@@ -23186,7 +23352,7 @@ kept1415:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1416
+	JNE         unusual1418
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z14
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23200,14 +23366,14 @@ kept1415:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z15, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored1417
+	JMP         stored1419
 
-unusual1416:
+unusual1418:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161419
-	JA         fp321420
+	JE         fp161421
+	JA         fp321422
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z14
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23221,17 +23387,17 @@ unusual1416:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z15, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1423
+	JNE        ordinary1425
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored1422
+	JMP        stored1424
 
-ordinary1423:
+ordinary1425:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1422:
-	JMP done1421
+stored1424:
+	JMP done1423
 
-fp161419:
+fp161421:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z19, Z18, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23241,39 +23407,39 @@ fp161419:
 	VCVTPS2PH    $0x00, Z15, Y14
 	VINSERTI64X4 $0x01, Y14, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1425
+	JNE          ordinary1427
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored1424
+	JMP          stored1426
 
-ordinary1425:
+ordinary1427:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1424:
-	JMP done1421
+stored1426:
+	JMP done1423
 
-fp321420:
-done1421:
-stored1417:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321422:
+done1423:
+stored1419:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1414:
+check1416:
 	CMPQ CX, R10
-	JB   next1413
+	JB   next1415
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1413
-	JMP  done1412
+	JB   next1415
+	JMP  done1414
 
-fp161410:
+fp161412:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1427
+	JMP  check1429
 
-next1426:
+next1428:
 	TESTQ     AX, AX
-	JEQ       kept1428
+	JEQ       kept1430
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -23285,8 +23451,9 @@ next1426:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1428:
+kept1430:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
@@ -23332,7 +23499,7 @@ kept1428:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1429
+	JNE         unusual1431
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23346,14 +23513,14 @@ kept1428:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1430
+	JMP         stored1432
 
-unusual1429:
+unusual1431:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161432
-	JA         fp321433
+	JE         fp161434
+	JA         fp321435
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23367,17 +23534,17 @@ unusual1429:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1436
+	JNE        ordinary1438
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1435
+	JMP        stored1437
 
-ordinary1436:
+ordinary1438:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1435:
-	JMP done1434
+stored1437:
+	JMP done1436
 
-fp161432:
+fp161434:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23387,39 +23554,39 @@ fp161432:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1438
+	JNE          ordinary1440
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1437
+	JMP          stored1439
 
-ordinary1438:
+ordinary1440:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1437:
-	JMP done1434
+stored1439:
+	JMP done1436
 
-fp321433:
-done1434:
-stored1430:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321435:
+done1436:
+stored1432:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1427:
+check1429:
 	CMPQ CX, R10
-	JB   next1426
+	JB   next1428
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1426
-	JMP  done1412
+	JB   next1428
+	JMP  done1414
 
-fp321411:
+fp321413:
 	MOVQ R11, CX
 	LEAQ 192(CX), R11
-	JMP  check1440
+	JMP  check1442
 
-next1439:
+next1441:
 	TESTQ     AX, AX
-	JEQ       kept1441
+	JEQ       kept1443
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -23431,10 +23598,12 @@ next1439:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1441:
+kept1443:
 	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
 	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
 	VMOVUPS     (DX)(CX*4), Z6
 	VMOVUPS     64(DX)(CX*4), Z15
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
@@ -23478,7 +23647,7 @@ kept1441:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1442
+	JNE         unusual1444
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23492,14 +23661,14 @@ kept1441:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1443
+	JMP         stored1445
 
-unusual1442:
+unusual1444:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161445
-	JA         fp321446
+	JE         fp161447
+	JA         fp321448
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23513,17 +23682,17 @@ unusual1442:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1449
+	JNE        ordinary1451
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1448
+	JMP        stored1450
 
-ordinary1449:
+ordinary1451:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1448:
-	JMP done1447
+stored1450:
+	JMP done1449
 
-fp161445:
+fp161447:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23533,31 +23702,31 @@ fp161445:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1451
+	JNE          ordinary1453
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1450
+	JMP          stored1452
 
-ordinary1451:
+ordinary1453:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1450:
-	JMP done1447
+stored1452:
+	JMP done1449
 
-fp321446:
-done1447:
-stored1443:
-	ADDQ $0x20, CX
-	ADDQ $0x20, R11
+fp321448:
+done1449:
+stored1445:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
 
-check1440:
+check1442:
 	CMPQ CX, R10
-	JB   next1439
+	JB   next1441
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1439
+	JB   next1441
 
-done1412:
+done1414:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -23583,13 +23752,13 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161453
-	JA     fp321454
+	JE     fp161455
+	JA     fp321456
 	XORQ   DX, DX
 	LEAQ   192(DX), R9
-	JMP    check1457
+	JMP    check1459
 
-next1456:
+next1458:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -23599,34 +23768,34 @@ next1456:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1458
+	JEQ        written1460
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1459
+	JNE        unaligned1461
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1458
+	JMP        written1460
 
-unaligned1459:
+unaligned1461:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1458:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1460:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1457:
+check1459:
 	CMPQ DX, R8
-	JB   next1456
+	JB   next1458
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1456
-	JMP  done1455
+	JB   next1458
+	JMP  done1457
 
-fp161453:
+fp161455:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check1461
+	JMP  check1463
 
-next1460:
+next1462:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -23636,34 +23805,34 @@ next1460:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1462
+	JEQ        written1464
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1463
+	JNE        unaligned1465
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1462
+	JMP        written1464
 
-unaligned1463:
+unaligned1465:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1462:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1464:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1461:
+check1463:
 	CMPQ DX, R8
-	JB   next1460
+	JB   next1462
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1460
-	JMP  done1455
+	JB   next1462
+	JMP  done1457
 
-fp321454:
+fp321456:
 	XORQ DX, DX
 	LEAQ 192(DX), R9
-	JMP  check1465
+	JMP  check1467
 
-next1464:
+next1466:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -23673,28 +23842,28 @@ next1464:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1466
+	JEQ        written1468
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1467
+	JNE        unaligned1469
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1466
+	JMP        written1468
 
-unaligned1467:
+unaligned1469:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1466:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R9
+written1468:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R9
 
-check1465:
+check1467:
 	CMPQ DX, R8
-	JB   next1464
+	JB   next1466
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1464
+	JB   next1466
 
-done1455:
+done1457:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -23721,13 +23890,13 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161469
-	JA     fp321470
+	JE     fp161471
+	JA     fp321472
 	XORQ   DX, DX
 	LEAQ   192(DX), R10
-	JMP    check1473
+	JMP    check1475
 
-next1472:
+next1474:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -23740,34 +23909,34 @@ next1472:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1474
+	JEQ        written1476
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1475
+	JNE        unaligned1477
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1474
+	JMP        written1476
 
-unaligned1475:
+unaligned1477:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1474:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1476:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1473:
+check1475:
 	CMPQ DX, R9
-	JB   next1472
+	JB   next1474
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1472
-	JMP  done1471
+	JB   next1474
+	JMP  done1473
 
-fp161469:
+fp161471:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check1477
+	JMP  check1479
 
-next1476:
+next1478:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -23780,34 +23949,34 @@ next1476:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1478
+	JEQ        written1480
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1479
+	JNE        unaligned1481
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1478
+	JMP        written1480
 
-unaligned1479:
+unaligned1481:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1478:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1480:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1477:
+check1479:
 	CMPQ DX, R9
-	JB   next1476
+	JB   next1478
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1476
-	JMP  done1471
+	JB   next1478
+	JMP  done1473
 
-fp321470:
+fp321472:
 	XORQ DX, DX
 	LEAQ 192(DX), R10
-	JMP  check1481
+	JMP  check1483
 
-next1480:
+next1482:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -23820,28 +23989,28 @@ next1480:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1482
+	JEQ        written1484
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1483
+	JNE        unaligned1485
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1482
+	JMP        written1484
 
-unaligned1483:
+unaligned1485:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1482:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R10
+written1484:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R10
 
-check1481:
+check1483:
 	CMPQ DX, R9
-	JB   next1480
+	JB   next1482
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1480
+	JB   next1482
 
-done1471:
+done1473:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -23887,8 +24056,8 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	VMOVDQU32 pattern80000000<>+0(SB), Z7
 	VMOVDQU32 pattern00008000<>+0(SB), Z8
 	VMOVDQU32 patternffff0000<>+0(SB), Z8
-	VMOVDQU32 pattern03f80000<>+0(SB), Z9
-	VMOVDQU32 pattern0007ffff<>+0(SB), Z10
+	VMOVDQU32 pattern0007ffff<>+0(SB), Z9
+	VMOVDQU32 pattern03f80000<>+0(SB), Z10
 	VMOVDQU32 patternfe000000<>+0(SB), Z11
 	VMOVUPS   4224(DX), Z12
 	VMOVUPS   4288(DX), Z13
@@ -23913,10 +24082,10 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1484
+	JEQ       aligned1486
 	ORQ       $0x04, DI
 
-aligned1484:
+aligned1486:
 	MOVQ a+0(FP), AX
 	MOVQ 112(AX), R8
 	MOVQ a+0(FP), AX
@@ -23928,12 +24097,12 @@ aligned1484:
 	MOVQ a+0(FP), AX
 	MOVQ 16(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161486
-	JA   fp321487
+	JE   fp161488
+	JA   fp321489
 
-block1489:
+block1491:
 	TESTQ   R11, R11
-	JEQ     kept1492
+	JEQ     kept1494
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -23942,7 +24111,7 @@ block1489:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1492:
+kept1494:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -23962,9 +24131,9 @@ kept1492:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1490:
+tile1492:
 	TESTQ     R11, R11
-	JEQ       kept1493
+	JEQ       kept1495
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -23982,7 +24151,7 @@ tile1490:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1493:
+kept1495:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -23993,6 +24162,7 @@ kept1493:
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -24005,13 +24175,13 @@ kept1493:
 	VPSLLD      $0x03, Z21, Z21
 	VPANDD      Z3, Z17, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z22, Z19, Z19
 	VSUBPS      Z22, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z21, Z20
+	VPANDD      Z10, Z21, Z20
 	VPADDD      Z22, Z20, Z20
 	VSUBPS      Z22, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z21, Z20
@@ -24053,7 +24223,7 @@ kept1493:
 	VPANDND     (DX)(R13*4), Z7, Z22
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
 	VPADDD      Z23, Z22, Z22
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R13*4), Z4, Z23
@@ -24063,7 +24233,7 @@ kept1493:
 	VPANDND     64(DX)(R13*4), Z7, Z24
 	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
 	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
 	VPADDD      Z27, Z24, Z24
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z21, Z21
@@ -24096,7 +24266,7 @@ kept1493:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1494
+	JNE         unusual1496
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -24110,14 +24280,14 @@ kept1493:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1495
+	JMP         stored1497
 
-unusual1494:
+unusual1496:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161497
-	JA         fp321498
+	JE         fp161499
+	JA         fp321500
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -24131,17 +24301,17 @@ unusual1494:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1501
+	JNE        ordinary1503
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1500
+	JMP        stored1502
 
-ordinary1501:
+ordinary1503:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1500:
-	JMP done1499
+stored1502:
+	JMP done1501
 
-fp161497:
+fp161499:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24151,22 +24321,23 @@ fp161497:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1503
+	JNE          ordinary1505
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored1502
+	JMP          stored1504
 
-ordinary1503:
+ordinary1505:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1502:
-	JMP done1499
+stored1504:
+	JMP done1501
 
-fp321498:
-done1499:
-stored1495:
+fp321500:
+done1501:
+stored1497:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -24179,13 +24350,13 @@ stored1495:
 	VPSLLD      $0x03, Z24, Z24
 	VPANDD      Z3, Z17, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z25, Z19, Z19
 	VSUBPS      Z25, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z24, Z20
+	VPANDD      Z10, Z24, Z20
 	VPADDD      Z25, Z20, Z20
 	VSUBPS      Z25, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z24, Z20
@@ -24227,7 +24398,7 @@ stored1495:
 	VPANDND     128(DX)(R13*4), Z7, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R13*4), Z4, Z26
@@ -24237,7 +24408,7 @@ stored1495:
 	VPANDND     192(DX)(R13*4), Z7, Z27
 	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
 	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
 	VPADDD      Z30, Z27, Z27
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z24, Z24
@@ -24249,13 +24420,13 @@ stored1495:
 	VPTERNLOGD  $0xf8, Z27, Z8, Z25
 	VPSRLD      $0x10, 128(DX)(R13*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKUSWB   Z24, Z21, Z24
 	VPACKSSWB   Z25, Z22, Z25
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPERMQ      Z24, Z21, Z24
-	VPERMQ      Z25, Z21, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z24, Z21, Z24
+	VPERMQ      Z24, Z22, Z24
+	VPERMQ      Z25, Z22, Z25
 	MOVQ        5136(DX), R13
 	VMOVDQU32   Z24, -32(R13)(AX*1)
 	MOVQ        5128(DX), R13
@@ -24281,7 +24452,7 @@ stored1495:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1504
+	JNE         unusual1506
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -24295,14 +24466,14 @@ stored1495:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1505
+	JMP         stored1507
 
-unusual1504:
+unusual1506:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161507
-	JA         fp321508
+	JE         fp161509
+	JA         fp321510
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -24316,17 +24487,17 @@ unusual1504:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1511
+	JNE        ordinary1513
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1510
+	JMP        stored1512
 
-ordinary1511:
+ordinary1513:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1510:
-	JMP done1509
+stored1512:
+	JMP done1511
 
-fp161507:
+fp161509:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24336,28 +24507,28 @@ fp161507:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1513
+	JNE          ordinary1515
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1512
+	JMP          stored1514
 
-ordinary1513:
+ordinary1515:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1512:
-	JMP done1509
+stored1514:
+	JMP done1511
 
-fp321508:
-done1509:
-stored1505:
+fp321510:
+done1511:
+stored1507:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1490
+	JNE   tile1492
 	CMPL  5120(DX), $0x00
-	JEQ   done1515
+	JEQ   done1517
 	SUBQ  $0x00000100, AX
 
-next1514:
+next1516:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -24376,9 +24547,9 @@ next1514:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1514
+	JNE        next1516
 
-done1515:
+done1517:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -24403,11 +24574,11 @@ done1515:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1516
+	JEQ           unusual1518
 	CMPL          R14, $0x5f000000
-	JBE           usual1517
+	JBE           usual1519
 
-unusual1516:
+unusual1518:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -24416,7 +24587,7 @@ unusual1516:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1518:
+next1520:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -24425,7 +24596,7 @@ next1518:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1518
+	JB            next1520
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -24447,7 +24618,7 @@ next1518:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1517:
+usual1519:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -24557,13 +24728,13 @@ usual1517:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1489
-	JMP          done1488
+	JB           block1491
+	JMP          done1490
 
-fp161486:
-block1519:
+fp161488:
+block1521:
 	TESTQ   R11, R11
-	JEQ     kept1522
+	JEQ     kept1524
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -24572,7 +24743,7 @@ block1519:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1522:
+kept1524:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -24592,9 +24763,9 @@ kept1522:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1520:
+tile1522:
 	TESTQ     R11, R11
-	JEQ       kept1523
+	JEQ       kept1525
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -24612,7 +24783,7 @@ tile1520:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1523:
+kept1525:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -24623,6 +24794,7 @@ kept1523:
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -24635,13 +24807,13 @@ kept1523:
 	VPSLLD      $0x03, Z21, Z21
 	VPANDD      Z3, Z5, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z22, Z19, Z19
 	VSUBPS      Z22, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z21, Z20
+	VPANDD      Z10, Z21, Z20
 	VPADDD      Z22, Z20, Z20
 	VSUBPS      Z22, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z21, Z20
@@ -24686,7 +24858,7 @@ kept1523:
 	VPANDND     (DX)(R13*4), Z7, Z22
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
 	VPADDD      Z23, Z22, Z22
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R13*4), Z4, Z23
@@ -24696,7 +24868,7 @@ kept1523:
 	VPANDND     64(DX)(R13*4), Z7, Z24
 	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
 	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
 	VPADDD      Z27, Z24, Z24
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z21, Z21
@@ -24729,7 +24901,7 @@ kept1523:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1524
+	JNE         unusual1526
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -24743,14 +24915,14 @@ kept1523:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1525
+	JMP         stored1527
 
-unusual1524:
+unusual1526:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161527
-	JA         fp321528
+	JE         fp161529
+	JA         fp321530
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -24764,17 +24936,17 @@ unusual1524:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1531
+	JNE        ordinary1533
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1530
+	JMP        stored1532
 
-ordinary1531:
+ordinary1533:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1530:
-	JMP done1529
+stored1532:
+	JMP done1531
 
-fp161527:
+fp161529:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24784,22 +24956,23 @@ fp161527:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1533
+	JNE          ordinary1535
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1532
+	JMP          stored1534
 
-ordinary1533:
+ordinary1535:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1532:
-	JMP done1529
+stored1534:
+	JMP done1531
 
-fp321528:
-done1529:
-stored1525:
+fp321530:
+done1531:
+stored1527:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*2)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
@@ -24812,13 +24985,13 @@ stored1525:
 	VPSLLD      $0x03, Z24, Z24
 	VPANDD      Z3, Z5, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z25, Z19, Z19
 	VSUBPS      Z25, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z24, Z20
+	VPANDD      Z10, Z24, Z20
 	VPADDD      Z25, Z20, Z20
 	VSUBPS      Z25, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z24, Z20
@@ -24863,7 +25036,7 @@ stored1525:
 	VPANDND     128(DX)(R13*4), Z7, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R13*4), Z4, Z26
@@ -24873,7 +25046,7 @@ stored1525:
 	VPANDND     192(DX)(R13*4), Z7, Z27
 	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
 	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
 	VPADDD      Z30, Z27, Z27
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z24, Z24
@@ -24885,13 +25058,13 @@ stored1525:
 	VPTERNLOGD  $0xf8, Z27, Z8, Z25
 	VPSRLD      $0x10, 128(DX)(R13*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKUSWB   Z24, Z21, Z24
 	VPACKSSWB   Z25, Z22, Z25
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPERMQ      Z24, Z21, Z24
-	VPERMQ      Z25, Z21, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z24, Z21, Z24
+	VPERMQ      Z24, Z22, Z24
+	VPERMQ      Z25, Z22, Z25
 	MOVQ        5136(DX), R13
 	VMOVDQU32   Z24, -32(R13)(AX*1)
 	MOVQ        5128(DX), R13
@@ -24917,7 +25090,7 @@ stored1525:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1534
+	JNE         unusual1536
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -24931,14 +25104,14 @@ stored1525:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1535
+	JMP         stored1537
 
-unusual1534:
+unusual1536:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161537
-	JA         fp321538
+	JE         fp161539
+	JA         fp321540
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -24952,17 +25125,17 @@ unusual1534:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1541
+	JNE        ordinary1543
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1540
+	JMP        stored1542
 
-ordinary1541:
+ordinary1543:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1540:
-	JMP done1539
+stored1542:
+	JMP done1541
 
-fp161537:
+fp161539:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24972,28 +25145,28 @@ fp161537:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1543
+	JNE          ordinary1545
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1542
+	JMP          stored1544
 
-ordinary1543:
+ordinary1545:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1542:
-	JMP done1539
+stored1544:
+	JMP done1541
 
-fp321538:
-done1539:
-stored1535:
+fp321540:
+done1541:
+stored1537:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1520
+	JNE   tile1522
 	CMPL  5120(DX), $0x00
-	JEQ   done1545
+	JEQ   done1547
 	SUBQ  $0x00000100, AX
 
-next1544:
+next1546:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -25012,9 +25185,9 @@ next1544:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1544
+	JNE        next1546
 
-done1545:
+done1547:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -25039,11 +25212,11 @@ done1545:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1546
+	JEQ           unusual1548
 	CMPL          R14, $0x5f000000
-	JBE           usual1547
+	JBE           usual1549
 
-unusual1546:
+unusual1548:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -25052,7 +25225,7 @@ unusual1546:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1548:
+next1550:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -25061,7 +25234,7 @@ next1548:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1548
+	JB            next1550
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -25083,7 +25256,7 @@ next1548:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1547:
+usual1549:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -25193,13 +25366,13 @@ usual1547:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1519
-	JMP          done1488
+	JB           block1521
+	JMP          done1490
 
-fp321487:
-block1549:
+fp321489:
+block1551:
 	TESTQ   R11, R11
-	JEQ     kept1552
+	JEQ     kept1554
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -25208,7 +25381,7 @@ block1549:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1552:
+kept1554:
 	MOVQ         a+0(FP), CX
 	MOVQ         104(CX), R12
 	MOVQ         AX, CX
@@ -25228,9 +25401,9 @@ kept1552:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1550:
+tile1552:
 	TESTQ     R11, R11
-	JEQ       kept1553
+	JEQ       kept1555
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -25248,7 +25421,7 @@ tile1550:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1553:
+kept1555:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -25259,7 +25432,9 @@ kept1553:
 	MOVQ        AX, R12
 	ANDQ        $0x000001ff, R12
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*4)
+	PREFETCHT0  64(R8)(CX*4)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
 	VPSLLW      5056(DX), Z18, Z18
@@ -25271,13 +25446,13 @@ kept1553:
 	VPSLLD      $0x03, Z21, Z21
 	VPANDD      Z3, Z5, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z22, Z19, Z19
 	VSUBPS      Z22, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z22
 	VPADDD      Z11, Z22, Z22
-	VPANDD      Z9, Z21, Z20
+	VPANDD      Z10, Z21, Z20
 	VPADDD      Z22, Z20, Z20
 	VSUBPS      Z22, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z21, Z20
@@ -25322,7 +25497,7 @@ kept1553:
 	VPANDND     (DX)(R13*4), Z7, Z22
 	VFMADD213PS pattern3e000000<>+0(SB), Z23, Z22
 	VMOVDQA32   Z0, Z23
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z23
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z23
 	VPADDD      Z23, Z22, Z22
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(R13*4), Z4, Z23
@@ -25332,7 +25507,7 @@ kept1553:
 	VPANDND     64(DX)(R13*4), Z7, Z24
 	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z24
 	VMOVDQA32   Z0, Z27
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z27
 	VPADDD      Z27, Z24, Z24
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z21, Z21
@@ -25365,7 +25540,7 @@ kept1553:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1554
+	JNE         unusual1556
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -25379,14 +25554,14 @@ kept1553:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1555
+	JMP         stored1557
 
-unusual1554:
+unusual1556:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161557
-	JA         fp321558
+	JE         fp161559
+	JA         fp321560
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -25400,17 +25575,17 @@ unusual1554:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1561
+	JNE        ordinary1563
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1560
+	JMP        stored1562
 
-ordinary1561:
+ordinary1563:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1560:
-	JMP done1559
+stored1562:
+	JMP done1561
 
-fp161557:
+fp161559:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -25420,23 +25595,25 @@ fp161557:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1563
+	JNE          ordinary1565
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1562
+	JMP          stored1564
 
-ordinary1563:
+ordinary1565:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1562:
-	JMP done1559
+stored1564:
+	JMP done1561
 
-fp321558:
-done1559:
-stored1555:
+fp321560:
+done1561:
+stored1557:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
+	PREFETCHT0  64(SI)(CX*4)
 	PREFETCHT0  (R8)(CX*4)
+	PREFETCHT0  64(R8)(CX*4)
 	VPMOVZXBW   (R10)(AX*1), Z18
 	VPTESTMW    Z18, Z18, K1
 	VPSLLW      5056(DX), Z18, Z18
@@ -25448,13 +25625,13 @@ stored1555:
 	VPSLLD      $0x03, Z24, Z24
 	VPANDD      Z3, Z5, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z20, Z19
+	VPANDD      Z10, Z20, Z19
 	VPADDD      Z25, Z19, Z19
 	VSUBPS      Z25, Z19, Z19
 	VPTERNLOGD  $0xf8, Z7, Z20, Z19
 	VPANDD      Z3, Z18, Z25
 	VPADDD      Z11, Z25, Z25
-	VPANDD      Z9, Z24, Z20
+	VPANDD      Z10, Z24, Z20
 	VPADDD      Z25, Z20, Z20
 	VSUBPS      Z25, Z20, Z20
 	VPTERNLOGD  $0xf8, Z7, Z24, Z20
@@ -25499,7 +25676,7 @@ stored1555:
 	VPANDND     128(DX)(R13*4), Z7, Z25
 	VFMADD213PS pattern3e000000<>+0(SB), Z26, Z25
 	VMOVDQA32   Z0, Z26
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z26
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z26
 	VPADDD      Z26, Z25, Z25
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(R13*4), Z4, Z26
@@ -25509,7 +25686,7 @@ stored1555:
 	VPANDND     192(DX)(R13*4), Z7, Z27
 	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z27
 	VMOVDQA32   Z0, Z30
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z30
 	VPADDD      Z30, Z27, Z27
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z24, Z24
@@ -25521,13 +25698,13 @@ stored1555:
 	VPTERNLOGD  $0xf8, Z27, Z8, Z25
 	VPSRLD      $0x10, 128(DX)(R13*4), Z26
 	VPTERNLOGD  $0xf8, 192(DX)(R13*4), Z8, Z26
-	VPACKUSWB   Z24, Z21, Z24
 	VPACKSSWB   Z25, Z22, Z25
 	VPACKSSWB   Z26, Z23, Z26
 	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z26, Z25
-	VMOVUPS     inOrder<>+0(SB), Z21
-	VPERMQ      Z24, Z21, Z24
-	VPERMQ      Z25, Z21, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z24, Z21, Z24
+	VPERMQ      Z24, Z22, Z24
+	VPERMQ      Z25, Z22, Z25
 	MOVQ        5136(DX), R13
 	VMOVDQU32   Z24, -32(R13)(AX*1)
 	MOVQ        5128(DX), R13
@@ -25553,7 +25730,7 @@ stored1555:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1564
+	JNE         unusual1566
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -25567,14 +25744,14 @@ stored1555:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1565
+	JMP         stored1567
 
-unusual1564:
+unusual1566:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161567
-	JA         fp321568
+	JE         fp161569
+	JA         fp321570
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -25588,17 +25765,17 @@ unusual1564:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1571
+	JNE        ordinary1573
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1570
+	JMP        stored1572
 
-ordinary1571:
+ordinary1573:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1570:
-	JMP done1569
+stored1572:
+	JMP done1571
 
-fp161567:
+fp161569:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -25608,28 +25785,28 @@ fp161567:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1573
+	JNE          ordinary1575
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1572
+	JMP          stored1574
 
-ordinary1573:
+ordinary1575:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1572:
-	JMP done1569
+stored1574:
+	JMP done1571
 
-fp321568:
-done1569:
-stored1565:
+fp321570:
+done1571:
+stored1567:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1550
+	JNE   tile1552
 	CMPL  5120(DX), $0x00
-	JEQ   done1575
+	JEQ   done1577
 	SUBQ  $0x00000100, AX
 
-next1574:
+next1576:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -25648,9 +25825,9 @@ next1574:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1574
+	JNE        next1576
 
-done1575:
+done1577:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -25675,11 +25852,11 @@ done1575:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1576
+	JEQ           unusual1578
 	CMPL          R14, $0x5f000000
-	JBE           usual1577
+	JBE           usual1579
 
-unusual1576:
+unusual1578:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -25688,7 +25865,7 @@ unusual1576:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1578:
+next1580:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -25697,7 +25874,7 @@ next1578:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1578
+	JB            next1580
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -25719,7 +25896,7 @@ next1578:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1577:
+usual1579:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -25829,10 +26006,10 @@ usual1577:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1549
+	JB           block1551
 
-done1488:
-tile1579:
+done1490:
+tile1581:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -25844,18 +26021,18 @@ tile1579:
 	VPANDND     (DX)(BX*4), Z7, Z2
 	VFMADD213PS pattern3e000000<>+0(SB), Z5, Z2
 	VMOVDQA32   Z0, Z5
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z5
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z5
 	VPADDD      Z5, Z2, Z2
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2112(DX)(BX*4), Z4, Z5
 	VPSRLD      5104(DX), Z0, Z6
 	VPADDD      Z6, Z5, Z5
-	VPANDND     Z3, Z5, Z9
+	VPANDND     Z3, Z5, Z10
 	VPANDND     64(DX)(BX*4), Z7, Z6
-	VFMADD213PS pattern3e000000<>+0(SB), Z9, Z6
-	VMOVDQA32   Z0, Z9
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z9
-	VPADDD      Z9, Z6, Z6
+	VFMADD213PS pattern3e000000<>+0(SB), Z10, Z6
+	VMOVDQA32   Z0, Z10
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z10
+	VPADDD      Z10, Z6, Z6
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z1, Z1
 	VPSRLD      5088(DX), Z5, Z5
@@ -25869,14 +26046,14 @@ tile1579:
 	ADDQ        $0x20, AX
 	XORQ        $0x00000100, CX
 	VPMAXSD     2176(DX)(CX*4), Z4, Z6
-	VPSRLD      5104(DX), Z0, Z9
-	VPADDD      Z9, Z6, Z6
+	VPSRLD      5104(DX), Z0, Z10
+	VPADDD      Z10, Z6, Z6
 	VPANDND     Z3, Z6, Z11
-	VPANDND     128(DX)(CX*4), Z7, Z9
-	VFMADD213PS pattern3e000000<>+0(SB), Z11, Z9
+	VPANDND     128(DX)(CX*4), Z7, Z10
+	VFMADD213PS pattern3e000000<>+0(SB), Z11, Z10
 	VMOVDQA32   Z0, Z11
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z11
-	VPADDD      Z11, Z9, Z9
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z11
+	VPADDD      Z11, Z10, Z10
 	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
 	VPMAXSD     2240(DX)(CX*4), Z4, Z11
 	VPSRLD      5104(DX), Z0, Z12
@@ -25885,37 +26062,37 @@ tile1579:
 	VPANDND     192(DX)(CX*4), Z7, Z12
 	VFMADD213PS pattern3e000000<>+0(SB), Z13, Z12
 	VMOVDQA32   Z0, Z13
-	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z10, Z13
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z9, Z13
 	VPADDD      Z13, Z12, Z12
 	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
 	VPSRLD      5072(DX), Z6, Z6
 	VPSRLD      5088(DX), Z11, Z11
 	VPTERNLOGD  $0xf8, Z11, Z8, Z6
 	VPSUBW      4992(DX), Z6, Z6
-	VPSRLD      $0x13, Z9, Z9
+	VPSRLD      $0x13, Z10, Z10
 	VPSRLD      $0x03, Z12, Z12
-	VPTERNLOGD  $0xf8, Z12, Z8, Z9
+	VPTERNLOGD  $0xf8, Z12, Z8, Z10
 	VPSRLD      $0x10, 128(DX)(CX*4), Z11
 	VPTERNLOGD  $0xf8, 192(DX)(CX*4), Z8, Z11
-	VPACKUSWB   Z6, Z1, Z6
-	VPACKSSWB   Z9, Z2, Z9
+	VPACKSSWB   Z10, Z2, Z10
 	VPACKSSWB   Z11, Z5, Z11
-	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z11, Z9
-	VMOVUPS     inOrder<>+0(SB), Z1
-	VPERMQ      Z6, Z1, Z6
-	VPERMQ      Z9, Z1, Z9
+	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z11, Z10
+	VMOVUPS     inOrder<>+0(SB), Z2
+	VPACKUSWB   Z6, Z1, Z6
+	VPERMQ      Z6, Z2, Z6
+	VPERMQ      Z10, Z2, Z10
 	MOVQ        5136(DX), CX
 	VMOVDQU32   Z6, -32(CX)(AX*1)
 	MOVQ        5128(DX), CX
-	VMOVDQU32   Z9, -32(CX)(AX*1)
+	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1579
+	JNE         tile1581
 	CMPL        5120(DX), $0x00
-	JEQ         done1581
+	JEQ         done1583
 	SUBQ        $0x00000100, AX
 
-next1580:
+next1582:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -25934,9 +26111,9 @@ next1580:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1580
+	JNE        next1582
 
-done1581:
+done1583:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -25966,13 +26143,13 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161583
-	JA     fp321584
+	JE     fp161585
+	JA     fp321586
 	XORQ   DX, DX
 	LEAQ   192(DX), R11
-	JMP    check1587
+	JMP    check1589
 
-next1586:
+next1588:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -25985,42 +26162,42 @@ next1586:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1588
+	JNE        within1590
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1588:
+within1590:
 	TESTQ    AX, AX
-	JEQ      written1589
+	JEQ      written1591
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1590
+	JNE      unaligned1592
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1589
+	JMP      written1591
 
-unaligned1590:
+unaligned1592:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1589:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+written1591:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1587:
+check1589:
 	CMPQ DX, R10
-	JB   next1586
+	JB   next1588
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1586
-	JMP  done1585
+	JB   next1588
+	JMP  done1587
 
-fp161583:
+fp161585:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1592
+	JMP  check1594
 
-next1591:
+next1593:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -26033,42 +26210,42 @@ next1591:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1593
+	JNE        within1595
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1593:
+within1595:
 	TESTQ    AX, AX
-	JEQ      written1594
+	JEQ      written1596
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1595
+	JNE      unaligned1597
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1594
+	JMP      written1596
 
-unaligned1595:
+unaligned1597:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1594:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+written1596:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1592:
+check1594:
 	CMPQ DX, R10
-	JB   next1591
+	JB   next1593
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1591
-	JMP  done1585
+	JB   next1593
+	JMP  done1587
 
-fp321584:
+fp321586:
 	XORQ DX, DX
 	LEAQ 192(DX), R11
-	JMP  check1597
+	JMP  check1599
 
-next1596:
+next1598:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -26081,36 +26258,36 @@ next1596:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1598
+	JNE        within1600
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1598:
+within1600:
 	TESTQ    AX, AX
-	JEQ      written1599
+	JEQ      written1601
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1600
+	JNE      unaligned1602
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1599
+	JMP      written1601
 
-unaligned1600:
+unaligned1602:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1599:
-	ADDQ $0x10, DX
-	ADDQ $0x10, R11
+written1601:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
 
-check1597:
+check1599:
 	CMPQ DX, R10
-	JB   next1596
+	JB   next1598
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1596
+	JB   next1598
 
-done1585:
+done1587:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -26129,18 +26306,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161602
-	JA      fp321603
+	JE      fp161604
+	JA      fp321605
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1605:
+run1607:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1606:
+part1608:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -26175,23 +26352,23 @@ part1606:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1606
+	JNE           part1608
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1605
-	JMP           done1604
+	JB            run1607
+	JMP           done1606
 
-fp161602:
+fp161604:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1607:
+run1609:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1608:
+part1610:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -26218,23 +26395,23 @@ part1608:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1608
+	JNE           part1610
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1607
-	JMP           done1604
+	JB            run1609
+	JMP           done1606
 
-fp321603:
+fp321605:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1609:
+run1611:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1610:
+part1612:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -26261,12 +26438,106 @@ part1610:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1610
+	JNE           part1612
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1609
+	JB            run1611
 
-done1604:
+done1606:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sumPairsAVX512(n int, prefetching int, gradient *byte, sums *[2][16]float64)
+// Requires: AVX, AVX512F, MMX+, SSE
+TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	MOVQ      gradient+16(FP), AX
+	MOVQ      sums+24(FP), CX
+	MOVQ      n+0(FP), DX
+	MOVQ      prefetching+8(FP), BX
+	VMOVDQU32 patternffff0000<>+0(SB), Z0
+	XORQ      SI, SI
+	LEAQ      2048(SI), DI
+	JMP       check1614
+
+next1613:
+	PREFETCHT0    (AX)(DI*2)
+	VMOVDQU32     (AX)(SI*2), Z2
+	VPSLLD        $0x10, Z2, Z1
+	VPANDD        Z0, Z2, Z2
+	VMULPS        Z1, Z1, Z1
+	VMULPS        Z2, Z2, Z2
+	PREFETCHT0    64(AX)(DI*2)
+	VMOVDQU32     64(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    128(AX)(DI*2)
+	VMOVDQU32     128(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    192(AX)(DI*2)
+	VMOVDQU32     192(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    256(AX)(DI*2)
+	VMOVDQU32     256(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    320(AX)(DI*2)
+	VMOVDQU32     320(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    384(AX)(DI*2)
+	VMOVDQU32     384(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	PREFETCHT0    448(AX)(DI*2)
+	VMOVDQU32     448(AX)(SI*2), Z4
+	VPSLLD        $0x10, Z4, Z3
+	VPANDD        Z0, Z4, Z4
+	VFMADD231PS   Z3, Z3, Z1
+	VFMADD231PS   Z4, Z4, Z2
+	VCVTPS2PD     Y1, Z3
+	VEXTRACTF64X4 $0x01, Z1, Y1
+	VCVTPS2PD     Y1, Z1
+	VCVTPS2PD     Y2, Z4
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VADDPD        (CX), Z3, Z3
+	VMOVUPD       Z3, (CX)
+	VADDPD        64(CX), Z1, Z1
+	VMOVUPD       Z1, 64(CX)
+	VADDPD        128(CX), Z4, Z4
+	VMOVUPD       Z4, 128(CX)
+	VADDPD        192(CX), Z2, Z2
+	VMOVUPD       Z2, 192(CX)
+	ADDQ          $0x00000100, SI
+	ADDQ          $0x00000100, DI
+
+check1614:
+	CMPQ    SI, BX
+	JB      next1613
+	MOVQ    SI, DI
+	CMPQ    BX, DX
+	MOVQ    DX, BX
+	JB      next1613
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -26287,13 +26558,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161612
-	JA      fp321613
+	JE      fp161616
+	JA      fp321617
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1616
+	JMP     check1620
 
-next1615:
+next1619:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -26302,58 +26573,8 @@ next1615:
 	VCVTPS2PD     Y2, Z2
 	VFMADD231PD   Z3, Z3, Z0
 	VFMADD231PD   Z2, Z2, Z1
-	ADDQ          $0x10, AX
-	ADDQ          $0x10, DI
-
-check1616:
-	CMPQ AX, SI
-	JB   next1615
-	MOVQ AX, DI
-	CMPQ SI, BX
-	MOVQ BX, SI
-	JB   next1615
-	JMP  done1614
-
-fp161612:
-	XORQ AX, AX
-	LEAQ 2048(AX), DI
-	JMP  check1618
-
-next1617:
-	PREFETCHT0    (CX)(DI*2)
-	VCVTPH2PS     (CX)(AX*2), Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y2
-	VCVTPS2PD     Y2, Z2
-	VFMADD231PD   Z3, Z3, Z0
-	VFMADD231PD   Z2, Z2, Z1
-	ADDQ          $0x10, AX
-	ADDQ          $0x10, DI
-
-check1618:
-	CMPQ AX, SI
-	JB   next1617
-	MOVQ AX, DI
-	CMPQ SI, BX
-	MOVQ BX, SI
-	JB   next1617
-	JMP  done1614
-
-fp321613:
-	XORQ AX, AX
-	LEAQ 2048(AX), DI
-	JMP  check1620
-
-next1619:
-	PREFETCHT0    (CX)(DI*4)
-	VMOVUPS       (CX)(AX*4), Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y2
-	VCVTPS2PD     Y2, Z2
-	VFMADD231PD   Z3, Z3, Z0
-	VFMADD231PD   Z2, Z2, Z1
-	ADDQ          $0x10, AX
-	ADDQ          $0x10, DI
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, DI
 
 check1620:
 	CMPQ AX, SI
@@ -26362,8 +26583,58 @@ check1620:
 	CMPQ SI, BX
 	MOVQ BX, SI
 	JB   next1619
+	JMP  done1618
 
-done1614:
+fp161616:
+	XORQ AX, AX
+	LEAQ 2048(AX), DI
+	JMP  check1622
+
+next1621:
+	PREFETCHT0    (CX)(DI*2)
+	VCVTPH2PS     (CX)(AX*2), Z2
+	VCVTPS2PD     Y2, Z3
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VFMADD231PD   Z3, Z3, Z0
+	VFMADD231PD   Z2, Z2, Z1
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, DI
+
+check1622:
+	CMPQ AX, SI
+	JB   next1621
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
+	JB   next1621
+	JMP  done1618
+
+fp321617:
+	XORQ AX, AX
+	LEAQ 2048(AX), DI
+	JMP  check1624
+
+next1623:
+	PREFETCHT0    (CX)(DI*4)
+	VMOVUPS       (CX)(AX*4), Z2
+	VCVTPS2PD     Y2, Z3
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VFMADD231PD   Z3, Z3, Z0
+	VFMADD231PD   Z2, Z2, Z1
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, DI
+
+check1624:
+	CMPQ AX, SI
+	JB   next1623
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
+	JB   next1623
+
+done1618:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -26385,16 +26656,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161622
-	JA      fp321623
-	CMPQ    CX, $0x01
 	JE      fp161626
 	JA      fp321627
+	CMPQ    CX, $0x01
+	JE      fp161630
+	JA      fp321631
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1630
+	JMP     check1634
 
-next1629:
+next1633:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -26410,72 +26681,8 @@ next1629:
 	VPSRLD     $0x10, Z1, Z1
 	VPMOVDW    Z1, Y0
 	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1630:
-	CMPQ AX, DI
-	JB   next1629
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1629
-	JMP  done1628
-
-fp161626:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1632
-
-next1631:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
-	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
-	VCMPPS     $0x03, Z0, Z0, K2
-	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1632:
-	CMPQ AX, DI
-	JB   next1631
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1631
-	JMP  done1628
-
-fp321627:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1634
-
-next1633:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
-	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
-	VCMPPS     $0x03, Z0, Z0, K2
-	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
 
 check1634:
 	CMPQ AX, DI
@@ -26484,19 +26691,83 @@ check1634:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1633
+	JMP  done1632
 
-done1628:
-	JMP done1624
-
-fp161622:
-	CMPQ CX, $0x01
-	JE   fp161636
-	JA   fp321637
+fp161630:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1640
+	JMP  check1636
 
-next1639:
+next1635:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1636:
+	CMPQ AX, DI
+	JB   next1635
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1635
+	JMP  done1632
+
+fp321631:
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1638
+
+next1637:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1638:
+	CMPQ AX, DI
+	JB   next1637
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1637
+
+done1632:
+	JMP done1628
+
+fp161626:
+	CMPQ CX, $0x01
+	JE   fp161640
+	JA   fp321641
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1644
+
+next1643:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -26506,60 +26777,8 @@ next1639:
 	VPXORD     Y2, Y2, Y2
 	VCVTPS2PH  $0x00, Z0, Y2
 	VMOVDQU    Y2, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1640:
-	CMPQ AX, DI
-	JB   next1639
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1639
-	JMP  done1638
-
-fp161636:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1642
-
-next1641:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VPXORD     Y2, Y2, Y2
-	VCVTPS2PH  $0x00, Z0, Y2
-	VMOVDQU    Y2, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1642:
-	CMPQ AX, DI
-	JB   next1641
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1641
-	JMP  done1638
-
-fp321637:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1644
-
-next1643:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VPXORD     Y2, Y2, Y2
-	VCVTPS2PH  $0x00, Z0, Y2
-	VMOVDQU    Y2, (DX)(AX*2)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
 
 check1644:
 	CMPQ AX, DI
@@ -26568,19 +26787,71 @@ check1644:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1643
+	JMP  done1642
 
-done1638:
-	JMP done1624
-
-fp321623:
-	CMPQ CX, $0x01
-	JE   fp161646
-	JA   fp321647
+fp161640:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1650
+	JMP  check1646
 
-next1649:
+next1645:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*2)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VPXORD     Y2, Y2, Y2
+	VCVTPS2PH  $0x00, Z0, Y2
+	VMOVDQU    Y2, (DX)(AX*2)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1646:
+	CMPQ AX, DI
+	JB   next1645
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1645
+	JMP  done1642
+
+fp321641:
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1648
+
+next1647:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VPXORD     Y2, Y2, Y2
+	VCVTPS2PH  $0x00, Z0, Y2
+	VMOVDQU    Y2, (DX)(AX*2)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1648:
+	CMPQ AX, DI
+	JB   next1647
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1647
+
+done1642:
+	JMP done1628
+
+fp321627:
+	CMPQ CX, $0x01
+	JE   fp161650
+	JA   fp321651
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1654
+
+next1653:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -26588,56 +26859,8 @@ next1649:
 	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1650:
-	CMPQ AX, DI
-	JB   next1649
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1649
-	JMP  done1648
-
-fp161646:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1652
-
-next1651:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
-	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
-
-check1652:
-	CMPQ AX, DI
-	JB   next1651
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next1651
-	JMP  done1648
-
-fp321647:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check1654
-
-next1653:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*4)
-	VMOVUPS    (DX)(AX*4), Z0
-	VMOVUPS    (BX)(AX*4), Z1
-	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
-	ADDQ       $0x10, AX
-	ADDQ       $0x10, CX
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
 
 check1654:
 	CMPQ AX, DI
@@ -26646,9 +26869,8021 @@ check1654:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next1653
+	JMP  done1652
 
-done1648:
-done1624:
+fp161650:
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1656
+
+next1655:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
+	VMOVUPS    (DX)(AX*4), Z0
+	VCVTPH2PS  (BX)(AX*2), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1656:
+	CMPQ AX, DI
+	JB   next1655
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1655
+	JMP  done1652
+
+fp321651:
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check1658
+
+next1657:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
+	VMOVUPS    (DX)(AX*4), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check1658:
+	CMPQ AX, DI
+	JB   next1657
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next1657
+
+done1652:
+done1628:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamSplitINT8AVX512BF16(a *Arguments)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VBMI, AVX512VL, CMOV, MMX+, SSE
+TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	LEAQ      8(SP), DX
+	ADDQ      $0x3f, DX
+	ANDQ      $-64, DX
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	VMOVUPS   (AX), Z3
+	VMOVUPS   Z3, 4096(DX)
+	VMOVUPS   64(AX), Z3
+	VMOVUPS   Z3, 4160(DX)
+	VMOVUPS   128(AX), Z3
+	VMOVUPS   Z3, 4224(DX)
+	VMOVUPS   192(AX), Z3
+	VMOVUPS   Z3, 4288(DX)
+	VMOVUPS   256(AX), Z3
+	VMOVUPS   Z3, 4352(DX)
+	VMOVUPS   320(AX), Z3
+	VMOVUPS   Z3, 4416(DX)
+	VMOVUPS   384(AX), Z3
+	VMOVUPS   Z3, 4480(DX)
+	VMOVUPS   448(AX), Z3
+	VMOVUPS   Z3, 4544(DX)
+	VMOVUPS   512(AX), Z3
+	VMOVUPS   Z3, 4608(DX)
+	VMOVUPS   576(AX), Z3
+	VMOVUPS   Z3, 4672(DX)
+	VMOVUPS   640(AX), Z3
+	VMOVUPS   Z3, 4736(DX)
+	VMOVUPS   704(AX), Z3
+	VMOVUPS   Z3, 4800(DX)
+	VMOVDQU32 pattern7f800000<>+0(SB), Z3
+	VMOVDQU32 pattern80000000<>+0(SB), Z5
+	VMOVDQU32 pattern00008000<>+0(SB), Z6
+	VMOVDQU32 patternffff0000<>+0(SB), Z7
+	VMOVDQU32 pattern0007ffff<>+0(SB), Z8
+	VMOVUPS   firsts00<>+0(SB), Z9
+	VMOVUPS   firsts10<>+0(SB), Z10
+	MOVQ      $0x5555555555555555, AX
+	KMOVQ     AX, K1
+	MOVQ      $0xaaaaaaaaaaaaaaaa, AX
+	KMOVQ     AX, K2
+	MOVQ      $0x0a0a0a0a0a0a0a0a, AX
+	KMOVQ     AX, K3
+	MOVQ      $0x5050505050505050, AX
+	KMOVQ     AX, K4
+	MOVQ      $0xa0a0a0a0a0a0a0a0, AX
+	KMOVQ     AX, K5
+	VMOVUPS   4224(DX), Z11
+	VMOVUPS   4288(DX), Z12
+	VMOVUPS   4352(DX), Z13
+	VMOVUPS   4416(DX), Z14
+	VMOVUPS   4480(DX), Z15
+	VPXORD    Z4, Z4, Z4
+	VPXORD    Z0, Z0, Z0
+	MOVL      $0x00000000, 5120(DX)
+	LEAQ      5144(DX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      16(CX), CX
+	SUBQ      CX, AX
+	MOVQ      AX, 5128(DX)
+	MOVQ      AX, 5136(DX)
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), CX
+	MOVQ      a+0(FP), AX
+	MOVQ      64(AX), BX
+	MOVQ      a+0(FP), AX
+	MOVQ      72(AX), SI
+	MOVQ      a+0(FP), AX
+	MOVQ      112(AX), DI
+	MOVQ      a+0(FP), AX
+	MOVQ      88(AX), R8
+	MOVQ      a+0(FP), AX
+	MOVQ      96(AX), R9
+	MOVQ      a+0(FP), AX
+	MOVQ      24(AX), R10
+	MOVQ      a+0(FP), AX
+	MOVQ      16(AX), AX
+	CMPQ      CX, $0x01
+	JE        fp161660
+	JA        fp321661
+
+block1663:
+	TESTQ   R10, R10
+	JEQ     kept1666
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+
+kept1666:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X16
+	VPBROADCASTD X16, Z16
+	VMOVDQU32    Z16, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X16
+	VMOVDQU32    X16, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1664:
+	TESTQ     R10, R10
+	JEQ       kept1667
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (BX)(AX*2), Z16
+	VMOVDQU32 Z16, 64(R10)(CX*2)
+	VMOVDQU32 64(BX)(AX*2), Z16
+	VMOVDQU32 Z16, 128(R10)(CX*2)
+	VMOVDQU32 (SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2112(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2176(R10)(CX*2)
+	VMOVDQU32 (R8)(AX*1), Z16
+	VMOVDQU32 Z16, 4160(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z16
+	VMOVDQU32 Z16, 5184(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1667:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes0<>+0(SB), Z18
+	VPERMB         (R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z20
+	VMULPS         Z20, Z18, Z18
+	VPANDD         Z3, Z17, Z20
+	VMULPS         Z20, Z19, Z19
+	VMOVDQU32      (DI)(AX*2), Z21
+	VPSLLD         $0x10, Z21, Z20
+	VPANDD         Z7, Z21, Z21
+	VMOVDQU32      (SI)(AX*2), Z22
+	VPSRAW         $0x0f, Z22, Z23
+	VPADDW         (BX)(AX*2), Z23, Z23
+	VPSLLD         $0x10, Z23, Z24
+	VPTERNLOGD     $0xf4, Z7, Z22, Z24
+	VPSRLD         $0x10, Z22, Z22
+	VPTERNLOGD     $0xf8, Z23, Z7, Z22
+	VMULPS         4096(DX), Z20, Z20
+	VFMADD231PS    4160(DX), Z24, Z20
+	VMULPS         4096(DX), Z21, Z21
+	VFMADD231PS    4160(DX), Z22, Z21
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z20, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z21, Z19
+	VMULPS         Z20, Z20, Z20
+	VMULPS         Z21, Z21, Z21
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z20, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z21, Z17
+	VMOVUPS        Z18, (DX)(R11*4)
+	VMOVUPS        Z19, 64(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z20
+	VPSRLD         5104(DX), Z0, Z21
+	VPADDD         Z21, Z20, Z20
+	VPANDND        Z3, Z20, Z23
+	VPANDND        (DX)(R12*4), Z5, Z21
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z21
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD         Z23, Z21, Z21
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z23, Z23
+	VPANDND        Z3, Z23, Z26
+	VPANDND        64(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z26
+	VPMULTISHIFTQB Z20, Z26, Z20
+	VPMULTISHIFTQB Z23, Z26, K3, Z20
+	VPSRLD         $0x13, Z21, Z21
+	VPSRLD         $0x03, Z25, Z25
+	VPTERNLOGD     $0xf8, Z25, Z7, Z21
+	VPSRLD         $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS        Z16, 2048(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2112(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z24, Z24
+	VFMADD231PS    4672(DX), Z18, Z24
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z22, Z22
+	VFMADD231PS    4672(DX), Z19, Z22
+	VPADDD         Z6, Z24, Z16
+	VPADDD         Z6, Z22, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z22, Z17
+	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes1<>+0(SB), Z18
+	VPERMB         -32(R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z22
+	VMULPS         Z22, Z18, Z18
+	VPANDD         Z3, Z17, Z22
+	VMULPS         Z22, Z19, Z19
+	VMOVDQU32      (DI)(AX*2), Z24
+	VPSLLD         $0x10, Z24, Z22
+	VPANDD         Z7, Z24, Z24
+	VMOVDQU32      (SI)(AX*2), Z25
+	VPSRAW         $0x0f, Z25, Z26
+	VPADDW         (BX)(AX*2), Z26, Z26
+	VPSLLD         $0x10, Z26, Z27
+	VPTERNLOGD     $0xf4, Z7, Z25, Z27
+	VPSRLD         $0x10, Z25, Z25
+	VPTERNLOGD     $0xf8, Z26, Z7, Z25
+	VMULPS         4096(DX), Z22, Z22
+	VFMADD231PS    4160(DX), Z27, Z22
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z25, Z24
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z22, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z24, Z19
+	VMULPS         Z22, Z22, Z22
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z22, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z24, Z17
+	VMOVUPS        Z18, 128(DX)(R11*4)
+	VMOVUPS        Z19, 192(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z22
+	VPSRLD         5104(DX), Z0, Z24
+	VPADDD         Z24, Z22, Z22
+	VPANDND        Z3, Z22, Z26
+	VPANDND        128(DX)(R12*4), Z5, Z24
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z24
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z24, Z24
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z28
+	VPADDD         Z28, Z26, Z26
+	VPANDND        Z3, Z26, Z29
+	VPANDND        192(DX)(R12*4), Z5, Z28
+	VFMADD213PS    pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32      Z0, Z29
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD         Z29, Z28, Z28
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z29
+	VPMULTISHIFTQB Z22, Z29, K4, Z20
+	VPMULTISHIFTQB Z26, Z29, K5, Z20
+	VPSRLD         $0x13, Z24, Z24
+	VPSRLD         $0x03, Z28, Z28
+	VPTERNLOGD     $0xf8, Z28, Z7, Z24
+	VPSRLD         $0x10, 128(DX)(R12*4), Z22
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z22
+	VPACKSSWB      Z24, Z21, Z24
+	VPACKSSWB      Z22, Z23, Z22
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z22, Z24
+	VMOVUPS        inOrder<>+0(SB), Z21
+	VMOVUPS        groups<>+0(SB), Z22
+	VPERMD         Z20, Z22, Z20
+	VPSUBB         4992(DX), Z20, Z20
+	VPERMQ         Z24, Z21, Z24
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z20, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z24, -32(R12)(AX*1)
+	VMOVUPS        Z16, 2176(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2240(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z27, Z27
+	VFMADD231PS    4672(DX), Z18, Z27
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VPADDD         Z6, Z27, Z16
+	VPADDD         Z6, Z25, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z25, Z17
+	VPTERNLOGD     $0xf4, Z7, Z27, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile1664
+	CMPL           5120(DX), $0x00
+	JEQ            done1669
+	SUBQ           $0x00000100, AX
+
+next1668:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1668
+
+done1669:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1670
+	CMPL          R13, $0x5f000000
+	JBE           usual1671
+
+unusual1670:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1672:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1672
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1671:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1663
+	JMP          done1662
+
+fp161660:
+block1673:
+	TESTQ   R10, R10
+	JEQ     kept1676
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+
+kept1676:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X16
+	VPBROADCASTD X16, Z16
+	VMOVDQU32    Z16, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X16
+	VMOVDQU32    X16, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1674:
+	TESTQ     R10, R10
+	JEQ       kept1677
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (BX)(AX*2), Z16
+	VMOVDQU32 Z16, 64(R10)(CX*2)
+	VMOVDQU32 64(BX)(AX*2), Z16
+	VMOVDQU32 Z16, 128(R10)(CX*2)
+	VMOVDQU32 (SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2112(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2176(R10)(CX*2)
+	VMOVDQU32 (R8)(AX*1), Z16
+	VMOVDQU32 Z16, 4160(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z16
+	VMOVDQU32 Z16, 5184(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1677:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes0<>+0(SB), Z18
+	VPERMB         (R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z20
+	VMULPS         Z20, Z18, Z18
+	VPANDD         Z3, Z17, Z20
+	VMULPS         Z20, Z19, Z19
+	VCVTPH2PS      (DI)(AX*2), Z20
+	VCVTPH2PS      32(DI)(AX*2), Z21
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS      Z21, Z20, Z22
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS      Z21, Z20, Z23
+	VMOVDQU32      (SI)(AX*2), Z20
+	VPSRAW         $0x0f, Z20, Z21
+	VPADDW         (BX)(AX*2), Z21, Z21
+	VPSLLD         $0x10, Z21, Z24
+	VPTERNLOGD     $0xf4, Z7, Z20, Z24
+	VPSRLD         $0x10, Z20, Z20
+	VPTERNLOGD     $0xf8, Z21, Z7, Z20
+	VMULPS         4096(DX), Z22, Z22
+	VFMADD231PS    4160(DX), Z24, Z22
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z20, Z23
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z22, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z23, Z19
+	VMULPS         Z22, Z22, Z22
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z22, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z23, Z17
+	VMOVUPS        Z18, (DX)(R11*4)
+	VMOVUPS        Z19, 64(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z23
+	VPANDND        (DX)(R12*4), Z5, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD         Z23, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z23, Z23
+	VPANDND        Z3, Z23, Z26
+	VPANDND        64(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z26
+	VPMULTISHIFTQB Z21, Z26, Z21
+	VPMULTISHIFTQB Z23, Z26, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z25, Z25
+	VPTERNLOGD     $0xf8, Z25, Z7, Z22
+	VPSRLD         $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS        Z16, 2048(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2112(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z24, Z24
+	VFMADD231PS    4672(DX), Z18, Z24
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z20, Z20
+	VFMADD231PS    4672(DX), Z19, Z20
+	VPADDD         Z6, Z24, Z16
+	VPADDD         Z6, Z20, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z20, Z17
+	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes1<>+0(SB), Z18
+	VPERMB         -32(R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z20
+	VMULPS         Z20, Z18, Z18
+	VPANDD         Z3, Z17, Z20
+	VMULPS         Z20, Z19, Z19
+	VCVTPH2PS      (DI)(AX*2), Z20
+	VCVTPH2PS      32(DI)(AX*2), Z24
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS      Z24, Z20, Z25
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS      Z24, Z20, Z26
+	VMOVDQU32      (SI)(AX*2), Z20
+	VPSRAW         $0x0f, Z20, Z24
+	VPADDW         (BX)(AX*2), Z24, Z24
+	VPSLLD         $0x10, Z24, Z27
+	VPTERNLOGD     $0xf4, Z7, Z20, Z27
+	VPSRLD         $0x10, Z20, Z20
+	VPTERNLOGD     $0xf8, Z24, Z7, Z20
+	VMULPS         4096(DX), Z25, Z25
+	VFMADD231PS    4160(DX), Z27, Z25
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z20, Z26
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z25, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z26, Z19
+	VMULPS         Z25, Z25, Z25
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z25, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z26, Z17
+	VMOVUPS        Z18, 128(DX)(R11*4)
+	VMOVUPS        Z19, 192(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z24, Z24
+	VPANDND        Z3, Z24, Z26
+	VPANDND        128(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z28
+	VPADDD         Z28, Z26, Z26
+	VPANDND        Z3, Z26, Z29
+	VPANDND        192(DX)(R12*4), Z5, Z28
+	VFMADD213PS    pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32      Z0, Z29
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD         Z29, Z28, Z28
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z29
+	VPMULTISHIFTQB Z24, Z29, K4, Z21
+	VPMULTISHIFTQB Z26, Z29, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z28, Z28
+	VPTERNLOGD     $0xf8, Z28, Z7, Z25
+	VPSRLD         $0x10, 128(DX)(R12*4), Z24
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z24
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z24, Z23, Z24
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z24, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z21, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z25, -32(R12)(AX*1)
+	VMOVUPS        Z16, 2176(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2240(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z27, Z27
+	VFMADD231PS    4672(DX), Z18, Z27
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z20, Z20
+	VFMADD231PS    4672(DX), Z19, Z20
+	VPADDD         Z6, Z27, Z16
+	VPADDD         Z6, Z20, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z20, Z17
+	VPTERNLOGD     $0xf4, Z7, Z27, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile1674
+	CMPL           5120(DX), $0x00
+	JEQ            done1679
+	SUBQ           $0x00000100, AX
+
+next1678:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1678
+
+done1679:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1680
+	CMPL          R13, $0x5f000000
+	JBE           usual1681
+
+unusual1680:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1682:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1682
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1681:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1673
+	JMP          done1662
+
+fp321661:
+block1683:
+	TESTQ   R10, R10
+	JEQ     kept1686
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    104(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 6208(R10)(CX*1)
+
+kept1686:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X16
+	VPBROADCASTD X16, Z16
+	VMOVDQU32    Z16, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X16
+	VMOVDQU32    X16, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1684:
+	TESTQ     R10, R10
+	JEQ       kept1687
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (BX)(AX*2), Z16
+	VMOVDQU32 Z16, 64(R10)(CX*2)
+	VMOVDQU32 64(BX)(AX*2), Z16
+	VMOVDQU32 Z16, 128(R10)(CX*2)
+	VMOVDQU32 (SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2112(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z16
+	VMOVDQU32 Z16, 2176(R10)(CX*2)
+	VMOVDQU32 (R8)(AX*1), Z16
+	VMOVDQU32 Z16, 4160(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z16
+	VMOVDQU32 Z16, 5184(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1687:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*4)
+	PREFETCHT0     64(DI)(CX*4)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes0<>+0(SB), Z18
+	VPERMB         (R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z20
+	VMULPS         Z20, Z18, Z18
+	VPANDD         Z3, Z17, Z20
+	VMULPS         Z20, Z19, Z19
+	VMOVUPS        (DI)(AX*4), Z20
+	VMOVUPS        64(DI)(AX*4), Z21
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z22
+	VPERMI2PS      Z21, Z20, Z22
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z23
+	VPERMI2PS      Z21, Z20, Z23
+	VMOVDQU32      (SI)(AX*2), Z20
+	VPSRAW         $0x0f, Z20, Z21
+	VPADDW         (BX)(AX*2), Z21, Z21
+	VPSLLD         $0x10, Z21, Z24
+	VPTERNLOGD     $0xf4, Z7, Z20, Z24
+	VPSRLD         $0x10, Z20, Z20
+	VPTERNLOGD     $0xf8, Z21, Z7, Z20
+	VMULPS         4096(DX), Z22, Z22
+	VFMADD231PS    4160(DX), Z24, Z22
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z20, Z23
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z22, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z23, Z19
+	VMULPS         Z22, Z22, Z22
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z22, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z23, Z17
+	VMOVUPS        Z18, (DX)(R11*4)
+	VMOVUPS        Z19, 64(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z23
+	VPANDND        (DX)(R12*4), Z5, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z23
+	VPADDD         Z23, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z23, Z23
+	VPANDND        Z3, Z23, Z26
+	VPANDND        64(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z26
+	VPMULTISHIFTQB Z21, Z26, Z21
+	VPMULTISHIFTQB Z23, Z26, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z25, Z25
+	VPTERNLOGD     $0xf8, Z25, Z7, Z22
+	VPSRLD         $0x10, (DX)(R12*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z23
+	VMOVUPS        Z16, 2048(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2112(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z24, Z24
+	VFMADD231PS    4672(DX), Z18, Z24
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z20, Z20
+	VFMADD231PS    4672(DX), Z19, Z20
+	VPADDD         Z6, Z24, Z16
+	VPADDD         Z6, Z20, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z20, Z17
+	VPTERNLOGD     $0xf4, Z7, Z24, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (BX)(CX*2)
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (DI)(CX*4)
+	PREFETCHT0     64(DI)(CX*4)
+	VPMOVZXBW      (R9)(AX*1), Z17
+	VPTESTMW       Z17, Z17, K6
+	VPSLLW         5056(DX), Z17, Z17
+	VPADDW.Z       4864(DX), Z17, K6, Z17
+	VPSLLD         $0x10, Z17, Z16
+	VPANDD         Z7, Z17, Z17
+	VMOVUPS        codes1<>+0(SB), Z18
+	VPERMB         -32(R8)(AX*1), Z18, Z18
+	VMOVDQA32      Z18, Z19
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z19
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z19
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z18, Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z7, Z19, Z19
+	VPANDD         Z3, Z16, Z20
+	VMULPS         Z20, Z18, Z18
+	VPANDD         Z3, Z17, Z20
+	VMULPS         Z20, Z19, Z19
+	VMOVUPS        (DI)(AX*4), Z20
+	VMOVUPS        64(DI)(AX*4), Z24
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS      Z24, Z20, Z25
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS      Z24, Z20, Z26
+	VMOVDQU32      (SI)(AX*2), Z20
+	VPSRAW         $0x0f, Z20, Z24
+	VPADDW         (BX)(AX*2), Z24, Z24
+	VPSLLD         $0x10, Z24, Z27
+	VPTERNLOGD     $0xf4, Z7, Z20, Z27
+	VPSRLD         $0x10, Z20, Z20
+	VPTERNLOGD     $0xf8, Z24, Z7, Z20
+	VMULPS         4096(DX), Z25, Z25
+	VFMADD231PS    4160(DX), Z27, Z25
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z20, Z26
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z25, Z18
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z26, Z19
+	VMULPS         Z25, Z25, Z25
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z16, Z16, Z16
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z16, Z13, Z16
+	VFMADD231PS    Z14, Z25, Z16
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z26, Z17
+	VMOVUPS        Z18, 128(DX)(R11*4)
+	VMOVUPS        Z19, 192(DX)(R11*4)
+	VSQRTPS        Z16, Z16
+	VSQRTPS        Z17, Z17
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z24, Z24
+	VPANDND        Z3, Z24, Z26
+	VPANDND        128(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z28
+	VPADDD         Z28, Z26, Z26
+	VPANDND        Z3, Z26, Z29
+	VPANDND        192(DX)(R12*4), Z5, Z28
+	VFMADD213PS    pattern3e000000<>+0(SB), Z29, Z28
+	VMOVDQA32      Z0, Z29
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z29
+	VPADDD         Z29, Z28, Z28
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z29
+	VPMULTISHIFTQB Z24, Z29, K4, Z21
+	VPMULTISHIFTQB Z26, Z29, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z28, Z28
+	VPTERNLOGD     $0xf8, Z28, Z7, Z25
+	VPSRLD         $0x10, 128(DX)(R12*4), Z24
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z24
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z24, Z23, Z24
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z24, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z21, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z25, -32(R12)(AX*1)
+	VMOVUPS        Z16, 2176(DX)(R11*4)
+	VPMAXUD        Z16, Z2, Z2
+	VPMINUD        Z16, Z1, Z1
+	VMOVUPS        Z17, 2240(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z16
+	VDIVPS         Z16, Z18, Z18
+	VFMADD231PS    4608(DX), Z27, Z27
+	VFMADD231PS    4672(DX), Z18, Z27
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z20, Z20
+	VFMADD231PS    4672(DX), Z19, Z20
+	VPADDD         Z6, Z27, Z16
+	VPADDD         Z6, Z20, Z17
+	VPSRLD         $0x10, Z16, Z16
+	VPTERNLOGD     $0xf8, Z17, Z7, Z16
+	VPSLLD         $0x10, Z20, Z17
+	VPTERNLOGD     $0xf4, Z7, Z27, Z17
+	VMOVDQU32      Z16, (BX)(AX*2)
+	VMOVDQU32      Z17, (SI)(AX*2)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile1684
+	CMPL           5120(DX), $0x00
+	JEQ            done1689
+	SUBQ           $0x00000100, AX
+
+next1688:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1688
+
+done1689:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1690
+	CMPL          R13, $0x5f000000
+	JBE           usual1691
+
+unusual1690:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1692:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1692
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1691:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         104(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         56(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1683
+
+done1662:
+tile1693:
+	MOVQ           AX, CX
+	ANDQ           $0x000001ff, CX
+	MOVQ           CX, BX
+	XORQ           $0x00000100, BX
+	VPMAXSD        2048(DX)(BX*4), Z4, Z1
+	VPSRLD         5104(DX), Z0, Z2
+	VPADDD         Z2, Z1, Z1
+	VPANDND        Z3, Z1, Z6
+	VPANDND        (DX)(BX*4), Z5, Z2
+	VFMADD213PS    pattern3e000000<>+0(SB), Z6, Z2
+	VMOVDQA32      Z0, Z6
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z6
+	VPADDD         Z6, Z2, Z2
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(BX*4), Z4, Z6
+	VPSRLD         5104(DX), Z0, Z9
+	VPADDD         Z9, Z6, Z6
+	VPANDND        Z3, Z6, Z10
+	VPANDND        64(DX)(BX*4), Z5, Z9
+	VFMADD213PS    pattern3e000000<>+0(SB), Z10, Z9
+	VMOVDQA32      Z0, Z10
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z10
+	VPADDD         Z10, Z9, Z9
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z10
+	VPMULTISHIFTQB Z1, Z10, Z1
+	VPMULTISHIFTQB Z6, Z10, K3, Z1
+	VPSRLD         $0x13, Z2, Z2
+	VPSRLD         $0x03, Z9, Z9
+	VPTERNLOGD     $0xf8, Z9, Z7, Z2
+	VPSRLD         $0x10, (DX)(BX*4), Z6
+	VPTERNLOGD     $0xf8, 64(DX)(BX*4), Z7, Z6
+	ADDQ           $0x20, AX
+	XORQ           $0x00000100, CX
+	VPMAXSD        2176(DX)(CX*4), Z4, Z9
+	VPSRLD         5104(DX), Z0, Z10
+	VPADDD         Z10, Z9, Z9
+	VPANDND        Z3, Z9, Z11
+	VPANDND        128(DX)(CX*4), Z5, Z10
+	VFMADD213PS    pattern3e000000<>+0(SB), Z11, Z10
+	VMOVDQA32      Z0, Z11
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z11
+	VPADDD         Z11, Z10, Z10
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(CX*4), Z4, Z11
+	VPSRLD         5104(DX), Z0, Z12
+	VPADDD         Z12, Z11, Z11
+	VPANDND        Z3, Z11, Z13
+	VPANDND        192(DX)(CX*4), Z5, Z12
+	VFMADD213PS    pattern3e000000<>+0(SB), Z13, Z12
+	VMOVDQA32      Z0, Z13
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z13
+	VPADDD         Z13, Z12, Z12
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z13
+	VPMULTISHIFTQB Z9, Z13, K4, Z1
+	VPMULTISHIFTQB Z11, Z13, K5, Z1
+	VPSRLD         $0x13, Z10, Z10
+	VPSRLD         $0x03, Z12, Z12
+	VPTERNLOGD     $0xf8, Z12, Z7, Z10
+	VPSRLD         $0x10, 128(DX)(CX*4), Z9
+	VPTERNLOGD     $0xf8, 192(DX)(CX*4), Z7, Z9
+	VPACKSSWB      Z10, Z2, Z10
+	VPACKSSWB      Z9, Z6, Z9
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z9, Z10
+	VMOVUPS        inOrder<>+0(SB), Z2
+	VMOVUPS        groups<>+0(SB), Z6
+	VPERMD         Z1, Z6, Z1
+	VPSUBB         4992(DX), Z1, Z1
+	VPERMQ         Z10, Z2, Z10
+	MOVQ           5136(DX), CX
+	VMOVDQU32      Z1, -32(CX)(AX*1)
+	MOVQ           5128(DX), CX
+	VMOVDQU32      Z10, -32(CX)(AX*1)
+	ADDQ           $0x20, AX
+	TESTQ          $0x000000ff, AX
+	JNE            tile1693
+	CMPL           5120(DX), $0x00
+	JEQ            done1695
+	SUBQ           $0x00000100, AX
+
+next1694:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z1
+	VPTESTNMD  Z1, Z1, K1
+	VPMOVM2D   K1, Z1
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z1, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y1
+	VMOVDQU32  Y1, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1694
+
+done1695:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA firsts00<>+0(SB)/4, $0x40008000
+DATA firsts00<>+4(SB)/4, $0xe0c0a080
+DATA firsts00<>+8(SB)/4, $0x30201000
+DATA firsts00<>+12(SB)/4, $0x70605040
+DATA firsts00<>+16(SB)/4, $0xb0a09080
+DATA firsts00<>+20(SB)/4, $0xf0e0d0c0
+DATA firsts00<>+24(SB)/4, $0x18100800
+DATA firsts00<>+28(SB)/4, $0x38302820
+DATA firsts00<>+32(SB)/4, $0x70605040
+DATA firsts00<>+36(SB)/4, $0x98908880
+DATA firsts00<>+40(SB)/4, $0xb8b0a8a0
+DATA firsts00<>+44(SB)/4, $0xd8d0c8c0
+DATA firsts00<>+48(SB)/4, $0x0800f0e0
+DATA firsts00<>+52(SB)/4, $0x28201810
+DATA firsts00<>+56(SB)/4, $0x48403830
+DATA firsts00<>+60(SB)/4, $0x68605850
+GLOBL firsts00<>(SB), RODATA|NOPTR, $64
+
+DATA firsts10<>+0(SB)/4, $0x3c3c3b00
+DATA firsts10<>+4(SB)/4, $0x3c3c3c3c
+DATA firsts10<>+8(SB)/4, $0x3d3d3d3d
+DATA firsts10<>+12(SB)/4, $0x3d3d3d3d
+DATA firsts10<>+16(SB)/4, $0x3d3d3d3d
+DATA firsts10<>+20(SB)/4, $0x3d3d3d3d
+DATA firsts10<>+24(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+28(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+32(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+36(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+40(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+44(SB)/4, $0x3e3e3e3e
+DATA firsts10<>+48(SB)/4, $0x3f3f3e3e
+DATA firsts10<>+52(SB)/4, $0x3f3f3f3f
+DATA firsts10<>+56(SB)/4, $0x3f3f3f3f
+DATA firsts10<>+60(SB)/4, $0x3f3f3f3f
+GLOBL firsts10<>(SB), RODATA|NOPTR, $64
+
+DATA codes0<>+0(SB)/4, $0x01010000
+DATA codes0<>+4(SB)/4, $0x03030202
+DATA codes0<>+8(SB)/4, $0x05050404
+DATA codes0<>+12(SB)/4, $0x07070606
+DATA codes0<>+16(SB)/4, $0x09090808
+DATA codes0<>+20(SB)/4, $0x0b0b0a0a
+DATA codes0<>+24(SB)/4, $0x0d0d0c0c
+DATA codes0<>+28(SB)/4, $0x0f0f0e0e
+DATA codes0<>+32(SB)/4, $0x11111010
+DATA codes0<>+36(SB)/4, $0x13131212
+DATA codes0<>+40(SB)/4, $0x15151414
+DATA codes0<>+44(SB)/4, $0x17171616
+DATA codes0<>+48(SB)/4, $0x19191818
+DATA codes0<>+52(SB)/4, $0x1b1b1a1a
+DATA codes0<>+56(SB)/4, $0x1d1d1c1c
+DATA codes0<>+60(SB)/4, $0x1f1f1e1e
+GLOBL codes0<>(SB), RODATA|NOPTR, $64
+
+DATA firsts01<>+0(SB)/4, $0x90888070
+DATA firsts01<>+4(SB)/4, $0xb0a8a098
+DATA firsts01<>+8(SB)/4, $0xd0c8c0b8
+DATA firsts01<>+12(SB)/4, $0xf0e8e0d8
+DATA firsts01<>+16(SB)/4, $0x140c04f8
+DATA firsts01<>+20(SB)/4, $0x342c241c
+DATA firsts01<>+24(SB)/4, $0x544c443c
+DATA firsts01<>+28(SB)/4, $0x746c645c
+DATA firsts01<>+32(SB)/4, $0x968e867c
+DATA firsts01<>+36(SB)/4, $0xb6aea69e
+DATA firsts01<>+40(SB)/4, $0xd6cec6be
+DATA firsts01<>+44(SB)/4, $0xf6eee6de
+DATA firsts01<>+48(SB)/4, $0x170f07fe
+DATA firsts01<>+52(SB)/4, $0x372f271f
+DATA firsts01<>+56(SB)/4, $0x574f473f
+DATA firsts01<>+60(SB)/4, $0x776f675f
+GLOBL firsts01<>(SB), RODATA|NOPTR, $64
+
+DATA firsts11<>+0(SB)/4, $0x3f3f3f3f
+DATA firsts11<>+4(SB)/4, $0x3f3f3f3f
+DATA firsts11<>+8(SB)/4, $0x3f3f3f3f
+DATA firsts11<>+12(SB)/4, $0x3f3f3f3f
+DATA firsts11<>+16(SB)/4, $0x4040403f
+DATA firsts11<>+20(SB)/4, $0x40404040
+DATA firsts11<>+24(SB)/4, $0x40404040
+DATA firsts11<>+28(SB)/4, $0x40404040
+DATA firsts11<>+32(SB)/4, $0x40404040
+DATA firsts11<>+36(SB)/4, $0x40404040
+DATA firsts11<>+40(SB)/4, $0x40404040
+DATA firsts11<>+44(SB)/4, $0x40404040
+DATA firsts11<>+48(SB)/4, $0x41414140
+DATA firsts11<>+52(SB)/4, $0x41414141
+DATA firsts11<>+56(SB)/4, $0x41414141
+DATA firsts11<>+60(SB)/4, $0x41414141
+GLOBL firsts11<>(SB), RODATA|NOPTR, $64
+
+DATA pattern80008000<>+0(SB)/4, $0x80008000
+DATA pattern80008000<>+4(SB)/4, $0x80008000
+DATA pattern80008000<>+8(SB)/4, $0x80008000
+DATA pattern80008000<>+12(SB)/4, $0x80008000
+DATA pattern80008000<>+16(SB)/4, $0x80008000
+DATA pattern80008000<>+20(SB)/4, $0x80008000
+DATA pattern80008000<>+24(SB)/4, $0x80008000
+DATA pattern80008000<>+28(SB)/4, $0x80008000
+DATA pattern80008000<>+32(SB)/4, $0x80008000
+DATA pattern80008000<>+36(SB)/4, $0x80008000
+DATA pattern80008000<>+40(SB)/4, $0x80008000
+DATA pattern80008000<>+44(SB)/4, $0x80008000
+DATA pattern80008000<>+48(SB)/4, $0x80008000
+DATA pattern80008000<>+52(SB)/4, $0x80008000
+DATA pattern80008000<>+56(SB)/4, $0x80008000
+DATA pattern80008000<>+60(SB)/4, $0x80008000
+GLOBL pattern80008000<>(SB), RODATA|NOPTR, $64
+
+DATA codes1<>+0(SB)/4, $0x21212020
+DATA codes1<>+4(SB)/4, $0x23232222
+DATA codes1<>+8(SB)/4, $0x25252424
+DATA codes1<>+12(SB)/4, $0x27272626
+DATA codes1<>+16(SB)/4, $0x29292828
+DATA codes1<>+20(SB)/4, $0x2b2b2a2a
+DATA codes1<>+24(SB)/4, $0x2d2d2c2c
+DATA codes1<>+28(SB)/4, $0x2f2f2e2e
+DATA codes1<>+32(SB)/4, $0x31313030
+DATA codes1<>+36(SB)/4, $0x33333232
+DATA codes1<>+40(SB)/4, $0x35353434
+DATA codes1<>+44(SB)/4, $0x37373636
+DATA codes1<>+48(SB)/4, $0x39393838
+DATA codes1<>+52(SB)/4, $0x3b3b3a3a
+DATA codes1<>+56(SB)/4, $0x3d3d3c3c
+DATA codes1<>+60(SB)/4, $0x3f3f3e3e
+GLOBL codes1<>(SB), RODATA|NOPTR, $64
+
+DATA groups<>+0(SB)/4, $0x00000000
+DATA groups<>+4(SB)/4, $0x00000002
+DATA groups<>+8(SB)/4, $0x00000004
+DATA groups<>+12(SB)/4, $0x00000006
+DATA groups<>+16(SB)/4, $0x00000008
+DATA groups<>+20(SB)/4, $0x0000000a
+DATA groups<>+24(SB)/4, $0x0000000c
+DATA groups<>+28(SB)/4, $0x0000000e
+DATA groups<>+32(SB)/4, $0x00000001
+DATA groups<>+36(SB)/4, $0x00000003
+DATA groups<>+40(SB)/4, $0x00000005
+DATA groups<>+44(SB)/4, $0x00000007
+DATA groups<>+48(SB)/4, $0x00000009
+DATA groups<>+52(SB)/4, $0x0000000b
+DATA groups<>+56(SB)/4, $0x0000000d
+DATA groups<>+60(SB)/4, $0x0000000f
+GLOBL groups<>(SB), RODATA|NOPTR, $64
+
+DATA pattern20200000<>+0(SB)/4, $0x20200000
+DATA pattern20200000<>+4(SB)/4, $0x20200000
+DATA pattern20200000<>+8(SB)/4, $0x20200000
+DATA pattern20200000<>+12(SB)/4, $0x20200000
+DATA pattern20200000<>+16(SB)/4, $0x20200000
+DATA pattern20200000<>+20(SB)/4, $0x20200000
+DATA pattern20200000<>+24(SB)/4, $0x20200000
+DATA pattern20200000<>+28(SB)/4, $0x20200000
+DATA pattern20200000<>+32(SB)/4, $0x20200000
+DATA pattern20200000<>+36(SB)/4, $0x20200000
+DATA pattern20200000<>+40(SB)/4, $0x20200000
+DATA pattern20200000<>+44(SB)/4, $0x20200000
+DATA pattern20200000<>+48(SB)/4, $0x20200000
+DATA pattern20200000<>+52(SB)/4, $0x20200000
+DATA pattern20200000<>+56(SB)/4, $0x20200000
+DATA pattern20200000<>+60(SB)/4, $0x20200000
+GLOBL pattern20200000<>(SB), RODATA|NOPTR, $64
+
+DATA blockDitherAVX512BF16<>+0(SB)/4, $0x00000000
+DATA blockDitherAVX512BF16<>+4(SB)/4, $0x3c6ef362
+DATA blockDitherAVX512BF16<>+8(SB)/4, $0x78dde6c4
+DATA blockDitherAVX512BF16<>+12(SB)/4, $0xb54cda26
+DATA blockDitherAVX512BF16<>+16(SB)/4, $0xf1bbcd88
+DATA blockDitherAVX512BF16<>+20(SB)/4, $0x2e2ac0ea
+DATA blockDitherAVX512BF16<>+24(SB)/4, $0x6a99b44c
+DATA blockDitherAVX512BF16<>+28(SB)/4, $0xa708a7ae
+DATA blockDitherAVX512BF16<>+32(SB)/4, $0xe3779b10
+DATA blockDitherAVX512BF16<>+36(SB)/4, $0x1fe68e72
+DATA blockDitherAVX512BF16<>+40(SB)/4, $0x5c5581d4
+DATA blockDitherAVX512BF16<>+44(SB)/4, $0x98c47536
+DATA blockDitherAVX512BF16<>+48(SB)/4, $0xd5336898
+DATA blockDitherAVX512BF16<>+52(SB)/4, $0x11a25bfa
+DATA blockDitherAVX512BF16<>+56(SB)/4, $0x4e114f5c
+DATA blockDitherAVX512BF16<>+60(SB)/4, $0x8a8042be
+GLOBL blockDitherAVX512BF16<>(SB), RODATA|NOPTR, $64
+
+// func adamFP32FP32AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1696
+	ORQ       $0x04, DI
+
+aligned1696:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	MOVQ    a+0(FP), R9
+	MOVQ    96(R9), R9
+	VMOVUPS 128(AX), Z0
+	VMOVUPS 192(AX), Z2
+	VMOVUPS 256(AX), Z3
+	VMOVUPS 320(AX), Z4
+	VMOVUPS 384(AX), Z5
+	VMOVUPS 576(AX), Z6
+	VMOVUPS (AX), Z7
+	VMOVUPS 64(AX), Z8
+	VMOVUPS 448(AX), Z9
+	VMOVUPS 512(AX), Z10
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R10
+	MOVQ    (R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	CMPQ    CX, $0x01
+	JE      fp161698
+	JA      fp321699
+	MOVQ    R12, CX
+	LEAQ    96(CX), R12
+	JMP     check1702
+
+next1701:
+	TESTQ     AX, AX
+	JEQ       kept1703
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z11
+	VMOVDQU32 Z11, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z11
+	VMOVDQU32 Z11, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z11
+	VMOVDQU32 Z11, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept1703:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	PREFETCHT0    (DX)(R12*2)
+	VPMOVZXWD     (DX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VMOVUPS       (SI)(CX*4), Z12
+	VMULPS        Z7, Z11, Z11
+	VFMADD231PS   Z8, Z12, Z11
+	VMULPS        (R8)(CX*4), Z0, Z13
+	VFMADD231PS   Z2, Z11, Z13
+	VMULPS        Z11, Z11, Z11
+	VMULPS        (R9)(CX*4), Z3, Z14
+	VFMADD231PS   Z4, Z11, Z14
+	VMOVUPS       Z13, (R8)(CX*4)
+	VMOVUPS       Z14, (R9)(CX*4)
+	VSQRTPS       Z14, Z14
+	VFMADD213PS   Z9, Z5, Z14
+	VDIVPS        Z14, Z13, Z13
+	VFMADD231PS   Z10, Z12, Z12
+	VFMADD231PS   Z6, Z13, Z12
+	VMOVUPS       Z12, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1704
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
+	KORTESTW      K1, K1
+	JEQ           usual1706
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z11, K1, Z11
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z11
+	VPSRLD        $0x10, Z11, Z11
+	VPMOVDW       Z11, Y11
+	VMOVDQU32     Y11, Y11
+
+usual1706:
+	VMOVNTDQ Y11, (BX)(CX*2)
+	JMP      stored1705
+
+unusual1704:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp161708
+	JA            fp321709
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
+	KORTESTW      K1, K1
+	JEQ           usual1711
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z11, K1, Z11
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z11
+	VPSRLD        $0x10, Z11, Z11
+	VPMOVDW       Z11, Y11
+	VMOVDQU32     Y11, Y11
+
+usual1711:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1713
+	VMOVNTDQ Y11, (BX)(CX*2)
+	JMP      stored1712
+
+ordinary1713:
+	VMOVDQU32 Y11, (BX)(CX*2)
+
+stored1712:
+	JMP done1710
+
+fp161708:
+	VPXORD    Y1, Y1, Y1
+	VCVTPS2PH $0x00, Z12, Y1
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1715
+	VMOVNTDQ  Y1, (BX)(CX*2)
+	JMP       stored1714
+
+ordinary1715:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1714:
+	JMP done1710
+
+fp321709:
+done1710:
+stored1705:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1702:
+	CMPQ CX, R11
+	JB   next1701
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1701
+	JMP  done1700
+
+fp161698:
+	MOVQ R12, CX
+	LEAQ 96(CX), R12
+	JMP  check1717
+
+next1716:
+	TESTQ     AX, AX
+	JEQ       kept1718
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z1
+	VMOVDQU32 Z1, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept1718:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z1
+	VMOVUPS       (SI)(CX*4), Z12
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z12, Z1
+	VMULPS        (R8)(CX*4), Z0, Z13
+	VFMADD231PS   Z2, Z1, Z13
+	VMULPS        Z1, Z1, Z1
+	VMULPS        (R9)(CX*4), Z3, Z14
+	VFMADD231PS   Z4, Z1, Z14
+	VMOVUPS       Z13, (R8)(CX*4)
+	VMOVUPS       Z14, (R9)(CX*4)
+	VSQRTPS       Z14, Z14
+	VFMADD213PS   Z9, Z5, Z14
+	VDIVPS        Z14, Z13, Z13
+	VFMADD231PS   Z10, Z12, Z12
+	VFMADD231PS   Z6, Z13, Z12
+	VMOVUPS       Z12, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1719
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1721
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1721:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1720
+
+unusual1719:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp161723
+	JA            fp321724
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1726
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1726:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1728
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1727
+
+ordinary1728:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1727:
+	JMP done1725
+
+fp161723:
+	VPXORD    Y11, Y11, Y11
+	VCVTPS2PH $0x00, Z12, Y11
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1730
+	VMOVNTDQ  Y11, (BX)(CX*2)
+	JMP       stored1729
+
+ordinary1730:
+	VMOVDQU32 Y11, (BX)(CX*2)
+
+stored1729:
+	JMP done1725
+
+fp321724:
+done1725:
+stored1720:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1717:
+	CMPQ CX, R11
+	JB   next1716
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1716
+	JMP  done1700
+
+fp321699:
+	MOVQ R12, CX
+	LEAQ 96(CX), R12
+	JMP  check1732
+
+next1731:
+	TESTQ     AX, AX
+	JEQ       kept1733
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z1
+	VMOVDQU32 Z1, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept1733:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	PREFETCHT0    (DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z1
+	VMOVUPS       (SI)(CX*4), Z12
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z12, Z1
+	VMULPS        (R8)(CX*4), Z0, Z13
+	VFMADD231PS   Z2, Z1, Z13
+	VMULPS        Z1, Z1, Z1
+	VMULPS        (R9)(CX*4), Z3, Z14
+	VFMADD231PS   Z4, Z1, Z14
+	VMOVUPS       Z13, (R8)(CX*4)
+	VMOVUPS       Z14, (R9)(CX*4)
+	VSQRTPS       Z14, Z14
+	VFMADD213PS   Z9, Z5, Z14
+	VDIVPS        Z14, Z13, Z13
+	VFMADD231PS   Z10, Z12, Z12
+	VFMADD231PS   Z6, Z13, Z12
+	VMOVUPS       Z12, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1734
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1736
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1736:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1735
+
+unusual1734:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp161738
+	JA            fp321739
+	VCMPPS        $0x03, Z12, Z12, K1
+	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1741
+	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
+	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1741:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1743
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1742
+
+ordinary1743:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1742:
+	JMP done1740
+
+fp161738:
+	VPXORD    Y11, Y11, Y11
+	VCVTPS2PH $0x00, Z12, Y11
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1745
+	VMOVNTDQ  Y11, (BX)(CX*2)
+	JMP       stored1744
+
+ordinary1745:
+	VMOVDQU32 Y11, (BX)(CX*2)
+
+stored1744:
+	JMP done1740
+
+fp321739:
+done1740:
+stored1735:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1732:
+	CMPQ CX, R11
+	JB   next1731
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1731
+
+done1700:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func lionFP32FP32AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1746
+	ORQ       $0x04, DI
+
+aligned1746:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z0
+	VMOVUPS 192(AX), Z3
+	VMOVUPS 256(AX), Z4
+	VMOVUPS 320(AX), Z5
+	VMOVUPS 576(AX), Z6
+	VMOVUPS (AX), Z7
+	VMOVUPS 64(AX), Z8
+	VMOVUPS 512(AX), Z9
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161748
+	JA      fp321749
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1752
+
+next1751:
+	TESTQ     AX, AX
+	JEQ       kept1753
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z10
+	VMOVDQU32 Z10, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1753:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z10
+	VPSLLD        $0x10, Z10, Z10
+	VMOVUPS       (SI)(CX*4), Z11
+	VMULPS        Z7, Z10, Z10
+	VFMADD231PS   Z8, Z11, Z10
+	VMULPS        (R8)(CX*4), Z0, Z12
+	VFMADD231PS   Z3, Z10, Z12
+	VFMADD231PS   Z9, Z11, Z11
+	VPXORD        Z1, Z1, Z1
+	VANDPS        pattern80000000<>+0(SB), Z12, Z13
+	VXORPS        Z6, Z13, Z13
+	VCMPPS        $0x00, Z1, Z12, K1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VMOVDQA32     Z1, K1, Z13
+	VMOVDQA32     Z12, K2, Z13
+	VADDPS        Z13, Z11, Z11
+	VMULPS        (R8)(CX*4), Z4, Z12
+	VFMADD231PS   Z5, Z10, Z12
+	VMOVUPS       Z12, (R8)(CX*4)
+	VMOVUPS       Z11, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1754
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
+	KORTESTW      K1, K1
+	JEQ           usual1756
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD        $0x10, Z10, Z10
+	VPMOVDW       Z10, Y10
+	VMOVDQU32     Y10, Y10
+
+usual1756:
+	VMOVNTDQ Y10, (BX)(CX*2)
+	JMP      stored1755
+
+unusual1754:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161758
+	JA            fp321759
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
+	KORTESTW      K1, K1
+	JEQ           usual1761
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD        $0x10, Z10, Z10
+	VPMOVDW       Z10, Y10
+	VMOVDQU32     Y10, Y10
+
+usual1761:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1763
+	VMOVNTDQ Y10, (BX)(CX*2)
+	JMP      stored1762
+
+ordinary1763:
+	VMOVDQU32 Y10, (BX)(CX*2)
+
+stored1762:
+	JMP done1760
+
+fp161758:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z11, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1765
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored1764
+
+ordinary1765:
+	VMOVDQU32 Y2, (BX)(CX*2)
+
+stored1764:
+	JMP done1760
+
+fp321759:
+done1760:
+stored1755:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1752:
+	CMPQ CX, R10
+	JB   next1751
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1751
+	JMP  done1750
+
+fp161748:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1767
+
+next1766:
+	TESTQ     AX, AX
+	JEQ       kept1768
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1768:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z1
+	VMOVUPS       (SI)(CX*4), Z11
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z11, Z1
+	VMULPS        (R8)(CX*4), Z0, Z12
+	VFMADD231PS   Z3, Z1, Z12
+	VFMADD231PS   Z9, Z11, Z11
+	VPXORD        Z2, Z2, Z2
+	VANDPS        pattern80000000<>+0(SB), Z12, Z13
+	VXORPS        Z6, Z13, Z13
+	VCMPPS        $0x00, Z2, Z12, K1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VMOVDQA32     Z2, K1, Z13
+	VMOVDQA32     Z12, K2, Z13
+	VADDPS        Z13, Z11, Z11
+	VMULPS        (R8)(CX*4), Z4, Z12
+	VFMADD231PS   Z5, Z1, Z12
+	VMOVUPS       Z12, (R8)(CX*4)
+	VMOVUPS       Z11, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1769
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1771
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1771:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1770
+
+unusual1769:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161773
+	JA            fp321774
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1776
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1776:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1778
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1777
+
+ordinary1778:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1777:
+	JMP done1775
+
+fp161773:
+	VPXORD    Y10, Y10, Y10
+	VCVTPS2PH $0x00, Z11, Y10
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1780
+	VMOVNTDQ  Y10, (BX)(CX*2)
+	JMP       stored1779
+
+ordinary1780:
+	VMOVDQU32 Y10, (BX)(CX*2)
+
+stored1779:
+	JMP done1775
+
+fp321774:
+done1775:
+stored1770:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1767:
+	CMPQ CX, R10
+	JB   next1766
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1766
+	JMP  done1750
+
+fp321749:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1782
+
+next1781:
+	TESTQ     AX, AX
+	JEQ       kept1783
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1783:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z1
+	VMOVUPS       (SI)(CX*4), Z11
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z11, Z1
+	VMULPS        (R8)(CX*4), Z0, Z12
+	VFMADD231PS   Z3, Z1, Z12
+	VFMADD231PS   Z9, Z11, Z11
+	VPXORD        Z2, Z2, Z2
+	VANDPS        pattern80000000<>+0(SB), Z12, Z13
+	VXORPS        Z6, Z13, Z13
+	VCMPPS        $0x00, Z2, Z12, K1
+	VCMPPS        $0x03, Z12, Z12, K2
+	VMOVDQA32     Z2, K1, Z13
+	VMOVDQA32     Z12, K2, Z13
+	VADDPS        Z13, Z11, Z11
+	VMULPS        (R8)(CX*4), Z4, Z12
+	VFMADD231PS   Z5, Z1, Z12
+	VMOVUPS       Z12, (R8)(CX*4)
+	VMOVUPS       Z11, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1784
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1786
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1786:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1785
+
+unusual1784:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161788
+	JA            fp321789
+	VCMPPS        $0x03, Z11, Z11, K1
+	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1791
+	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
+	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
+	VCMPPS        $0x03, Z11, Z11, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1791:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1793
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1792
+
+ordinary1793:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1792:
+	JMP done1790
+
+fp161788:
+	VPXORD    Y10, Y10, Y10
+	VCVTPS2PH $0x00, Z11, Y10
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1795
+	VMOVNTDQ  Y10, (BX)(CX*2)
+	JMP       stored1794
+
+ordinary1795:
+	VMOVDQU32 Y10, (BX)(CX*2)
+
+stored1794:
+	JMP done1790
+
+fp321789:
+done1790:
+stored1785:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1782:
+	CMPQ CX, R10
+	JB   next1781
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1781
+
+done1750:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradFP32FP32AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1796
+	ORQ       $0x04, DI
+
+aligned1796:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 448(AX), Z0
+	VMOVUPS 576(AX), Z2
+	VMOVUPS (AX), Z3
+	VMOVUPS 64(AX), Z4
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161798
+	JA      fp321799
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1802
+
+next1801:
+	TESTQ     AX, AX
+	JEQ       kept1803
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1803:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z5
+	VPSLLD        $0x10, Z5, Z5
+	VMOVUPS       (SI)(CX*4), Z6
+	VMULPS        Z3, Z5, Z5
+	VFMADD231PS   Z4, Z6, Z5
+	VMOVUPS       (R8)(CX*4), Z7
+	VFMADD231PS   Z5, Z5, Z7
+	VMOVUPS       Z7, (R8)(CX*4)
+	VSQRTPS       Z7, Z7
+	VADDPS        Z0, Z7, Z7
+	VDIVPS        Z7, Z5, Z5
+	VFMADD231PS   Z2, Z5, Z6
+	VMOVUPS       Z6, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1804
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
+	KORTESTW      K1, K1
+	JEQ           usual1806
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual1806:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1805
+
+unusual1804:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161808
+	JA            fp321809
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
+	KORTESTW      K1, K1
+	JEQ           usual1811
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual1811:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1813
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored1812
+
+ordinary1813:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored1812:
+	JMP done1810
+
+fp161808:
+	VPXORD    Y1, Y1, Y1
+	VCVTPS2PH $0x00, Z6, Y1
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1815
+	VMOVNTDQ  Y1, (BX)(CX*2)
+	JMP       stored1814
+
+ordinary1815:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1814:
+	JMP done1810
+
+fp321809:
+done1810:
+stored1805:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1802:
+	CMPQ CX, R10
+	JB   next1801
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1801
+	JMP  done1800
+
+fp161798:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1817
+
+next1816:
+	TESTQ     AX, AX
+	JEQ       kept1818
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1818:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z1
+	VMOVUPS       (SI)(CX*4), Z6
+	VMULPS        Z3, Z1, Z1
+	VFMADD231PS   Z4, Z6, Z1
+	VMOVUPS       (R8)(CX*4), Z7
+	VFMADD231PS   Z1, Z1, Z7
+	VMOVUPS       Z7, (R8)(CX*4)
+	VSQRTPS       Z7, Z7
+	VADDPS        Z0, Z7, Z7
+	VDIVPS        Z7, Z1, Z1
+	VFMADD231PS   Z2, Z1, Z6
+	VMOVUPS       Z6, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1819
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1821
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1821:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1820
+
+unusual1819:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161823
+	JA            fp321824
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1826
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1826:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1828
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1827
+
+ordinary1828:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1827:
+	JMP done1825
+
+fp161823:
+	VPXORD    Y5, Y5, Y5
+	VCVTPS2PH $0x00, Z6, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1830
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1829
+
+ordinary1830:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored1829:
+	JMP done1825
+
+fp321824:
+done1825:
+stored1820:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1817:
+	CMPQ CX, R10
+	JB   next1816
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1816
+	JMP  done1800
+
+fp321799:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1832
+
+next1831:
+	TESTQ     AX, AX
+	JEQ       kept1833
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1833:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z1
+	VMOVUPS       (SI)(CX*4), Z6
+	VMULPS        Z3, Z1, Z1
+	VFMADD231PS   Z4, Z6, Z1
+	VMOVUPS       (R8)(CX*4), Z7
+	VFMADD231PS   Z1, Z1, Z7
+	VMOVUPS       Z7, (R8)(CX*4)
+	VSQRTPS       Z7, Z7
+	VADDPS        Z0, Z7, Z7
+	VDIVPS        Z7, Z1, Z1
+	VFMADD231PS   Z2, Z1, Z6
+	VMOVUPS       Z6, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1834
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1836
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1836:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1835
+
+unusual1834:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161838
+	JA            fp321839
+	VCMPPS        $0x03, Z6, Z6, K1
+	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1841
+	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
+	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
+	VCMPPS        $0x03, Z6, Z6, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1841:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1843
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1842
+
+ordinary1843:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1842:
+	JMP done1840
+
+fp161838:
+	VPXORD    Y5, Y5, Y5
+	VCVTPS2PH $0x00, Z6, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1845
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1844
+
+ordinary1845:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored1844:
+	JMP done1840
+
+fp321839:
+done1840:
+stored1835:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1832:
+	CMPQ CX, R10
+	JB   next1831
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1831
+
+done1800:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdFP32FP32AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+, SSE
+TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000001f, BX
+	JEQ       aligned1846
+	ORQ       $0x04, DI
+
+aligned1846:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z0
+	VMOVUPS 192(AX), Z2
+	VMOVUPS 640(AX), Z3
+	VMOVUPS 704(AX), Z4
+	VMOVUPS 576(AX), Z5
+	VMOVUPS (AX), Z6
+	VMOVUPS 64(AX), Z7
+	VMOVUPS 512(AX), Z8
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161848
+	JA      fp321849
+	MOVQ    R11, CX
+	LEAQ    96(CX), R11
+	JMP     check1852
+
+next1851:
+	TESTQ     AX, AX
+	JEQ       kept1853
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z9
+	VMOVDQU32 Z9, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z9
+	VMOVDQU32 Z9, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1853:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z6, Z9, Z9
+	VFMADD231PS   Z7, Z10, Z9
+	VMULPS        (R8)(CX*4), Z0, Z11
+	VFMADD231PS   Z2, Z9, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VMULPS        Z4, Z9, Z9
+	VFMADD231PS   Z3, Z11, Z9
+	VFMADD231PS   Z8, Z10, Z10
+	VFMADD231PS   Z5, Z9, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1854
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	KORTESTW      K1, K1
+	JEQ           usual1856
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
+	VPSRLD        $0x10, Z9, Z9
+	VPMOVDW       Z9, Y9
+	VMOVDQU32     Y9, Y9
+
+usual1856:
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored1855
+
+unusual1854:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161858
+	JA            fp321859
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	KORTESTW      K1, K1
+	JEQ           usual1861
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
+	VPSRLD        $0x10, Z9, Z9
+	VPMOVDW       Z9, Y9
+	VMOVDQU32     Y9, Y9
+
+usual1861:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1863
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored1862
+
+ordinary1863:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1862:
+	JMP done1860
+
+fp161858:
+	VPXORD    Y1, Y1, Y1
+	VCVTPS2PH $0x00, Z10, Y1
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1865
+	VMOVNTDQ  Y1, (BX)(CX*2)
+	JMP       stored1864
+
+ordinary1865:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1864:
+	JMP done1860
+
+fp321859:
+done1860:
+stored1855:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1852:
+	CMPQ CX, R10
+	JB   next1851
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1851
+	JMP  done1850
+
+fp161848:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1867
+
+next1866:
+	TESTQ     AX, AX
+	JEQ       kept1868
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1868:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z1
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z6, Z1, Z1
+	VFMADD231PS   Z7, Z10, Z1
+	VMULPS        (R8)(CX*4), Z0, Z11
+	VFMADD231PS   Z2, Z1, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VMULPS        Z4, Z1, Z1
+	VFMADD231PS   Z3, Z11, Z1
+	VFMADD231PS   Z8, Z10, Z10
+	VFMADD231PS   Z5, Z1, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1869
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1871
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1871:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1870
+
+unusual1869:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161873
+	JA            fp321874
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1876
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1876:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1878
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1877
+
+ordinary1878:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1877:
+	JMP done1875
+
+fp161873:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1880
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1879
+
+ordinary1880:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1879:
+	JMP done1875
+
+fp321874:
+done1875:
+stored1870:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1867:
+	CMPQ CX, R10
+	JB   next1866
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1866
+	JMP  done1850
+
+fp321849:
+	MOVQ R11, CX
+	LEAQ 96(CX), R11
+	JMP  check1882
+
+next1881:
+	TESTQ     AX, AX
+	JEQ       kept1883
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1883:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z1
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z6, Z1, Z1
+	VFMADD231PS   Z7, Z10, Z1
+	VMULPS        (R8)(CX*4), Z0, Z11
+	VFMADD231PS   Z2, Z1, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VMULPS        Z4, Z1, Z1
+	VFMADD231PS   Z3, Z11, Z1
+	VFMADD231PS   Z8, Z10, Z10
+	VFMADD231PS   Z5, Z1, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual1884
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1886
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1886:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1885
+
+unusual1884:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp161888
+	JA            fp321889
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	KORTESTW      K1, K1
+	JEQ           usual1891
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual1891:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1893
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored1892
+
+ordinary1893:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored1892:
+	JMP done1890
+
+fp161888:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1895
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored1894
+
+ordinary1895:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored1894:
+	JMP done1890
+
+fp321889:
+done1890:
+stored1885:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1882:
+	CMPQ CX, R10
+	JB   next1881
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1881
+
+done1850:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamFP32BF16AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 patternffff0000<>+0(SB), Z1
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1896
+	ORQ       $0x04, DI
+
+aligned1896:
+	MOVQ         a+0(FP), R8
+	MOVQ         88(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         96(R9), R9
+	MOVQ         a+0(FP), R10
+	VPBROADCASTD 56(R10), Z4
+	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
+	VMOVUPS      128(AX), Z5
+	VMOVUPS      192(AX), Z6
+	VMOVUPS      256(AX), Z7
+	VMOVUPS      320(AX), Z8
+	VMOVUPS      384(AX), Z9
+	VMOVUPS      576(AX), Z10
+	VMOVUPS      (AX), Z11
+	VMOVUPS      64(AX), Z12
+	VMOVUPS      448(AX), Z13
+	VMOVUPS      512(AX), Z14
+	MOVQ         a+0(FP), AX
+	MOVQ         24(AX), AX
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	CMPQ         CX, $0x01
+	JE           fp161898
+	JA           fp321899
+	MOVQ         R12, CX
+	LEAQ         192(CX), R12
+	JMP          check1902
+
+next1901:
+	TESTQ     AX, AX
+	JEQ       kept1903
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z15
+	VMOVDQU32 Z15, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept1903:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
+	VMOVDQU32      (DX)(CX*2), Z17
+	VPSLLD         $0x10, Z17, Z15
+	VPANDD         Z1, Z17, Z17
+	VMOVUPS        (SI)(CX*4), Z18
+	VMOVUPS        64(SI)(CX*4), Z19
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS      Z19, Z18, Z20
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS      Z19, Z18, Z21
+	VMULPS         Z11, Z15, Z15
+	VFMADD231PS    Z12, Z20, Z15
+	VMULPS         Z11, Z17, Z17
+	VFMADD231PS    Z12, Z21, Z17
+	VMOVDQU32      (R8)(CX*2), Z19
+	VPSLLD         $0x10, Z19, Z18
+	VPANDD         Z1, Z19, Z19
+	VMULPS         Z18, Z5, Z18
+	VFMADD231PS    Z6, Z15, Z18
+	VMULPS         Z19, Z5, Z19
+	VFMADD231PS    Z6, Z17, Z19
+	VMULPS         Z15, Z15, Z15
+	VMULPS         Z17, Z17, Z17
+	VMOVDQU32      (R9)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z22
+	VPANDD         Z1, Z23, Z23
+	VMULPS         Z22, Z7, Z22
+	VFMADD231PS    Z8, Z15, Z22
+	VMULPS         Z23, Z7, Z15
+	VFMADD231PS    Z8, Z17, Z15
+	VPADDD         Z0, Z18, Z17
+	VPADDD         Z0, Z19, Z23
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z23, Z1, Z17
+	VMOVDQU32      Z17, (R8)(CX*2)
+	VPMULLD        Z4, Z4, Z17
+	VPSRLD         $0x10, Z17, Z17
+	VPADDD         Z22, Z17, Z17
+	VPADDD         Z2, Z4, Z23
+	VPMULLD        Z23, Z23, Z23
+	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z15, Z23, Z23
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z23, Z1, Z17
+	VMOVDQU32      Z17, (R9)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z22, Z22
+	VSQRTPS        Z15, Z15
+	VFMADD213PS    Z13, Z9, Z22
+	VDIVPS         Z22, Z18, Z18
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z10, Z18, Z20
+	VFMADD213PS    Z13, Z9, Z15
+	VDIVPS         Z15, Z19, Z19
+	VFMADD231PS    Z14, Z21, Z21
+	VFMADD231PS    Z10, Z19, Z21
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS      Z21, Z20, Z15
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS      Z21, Z20, Z17
+	VMOVUPS        Z15, (SI)(CX*4)
+	VMOVUPS        Z17, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1904
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1906
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1906:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1905
+
+unusual1904:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp161908
+	JA             fp321909
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1911
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1911:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1913
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1912
+
+ordinary1913:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored1912:
+	JMP done1910
+
+fp161908:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z21, Z20, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z16, Z16, Z16
+	VCVTPS2PH    $0x00, Z15, Y16
+	VCVTPS2PH    $0x00, Z17, Y15
+	VINSERTI64X4 $0x01, Y15, Z16, Z16
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1915
+	VMOVNTDQ     Z16, (BX)(CX*2)
+	JMP          stored1914
+
+ordinary1915:
+	VMOVDQU32 Z16, (BX)(CX*2)
+
+stored1914:
+	JMP done1910
+
+fp321909:
+done1910:
+stored1905:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check1902:
+	CMPQ CX, R11
+	JB   next1901
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1901
+	JMP  done1900
+
+fp161898:
+	MOVQ R12, CX
+	LEAQ 192(CX), R12
+	JMP  check1917
+
+next1916:
+	TESTQ     AX, AX
+	JEQ       kept1918
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z15
+	VMOVDQU32 Z15, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept1918:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Z15
+	VCVTPH2PS      32(DX)(CX*2), Z17
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS      Z17, Z15, Z18
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS      Z17, Z15, Z19
+	VMOVUPS        (SI)(CX*4), Z15
+	VMOVUPS        64(SI)(CX*4), Z17
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS      Z17, Z15, Z20
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS      Z17, Z15, Z21
+	VMULPS         Z11, Z18, Z18
+	VFMADD231PS    Z12, Z20, Z18
+	VMULPS         Z11, Z19, Z19
+	VFMADD231PS    Z12, Z21, Z19
+	VMOVDQU32      (R8)(CX*2), Z17
+	VPSLLD         $0x10, Z17, Z15
+	VPANDD         Z1, Z17, Z17
+	VMULPS         Z15, Z5, Z15
+	VFMADD231PS    Z6, Z18, Z15
+	VMULPS         Z17, Z5, Z17
+	VFMADD231PS    Z6, Z19, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z19, Z19, Z19
+	VMOVDQU32      (R9)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z22
+	VPANDD         Z1, Z23, Z23
+	VMULPS         Z22, Z7, Z22
+	VFMADD231PS    Z8, Z18, Z22
+	VMULPS         Z23, Z7, Z18
+	VFMADD231PS    Z8, Z19, Z18
+	VPADDD         Z0, Z15, Z19
+	VPADDD         Z0, Z17, Z23
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z23, Z1, Z19
+	VMOVDQU32      Z19, (R8)(CX*2)
+	VPMULLD        Z4, Z4, Z19
+	VPSRLD         $0x10, Z19, Z19
+	VPADDD         Z22, Z19, Z19
+	VPADDD         Z2, Z4, Z23
+	VPMULLD        Z23, Z23, Z23
+	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z18, Z23, Z23
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z23, Z1, Z19
+	VMOVDQU32      Z19, (R9)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z22, Z22
+	VSQRTPS        Z18, Z18
+	VFMADD213PS    Z13, Z9, Z22
+	VDIVPS         Z22, Z15, Z15
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z10, Z15, Z20
+	VFMADD213PS    Z13, Z9, Z18
+	VDIVPS         Z18, Z17, Z17
+	VFMADD231PS    Z14, Z21, Z21
+	VFMADD231PS    Z10, Z17, Z21
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS      Z21, Z20, Z15
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS      Z21, Z20, Z17
+	VMOVUPS        Z15, (SI)(CX*4)
+	VMOVUPS        Z17, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1919
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1921
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1921:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1920
+
+unusual1919:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp161923
+	JA             fp321924
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1926
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1926:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1928
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1927
+
+ordinary1928:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored1927:
+	JMP done1925
+
+fp161923:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z21, Z20, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z16, Z16, Z16
+	VCVTPS2PH    $0x00, Z15, Y16
+	VCVTPS2PH    $0x00, Z17, Y15
+	VINSERTI64X4 $0x01, Y15, Z16, Z16
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1930
+	VMOVNTDQ     Z16, (BX)(CX*2)
+	JMP          stored1929
+
+ordinary1930:
+	VMOVDQU32 Z16, (BX)(CX*2)
+
+stored1929:
+	JMP done1925
+
+fp321924:
+done1925:
+stored1920:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check1917:
+	CMPQ CX, R11
+	JB   next1916
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1916
+	JMP  done1900
+
+fp321899:
+	MOVQ R12, CX
+	LEAQ 192(CX), R12
+	JMP  check1932
+
+next1931:
+	TESTQ     AX, AX
+	JEQ       kept1933
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z15
+	VMOVDQU32 Z15, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept1933:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	PREFETCHT0     (DX)(R12*4)
+	PREFETCHT0     64(DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Z15
+	VMOVUPS        64(DX)(CX*4), Z17
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS      Z17, Z15, Z18
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS      Z17, Z15, Z19
+	VMOVUPS        (SI)(CX*4), Z15
+	VMOVUPS        64(SI)(CX*4), Z17
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
+	VPERMI2PS      Z17, Z15, Z20
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
+	VPERMI2PS      Z17, Z15, Z21
+	VMULPS         Z11, Z18, Z18
+	VFMADD231PS    Z12, Z20, Z18
+	VMULPS         Z11, Z19, Z19
+	VFMADD231PS    Z12, Z21, Z19
+	VMOVDQU32      (R8)(CX*2), Z17
+	VPSLLD         $0x10, Z17, Z15
+	VPANDD         Z1, Z17, Z17
+	VMULPS         Z15, Z5, Z15
+	VFMADD231PS    Z6, Z18, Z15
+	VMULPS         Z17, Z5, Z17
+	VFMADD231PS    Z6, Z19, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z19, Z19, Z19
+	VMOVDQU32      (R9)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z22
+	VPANDD         Z1, Z23, Z23
+	VMULPS         Z22, Z7, Z22
+	VFMADD231PS    Z8, Z18, Z22
+	VMULPS         Z23, Z7, Z18
+	VFMADD231PS    Z8, Z19, Z18
+	VPADDD         Z0, Z15, Z19
+	VPADDD         Z0, Z17, Z23
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z23, Z1, Z19
+	VMOVDQU32      Z19, (R8)(CX*2)
+	VPMULLD        Z4, Z4, Z19
+	VPSRLD         $0x10, Z19, Z19
+	VPADDD         Z22, Z19, Z19
+	VPADDD         Z2, Z4, Z23
+	VPMULLD        Z23, Z23, Z23
+	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z18, Z23, Z23
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z23, Z1, Z19
+	VMOVDQU32      Z19, (R9)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z22, Z22
+	VSQRTPS        Z18, Z18
+	VFMADD213PS    Z13, Z9, Z22
+	VDIVPS         Z22, Z15, Z15
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z10, Z15, Z20
+	VFMADD213PS    Z13, Z9, Z18
+	VDIVPS         Z18, Z17, Z17
+	VFMADD231PS    Z14, Z21, Z21
+	VFMADD231PS    Z10, Z17, Z21
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS      Z21, Z20, Z15
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS      Z21, Z20, Z17
+	VMOVUPS        Z15, (SI)(CX*4)
+	VMOVUPS        Z17, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1934
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1936
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1936:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1935
+
+unusual1934:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp161938
+	JA             fp321939
+	VCMPPS         $0x03, Z15, Z17, K1
+	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
+	KORTESTW       K1, K1
+	JEQ            usual1941
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z17, Z1, Z15
+	VMOVDQU32      Z15, Z15
+
+usual1941:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1943
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored1942
+
+ordinary1943:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored1942:
+	JMP done1940
+
+fp161938:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z21, Z20, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
+	VPERMI2PS    Z21, Z20, Z17
+	VPXORD       Z16, Z16, Z16
+	VCVTPS2PH    $0x00, Z15, Y16
+	VCVTPS2PH    $0x00, Z17, Y15
+	VINSERTI64X4 $0x01, Y15, Z16, Z16
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1945
+	VMOVNTDQ     Z16, (BX)(CX*2)
+	JMP          stored1944
+
+ordinary1945:
+	VMOVDQU32 Z16, (BX)(CX*2)
+
+stored1944:
+	JMP done1940
+
+fp321939:
+done1940:
+stored1935:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check1932:
+	CMPQ CX, R11
+	JB   next1931
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1931
+
+done1900:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA ditherOfLanesAVX512BF16<>+0(SB)/4, $0x00000000
+DATA ditherOfLanesAVX512BF16<>+4(SB)/4, $0x3c6ef372
+DATA ditherOfLanesAVX512BF16<>+8(SB)/4, $0x78dde6e4
+DATA ditherOfLanesAVX512BF16<>+12(SB)/4, $0xb54cda56
+DATA ditherOfLanesAVX512BF16<>+16(SB)/4, $0xf1bbcdc8
+DATA ditherOfLanesAVX512BF16<>+20(SB)/4, $0x2e2ac13a
+DATA ditherOfLanesAVX512BF16<>+24(SB)/4, $0x6a99b4ac
+DATA ditherOfLanesAVX512BF16<>+28(SB)/4, $0xa708a81e
+DATA ditherOfLanesAVX512BF16<>+32(SB)/4, $0xe3779b90
+DATA ditherOfLanesAVX512BF16<>+36(SB)/4, $0x1fe68f02
+DATA ditherOfLanesAVX512BF16<>+40(SB)/4, $0x5c558274
+DATA ditherOfLanesAVX512BF16<>+44(SB)/4, $0x98c475e6
+DATA ditherOfLanesAVX512BF16<>+48(SB)/4, $0xd5336958
+DATA ditherOfLanesAVX512BF16<>+52(SB)/4, $0x11a25cca
+DATA ditherOfLanesAVX512BF16<>+56(SB)/4, $0x4e11503c
+DATA ditherOfLanesAVX512BF16<>+60(SB)/4, $0x8a8043ae
+GLOBL ditherOfLanesAVX512BF16<>(SB), RODATA|NOPTR, $64
+
+// func lionFP32BF16AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512_BF16, MMX+, SSE
+TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 patternffff0000<>+0(SB), Z1
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1946
+	ORQ       $0x04, DI
+
+aligned1946:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z6
+	VMOVUPS 256(AX), Z7
+	VMOVUPS 320(AX), Z8
+	VMOVUPS 576(AX), Z9
+	VMOVUPS (AX), Z10
+	VMOVUPS 64(AX), Z11
+	VMOVUPS 512(AX), Z12
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp161948
+	JA      fp321949
+	MOVQ    R11, CX
+	LEAQ    192(CX), R11
+	JMP     check1952
+
+next1951:
+	TESTQ     AX, AX
+	JEQ       kept1953
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z13
+	VMOVDQU32 Z13, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z13
+	VMOVDQU32 Z13, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z13
+	VMOVDQU32 Z13, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1953:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VMOVDQU32      (DX)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z13
+	VPANDD         Z1, Z14, Z14
+	VMOVUPS        (SI)(CX*4), Z15
+	VMOVUPS        64(SI)(CX*4), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z16, Z15, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z16, Z15, Z18
+	VMULPS         Z10, Z13, Z13
+	VFMADD231PS    Z11, Z17, Z13
+	VMULPS         Z10, Z14, Z14
+	VFMADD231PS    Z11, Z18, Z14
+	VMOVDQU32      (R8)(CX*2), Z16
+	VPSLLD         $0x10, Z16, Z15
+	VPANDD         Z1, Z16, Z16
+	VMULPS         Z15, Z2, Z19
+	VFMADD231PS    Z6, Z13, Z19
+	VFMADD231PS    Z12, Z17, Z17
+	VPXORD         Z3, Z3, Z3
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z3, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z3, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z17, Z17
+	VMULPS         Z16, Z2, Z19
+	VFMADD231PS    Z6, Z14, Z19
+	VFMADD231PS    Z12, Z18, Z18
+	VPXORD         Z4, Z4, Z4
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z4, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z4, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z18, Z18
+	VMULPS         Z15, Z7, Z15
+	VFMADD231PS    Z8, Z13, Z15
+	VMULPS         Z16, Z7, Z13
+	VFMADD231PS    Z8, Z14, Z13
+	VPADDD         Z0, Z15, Z14
+	VPADDD         Z0, Z13, Z13
+	VPSRLD         $0x10, Z14, Z14
+	VPTERNLOGD     $0xf8, Z13, Z1, Z14
+	VMOVDQU32      Z14, (R8)(CX*2)
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS      Z18, Z17, Z13
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z13, (SI)(CX*4)
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1954
+	VCMPPS         $0x03, Z13, Z14, K1
+	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
+	KORTESTW       K1, K1
+	JEQ            usual1956
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z13, Z13
+	VPTERNLOGD     $0xf8, Z14, Z1, Z13
+	VMOVDQU32      Z13, Z13
+
+usual1956:
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored1955
+
+unusual1954:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp161958
+	JA             fp321959
+	VCMPPS         $0x03, Z13, Z14, K1
+	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
+	KORTESTW       K1, K1
+	JEQ            usual1961
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z13, Z13
+	VPTERNLOGD     $0xf8, Z14, Z1, Z13
+	VMOVDQU32      Z13, Z13
+
+usual1961:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1963
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored1962
+
+ordinary1963:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1962:
+	JMP done1960
+
+fp161958:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS    Z18, Z17, Z13
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z5, Z5, Z5
+	VCVTPS2PH    $0x00, Z13, Y5
+	VCVTPS2PH    $0x00, Z14, Y13
+	VINSERTI64X4 $0x01, Y13, Z5, Z5
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1965
+	VMOVNTDQ     Z5, (BX)(CX*2)
+	JMP          stored1964
+
+ordinary1965:
+	VMOVDQU32 Z5, (BX)(CX*2)
+
+stored1964:
+	JMP done1960
+
+fp321959:
+done1960:
+stored1955:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1952:
+	CMPQ CX, R10
+	JB   next1951
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1951
+	JMP  done1950
+
+fp161948:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check1967
+
+next1966:
+	TESTQ     AX, AX
+	JEQ       kept1968
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1968:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z3
+	VCVTPH2PS      32(DX)(CX*2), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z14, Z3, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z14, Z3, Z16
+	VMOVUPS        (SI)(CX*4), Z3
+	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z14, Z3, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z14, Z3, Z18
+	VMULPS         Z10, Z15, Z15
+	VFMADD231PS    Z11, Z17, Z15
+	VMULPS         Z10, Z16, Z16
+	VFMADD231PS    Z11, Z18, Z16
+	VMOVDQU32      (R8)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z3
+	VPANDD         Z1, Z14, Z14
+	VMULPS         Z3, Z2, Z19
+	VFMADD231PS    Z6, Z15, Z19
+	VFMADD231PS    Z12, Z17, Z17
+	VPXORD         Z4, Z4, Z4
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z4, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z4, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z17, Z17
+	VMULPS         Z14, Z2, Z19
+	VFMADD231PS    Z6, Z16, Z19
+	VFMADD231PS    Z12, Z18, Z18
+	VPXORD         Z5, Z5, Z5
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z5, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z5, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z18, Z18
+	VMULPS         Z3, Z7, Z3
+	VFMADD231PS    Z8, Z15, Z3
+	VMULPS         Z14, Z7, Z14
+	VFMADD231PS    Z8, Z16, Z14
+	VPADDD         Z0, Z3, Z3
+	VPADDD         Z0, Z14, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, (R8)(CX*2)
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z18, Z17, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1969
+	VCMPPS         $0x03, Z3, Z14, K1
+	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	KORTESTW       K1, K1
+	JEQ            usual1971
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual1971:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored1970
+
+unusual1969:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp161973
+	JA             fp321974
+	VCMPPS         $0x03, Z3, Z14, K1
+	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	KORTESTW       K1, K1
+	JEQ            usual1976
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual1976:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1978
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored1977
+
+ordinary1978:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored1977:
+	JMP done1975
+
+fp161973:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z18, Z17, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z3, Y13
+	VCVTPS2PH    $0x00, Z14, Y3
+	VINSERTI64X4 $0x01, Y3, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1980
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored1979
+
+ordinary1980:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1979:
+	JMP done1975
+
+fp321974:
+done1975:
+stored1970:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1967:
+	CMPQ CX, R10
+	JB   next1966
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1966
+	JMP  done1950
+
+fp321949:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check1982
+
+next1981:
+	TESTQ     AX, AX
+	JEQ       kept1983
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1983:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z3
+	VMOVUPS        64(DX)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z14, Z3, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z14, Z3, Z16
+	VMOVUPS        (SI)(CX*4), Z3
+	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z14, Z3, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z14, Z3, Z18
+	VMULPS         Z10, Z15, Z15
+	VFMADD231PS    Z11, Z17, Z15
+	VMULPS         Z10, Z16, Z16
+	VFMADD231PS    Z11, Z18, Z16
+	VMOVDQU32      (R8)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z3
+	VPANDD         Z1, Z14, Z14
+	VMULPS         Z3, Z2, Z19
+	VFMADD231PS    Z6, Z15, Z19
+	VFMADD231PS    Z12, Z17, Z17
+	VPXORD         Z4, Z4, Z4
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z4, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z4, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z17, Z17
+	VMULPS         Z14, Z2, Z19
+	VFMADD231PS    Z6, Z16, Z19
+	VFMADD231PS    Z12, Z18, Z18
+	VPXORD         Z5, Z5, Z5
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z9, Z20, Z20
+	VCMPPS         $0x00, Z5, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z5, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z18, Z18
+	VMULPS         Z3, Z7, Z3
+	VFMADD231PS    Z8, Z15, Z3
+	VMULPS         Z14, Z7, Z14
+	VFMADD231PS    Z8, Z16, Z14
+	VPADDD         Z0, Z3, Z3
+	VPADDD         Z0, Z14, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, (R8)(CX*2)
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z18, Z17, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual1984
+	VCMPPS         $0x03, Z3, Z14, K1
+	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	KORTESTW       K1, K1
+	JEQ            usual1986
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual1986:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored1985
+
+unusual1984:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp161988
+	JA             fp321989
+	VCMPPS         $0x03, Z3, Z14, K1
+	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	KORTESTW       K1, K1
+	JEQ            usual1991
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual1991:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary1993
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored1992
+
+ordinary1993:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored1992:
+	JMP done1990
+
+fp161988:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z18, Z17, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z3, Y13
+	VCVTPS2PH    $0x00, Z14, Y3
+	VINSERTI64X4 $0x01, Y3, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary1995
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored1994
+
+ordinary1995:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored1994:
+	JMP done1990
+
+fp321989:
+done1990:
+stored1985:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1982:
+	CMPQ CX, R10
+	JB   next1981
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1981
+
+done1950:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradFP32BF16AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 patternffff0000<>+0(SB), Z0
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned1996
+	ORQ       $0x04, DI
+
+aligned1996:
+	MOVQ         a+0(FP), R8
+	MOVQ         88(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 56(R9), Z4
+	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
+	VMOVUPS      448(AX), Z5
+	VMOVUPS      576(AX), Z6
+	VMOVUPS      (AX), Z7
+	VMOVUPS      64(AX), Z8
+	MOVQ         a+0(FP), AX
+	MOVQ         24(AX), AX
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp161998
+	JA           fp321999
+	MOVQ         R11, CX
+	LEAQ         192(CX), R11
+	JMP          check2002
+
+next2001:
+	TESTQ     AX, AX
+	JEQ       kept2003
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z9
+	VMOVDQU32 Z9, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z9
+	VMOVDQU32 Z9, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z9
+	VMOVDQU32 Z9, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2003:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VMOVDQU32      (DX)(CX*2), Z10
+	VPSLLD         $0x10, Z10, Z9
+	VPANDD         Z0, Z10, Z10
+	VMOVUPS        (SI)(CX*4), Z11
+	VMOVUPS        64(SI)(CX*4), Z12
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z12, Z11, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z12, Z11, Z14
+	VMULPS         Z7, Z9, Z9
+	VFMADD231PS    Z8, Z13, Z9
+	VMULPS         Z7, Z10, Z10
+	VFMADD231PS    Z8, Z14, Z10
+	VMOVDQU32      (R8)(CX*2), Z12
+	VPSLLD         $0x10, Z12, Z11
+	VPANDD         Z0, Z12, Z12
+	VFMADD231PS    Z9, Z9, Z11
+	VFMADD231PS    Z10, Z10, Z12
+	VPMULLD        Z4, Z4, Z15
+	VPSRLD         $0x10, Z15, Z15
+	VPADDD         Z11, Z15, Z15
+	VPADDD         Z2, Z4, Z16
+	VPMULLD        Z16, Z16, Z16
+	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z12, Z16, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z0, Z15
+	VMOVDQU32      Z15, (R8)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z11, Z11
+	VADDPS         Z5, Z11, Z11
+	VDIVPS         Z11, Z9, Z9
+	VFMADD231PS    Z6, Z9, Z13
+	VSQRTPS        Z12, Z12
+	VADDPS         Z5, Z12, Z12
+	VDIVPS         Z12, Z10, Z10
+	VFMADD231PS    Z6, Z10, Z14
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
+	VPERMI2PS      Z14, Z13, Z9
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS      Z14, Z13, Z10
+	VMOVUPS        Z9, (SI)(CX*4)
+	VMOVUPS        Z10, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2004
+	VCMPPS         $0x03, Z9, Z10, K1
+	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
+	KORTESTW       K1, K1
+	JEQ            usual2006
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z9
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z9, Z9
+	VPTERNLOGD     $0xf8, Z10, Z0, Z9
+	VMOVDQU32      Z9, Z9
+
+usual2006:
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored2005
+
+unusual2004:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162008
+	JA             fp322009
+	VCMPPS         $0x03, Z9, Z10, K1
+	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
+	KORTESTW       K1, K1
+	JEQ            usual2011
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z9
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z9, Z9
+	VPTERNLOGD     $0xf8, Z10, Z0, Z9
+	VMOVDQU32      Z9, Z9
+
+usual2011:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2013
+	VMOVNTDQ Z9, (BX)(CX*2)
+	JMP      stored2012
+
+ordinary2013:
+	VMOVDQU32 Z9, (BX)(CX*2)
+
+stored2012:
+	JMP done2010
+
+fp162008:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
+	VPERMI2PS    Z14, Z13, Z9
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z14, Z13, Z10
+	VPXORD       Z1, Z1, Z1
+	VCVTPS2PH    $0x00, Z9, Y1
+	VCVTPS2PH    $0x00, Z10, Y9
+	VINSERTI64X4 $0x01, Y9, Z1, Z1
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2015
+	VMOVNTDQ     Z1, (BX)(CX*2)
+	JMP          stored2014
+
+ordinary2015:
+	VMOVDQU32 Z1, (BX)(CX*2)
+
+stored2014:
+	JMP done2010
+
+fp322009:
+done2010:
+stored2005:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2002:
+	CMPQ CX, R10
+	JB   next2001
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2001
+	JMP  done2000
+
+fp161998:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check2017
+
+next2016:
+	TESTQ     AX, AX
+	JEQ       kept2018
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z1
+	VMOVDQU32 Z1, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z1
+	VMOVDQU32 Z1, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2018:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z1
+	VCVTPH2PS      32(DX)(CX*2), Z10
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS      Z10, Z1, Z11
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS      Z10, Z1, Z12
+	VMOVUPS        (SI)(CX*4), Z1
+	VMOVUPS        64(SI)(CX*4), Z10
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z10, Z1, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z10, Z1, Z14
+	VMULPS         Z7, Z11, Z11
+	VFMADD231PS    Z8, Z13, Z11
+	VMULPS         Z7, Z12, Z12
+	VFMADD231PS    Z8, Z14, Z12
+	VMOVDQU32      (R8)(CX*2), Z10
+	VPSLLD         $0x10, Z10, Z1
+	VPANDD         Z0, Z10, Z10
+	VFMADD231PS    Z11, Z11, Z1
+	VFMADD231PS    Z12, Z12, Z10
+	VPMULLD        Z4, Z4, Z15
+	VPSRLD         $0x10, Z15, Z15
+	VPADDD         Z1, Z15, Z15
+	VPADDD         Z2, Z4, Z16
+	VPMULLD        Z16, Z16, Z16
+	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z10, Z16, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z0, Z15
+	VMOVDQU32      Z15, (R8)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z1, Z1
+	VADDPS         Z5, Z1, Z1
+	VDIVPS         Z1, Z11, Z11
+	VFMADD231PS    Z6, Z11, Z13
+	VSQRTPS        Z10, Z10
+	VADDPS         Z5, Z10, Z10
+	VDIVPS         Z10, Z12, Z12
+	VFMADD231PS    Z6, Z12, Z14
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS      Z14, Z13, Z1
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS      Z14, Z13, Z10
+	VMOVUPS        Z1, (SI)(CX*4)
+	VMOVUPS        Z10, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2019
+	VCMPPS         $0x03, Z1, Z10, K1
+	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	KORTESTW       K1, K1
+	JEQ            usual2021
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual2021:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored2020
+
+unusual2019:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162023
+	JA             fp322024
+	VCMPPS         $0x03, Z1, Z10, K1
+	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	KORTESTW       K1, K1
+	JEQ            usual2026
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual2026:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2028
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored2027
+
+ordinary2028:
+	VMOVDQU32 Z1, (BX)(CX*2)
+
+stored2027:
+	JMP done2025
+
+fp162023:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS    Z14, Z13, Z1
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z14, Z13, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z1, Y9
+	VCVTPS2PH    $0x00, Z10, Y1
+	VINSERTI64X4 $0x01, Y1, Z9, Z9
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2030
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2029
+
+ordinary2030:
+	VMOVDQU32 Z9, (BX)(CX*2)
+
+stored2029:
+	JMP done2025
+
+fp322024:
+done2025:
+stored2020:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2017:
+	CMPQ CX, R10
+	JB   next2016
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2016
+	JMP  done2000
+
+fp321999:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check2032
+
+next2031:
+	TESTQ     AX, AX
+	JEQ       kept2033
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z1
+	VMOVDQU32 Z1, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z1
+	VMOVDQU32 Z1, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2033:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z1
+	VMOVUPS        64(DX)(CX*4), Z10
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS      Z10, Z1, Z11
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS      Z10, Z1, Z12
+	VMOVUPS        (SI)(CX*4), Z1
+	VMOVUPS        64(SI)(CX*4), Z10
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z10, Z1, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z10, Z1, Z14
+	VMULPS         Z7, Z11, Z11
+	VFMADD231PS    Z8, Z13, Z11
+	VMULPS         Z7, Z12, Z12
+	VFMADD231PS    Z8, Z14, Z12
+	VMOVDQU32      (R8)(CX*2), Z10
+	VPSLLD         $0x10, Z10, Z1
+	VPANDD         Z0, Z10, Z10
+	VFMADD231PS    Z11, Z11, Z1
+	VFMADD231PS    Z12, Z12, Z10
+	VPMULLD        Z4, Z4, Z15
+	VPSRLD         $0x10, Z15, Z15
+	VPADDD         Z1, Z15, Z15
+	VPADDD         Z2, Z4, Z16
+	VPMULLD        Z16, Z16, Z16
+	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z10, Z16, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z0, Z15
+	VMOVDQU32      Z15, (R8)(CX*2)
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z1, Z1
+	VADDPS         Z5, Z1, Z1
+	VDIVPS         Z1, Z11, Z11
+	VFMADD231PS    Z6, Z11, Z13
+	VSQRTPS        Z10, Z10
+	VADDPS         Z5, Z10, Z10
+	VDIVPS         Z10, Z12, Z12
+	VFMADD231PS    Z6, Z12, Z14
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS      Z14, Z13, Z1
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS      Z14, Z13, Z10
+	VMOVUPS        Z1, (SI)(CX*4)
+	VMOVUPS        Z10, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2034
+	VCMPPS         $0x03, Z1, Z10, K1
+	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	KORTESTW       K1, K1
+	JEQ            usual2036
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual2036:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored2035
+
+unusual2034:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162038
+	JA             fp322039
+	VCMPPS         $0x03, Z1, Z10, K1
+	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	KORTESTW       K1, K1
+	JEQ            usual2041
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual2041:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2043
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored2042
+
+ordinary2043:
+	VMOVDQU32 Z1, (BX)(CX*2)
+
+stored2042:
+	JMP done2040
+
+fp162038:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS    Z14, Z13, Z1
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z14, Z13, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z1, Y9
+	VCVTPS2PH    $0x00, Z10, Y1
+	VINSERTI64X4 $0x01, Y1, Z9, Z9
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2045
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2044
+
+ordinary2045:
+	VMOVDQU32 Z9, (BX)(CX*2)
+
+stored2044:
+	JMP done2040
+
+fp322039:
+done2040:
+stored2035:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2032:
+	CMPQ CX, R10
+	JB   next2031
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2031
+
+done2000:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdFP32BF16AVX512BF16(a *Arguments)
+// Requires: AVX, AVX512F, AVX512_BF16, MMX+, SSE
+TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	VMOVDQU32 pattern00008000<>+0(SB), Z0
+	VMOVDQU32 patternffff0000<>+0(SB), Z1
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      40(CX), CX
+	MOVQ      a+0(FP), DX
+	MOVQ      112(DX), DX
+	MOVQ      a+0(FP), BX
+	MOVQ      64(BX), BX
+	MOVQ      a+0(FP), SI
+	MOVQ      80(SI), SI
+	MOVQ      a+0(FP), DI
+	MOVQ      48(DI), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned2046
+	ORQ       $0x04, DI
+
+aligned2046:
+	MOVQ    a+0(FP), R8
+	MOVQ    88(R8), R8
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 640(AX), Z5
+	VMOVUPS 704(AX), Z6
+	VMOVUPS 576(AX), Z7
+	VMOVUPS (AX), Z8
+	VMOVUPS 64(AX), Z9
+	VMOVUPS 512(AX), Z10
+	MOVQ    a+0(FP), AX
+	MOVQ    24(AX), AX
+	MOVQ    a+0(FP), R9
+	MOVQ    (R9), R9
+	MOVQ    a+0(FP), R10
+	MOVQ    8(R10), R10
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	CMPQ    CX, $0x01
+	JE      fp162048
+	JA      fp322049
+	MOVQ    R11, CX
+	LEAQ    192(CX), R11
+	JMP     check2052
+
+next2051:
+	TESTQ     AX, AX
+	JEQ       kept2053
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z11
+	VMOVDQU32 Z11, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z11
+	VMOVDQU32 Z11, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z11
+	VMOVDQU32 Z11, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2053:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VMOVDQU32      (DX)(CX*2), Z12
+	VPSLLD         $0x10, Z12, Z11
+	VPANDD         Z1, Z12, Z12
+	VMOVUPS        (SI)(CX*4), Z13
+	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z14, Z13, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z14, Z13, Z16
+	VMULPS         Z8, Z11, Z11
+	VFMADD231PS    Z9, Z15, Z11
+	VMULPS         Z8, Z12, Z12
+	VFMADD231PS    Z9, Z16, Z12
+	VMOVDQU32      (R8)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z13
+	VPANDD         Z1, Z14, Z14
+	VMULPS         Z13, Z2, Z13
+	VFMADD231PS    Z4, Z11, Z13
+	VMULPS         Z14, Z2, Z14
+	VFMADD231PS    Z4, Z12, Z14
+	VPADDD         Z0, Z13, Z17
+	VPADDD         Z0, Z14, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, (R8)(CX*2)
+	VMULPS         Z6, Z11, Z11
+	VFMADD231PS    Z5, Z13, Z11
+	VFMADD231PS    Z10, Z15, Z15
+	VFMADD231PS    Z7, Z11, Z15
+	VMULPS         Z6, Z12, Z12
+	VFMADD231PS    Z5, Z14, Z12
+	VFMADD231PS    Z10, Z16, Z16
+	VFMADD231PS    Z7, Z12, Z16
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
+	VPERMI2PS      Z16, Z15, Z11
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS      Z16, Z15, Z12
+	VMOVUPS        Z11, (SI)(CX*4)
+	VMOVUPS        Z12, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2054
+	VCMPPS         $0x03, Z11, Z12, K1
+	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
+	KORTESTW       K1, K1
+	JEQ            usual2056
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z11, K1, Z11
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z11
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z11, Z11
+	VPTERNLOGD     $0xf8, Z12, Z1, Z11
+	VMOVDQU32      Z11, Z11
+
+usual2056:
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored2055
+
+unusual2054:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162058
+	JA             fp322059
+	VCMPPS         $0x03, Z11, Z12, K1
+	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
+	KORTESTW       K1, K1
+	JEQ            usual2061
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z11, K1, Z11
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z11
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z11, Z11
+	VPTERNLOGD     $0xf8, Z12, Z1, Z11
+	VMOVDQU32      Z11, Z11
+
+usual2061:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2063
+	VMOVNTDQ Z11, (BX)(CX*2)
+	JMP      stored2062
+
+ordinary2063:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2062:
+	JMP done2060
+
+fp162058:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
+	VPERMI2PS    Z16, Z15, Z11
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z3, Z3, Z3
+	VCVTPS2PH    $0x00, Z11, Y3
+	VCVTPS2PH    $0x00, Z12, Y11
+	VINSERTI64X4 $0x01, Y11, Z3, Z3
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2065
+	VMOVNTDQ     Z3, (BX)(CX*2)
+	JMP          stored2064
+
+ordinary2065:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored2064:
+	JMP done2060
+
+fp322059:
+done2060:
+stored2055:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2052:
+	CMPQ CX, R10
+	JB   next2051
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2051
+	JMP  done2050
+
+fp162048:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check2067
+
+next2066:
+	TESTQ     AX, AX
+	JEQ       kept2068
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2068:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z3
+	VCVTPH2PS      32(DX)(CX*2), Z12
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z12, Z3, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z12, Z3, Z14
+	VMOVUPS        (SI)(CX*4), Z3
+	VMOVUPS        64(SI)(CX*4), Z12
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z12, Z3, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z12, Z3, Z16
+	VMULPS         Z8, Z13, Z13
+	VFMADD231PS    Z9, Z15, Z13
+	VMULPS         Z8, Z14, Z14
+	VFMADD231PS    Z9, Z16, Z14
+	VMOVDQU32      (R8)(CX*2), Z12
+	VPSLLD         $0x10, Z12, Z3
+	VPANDD         Z1, Z12, Z12
+	VMULPS         Z3, Z2, Z3
+	VFMADD231PS    Z4, Z13, Z3
+	VMULPS         Z12, Z2, Z12
+	VFMADD231PS    Z4, Z14, Z12
+	VPADDD         Z0, Z3, Z17
+	VPADDD         Z0, Z12, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, (R8)(CX*2)
+	VMULPS         Z6, Z13, Z13
+	VFMADD231PS    Z5, Z3, Z13
+	VFMADD231PS    Z10, Z15, Z15
+	VFMADD231PS    Z7, Z13, Z15
+	VMULPS         Z6, Z14, Z14
+	VFMADD231PS    Z5, Z12, Z14
+	VFMADD231PS    Z10, Z16, Z16
+	VFMADD231PS    Z7, Z14, Z16
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z16, Z15, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS      Z16, Z15, Z12
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z12, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2069
+	VCMPPS         $0x03, Z3, Z12, K1
+	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	KORTESTW       K1, K1
+	JEQ            usual2071
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual2071:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored2070
+
+unusual2069:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162073
+	JA             fp322074
+	VCMPPS         $0x03, Z3, Z12, K1
+	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	KORTESTW       K1, K1
+	JEQ            usual2076
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual2076:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2078
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored2077
+
+ordinary2078:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored2077:
+	JMP done2075
+
+fp162073:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z16, Z15, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z3, Y11
+	VCVTPS2PH    $0x00, Z12, Y3
+	VINSERTI64X4 $0x01, Y3, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2080
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2079
+
+ordinary2080:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2079:
+	JMP done2075
+
+fp322074:
+done2075:
+stored2070:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2067:
+	CMPQ CX, R10
+	JB   next2066
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2066
+	JMP  done2050
+
+fp322049:
+	MOVQ R11, CX
+	LEAQ 192(CX), R11
+	JMP  check2082
+
+next2081:
+	TESTQ     AX, AX
+	JEQ       kept2083
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept2083:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z3
+	VMOVUPS        64(DX)(CX*4), Z12
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z12, Z3, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z12, Z3, Z14
+	VMOVUPS        (SI)(CX*4), Z3
+	VMOVUPS        64(SI)(CX*4), Z12
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z12, Z3, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z12, Z3, Z16
+	VMULPS         Z8, Z13, Z13
+	VFMADD231PS    Z9, Z15, Z13
+	VMULPS         Z8, Z14, Z14
+	VFMADD231PS    Z9, Z16, Z14
+	VMOVDQU32      (R8)(CX*2), Z12
+	VPSLLD         $0x10, Z12, Z3
+	VPANDD         Z1, Z12, Z12
+	VMULPS         Z3, Z2, Z3
+	VFMADD231PS    Z4, Z13, Z3
+	VMULPS         Z12, Z2, Z12
+	VFMADD231PS    Z4, Z14, Z12
+	VPADDD         Z0, Z3, Z17
+	VPADDD         Z0, Z12, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, (R8)(CX*2)
+	VMULPS         Z6, Z13, Z13
+	VFMADD231PS    Z5, Z3, Z13
+	VFMADD231PS    Z10, Z15, Z15
+	VFMADD231PS    Z7, Z13, Z15
+	VMULPS         Z6, Z14, Z14
+	VFMADD231PS    Z5, Z12, Z14
+	VFMADD231PS    Z10, Z16, Z16
+	VFMADD231PS    Z7, Z14, Z16
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z16, Z15, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS      Z16, Z15, Z12
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z12, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual2084
+	VCMPPS         $0x03, Z3, Z12, K1
+	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	KORTESTW       K1, K1
+	JEQ            usual2086
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual2086:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored2085
+
+unusual2084:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162088
+	JA             fp322089
+	VCMPPS         $0x03, Z3, Z12, K1
+	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	KORTESTW       K1, K1
+	JEQ            usual2091
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual2091:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2093
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored2092
+
+ordinary2093:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored2092:
+	JMP done2090
+
+fp162088:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z16, Z15, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z3, Y11
+	VCVTPS2PH    $0x00, Z12, Y3
+	VINSERTI64X4 $0x01, Y3, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2095
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2094
+
+ordinary2095:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2094:
+	JMP done2090
+
+fp322089:
+done2090:
+stored2085:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2082:
+	CMPQ CX, R10
+	JB   next2081
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2081
+
+done2050:
+	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamFP32INT8AVX512BF16(a *Arguments)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VBMI, AVX512VL, AVX512_BF16, CMOV, MMX+, SSE
+TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
+	STMXCSR   (SP)
+	MOVL      (SP), AX
+	ORL       $0x00008040, AX
+	MOVL      AX, 4(SP)
+	LDMXCSR   4(SP)
+	LEAQ      8(SP), DX
+	ADDQ      $0x3f, DX
+	ANDQ      $-64, DX
+	MOVQ      a+0(FP), AX
+	MOVQ      32(AX), AX
+	VMOVUPS   (AX), Z3
+	VMOVUPS   Z3, 4096(DX)
+	VMOVUPS   64(AX), Z3
+	VMOVUPS   Z3, 4160(DX)
+	VMOVUPS   128(AX), Z3
+	VMOVUPS   Z3, 4224(DX)
+	VMOVUPS   192(AX), Z3
+	VMOVUPS   Z3, 4288(DX)
+	VMOVUPS   256(AX), Z3
+	VMOVUPS   Z3, 4352(DX)
+	VMOVUPS   320(AX), Z3
+	VMOVUPS   Z3, 4416(DX)
+	VMOVUPS   384(AX), Z3
+	VMOVUPS   Z3, 4480(DX)
+	VMOVUPS   448(AX), Z3
+	VMOVUPS   Z3, 4544(DX)
+	VMOVUPS   512(AX), Z3
+	VMOVUPS   Z3, 4608(DX)
+	VMOVUPS   576(AX), Z3
+	VMOVUPS   Z3, 4672(DX)
+	VMOVUPS   640(AX), Z3
+	VMOVUPS   Z3, 4736(DX)
+	VMOVUPS   704(AX), Z3
+	VMOVUPS   Z3, 4800(DX)
+	VMOVDQU32 pattern7f800000<>+0(SB), Z3
+	VMOVDQU32 pattern80000000<>+0(SB), Z7
+	VMOVDQU32 pattern00008000<>+0(SB), Z8
+	VMOVDQU32 patternffff0000<>+0(SB), Z8
+	VMOVDQU32 pattern0007ffff<>+0(SB), Z9
+	VMOVUPS   firsts00<>+0(SB), Z10
+	VMOVUPS   firsts10<>+0(SB), Z11
+	MOVQ      $0x5555555555555555, AX
+	KMOVQ     AX, K1
+	MOVQ      $0xaaaaaaaaaaaaaaaa, AX
+	KMOVQ     AX, K2
+	MOVQ      $0x0a0a0a0a0a0a0a0a, AX
+	KMOVQ     AX, K3
+	MOVQ      $0x5050505050505050, AX
+	KMOVQ     AX, K4
+	MOVQ      $0xa0a0a0a0a0a0a0a0, AX
+	KMOVQ     AX, K5
+	VMOVUPS   4224(DX), Z12
+	VMOVUPS   4288(DX), Z13
+	VMOVUPS   4352(DX), Z14
+	VMOVUPS   4416(DX), Z15
+	VMOVUPS   4480(DX), Z16
+	VPXORD    Z4, Z4, Z4
+	VPXORD    Z0, Z0, Z0
+	MOVL      $0x00000000, 5120(DX)
+	LEAQ      5144(DX), AX
+	MOVQ      a+0(FP), CX
+	MOVQ      16(CX), CX
+	SUBQ      CX, AX
+	MOVQ      AX, 5128(DX)
+	MOVQ      AX, 5136(DX)
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), CX
+	MOVQ      a+0(FP), AX
+	MOVQ      64(AX), BX
+	MOVQ      a+0(FP), AX
+	MOVQ      80(AX), SI
+	MOVQ      a+0(FP), AX
+	MOVQ      48(AX), DI
+	TESTQ     $0x0000003f, BX
+	JEQ       aligned2096
+	ORQ       $0x04, DI
+
+aligned2096:
+	MOVQ a+0(FP), AX
+	MOVQ 112(AX), R8
+	MOVQ a+0(FP), AX
+	MOVQ 88(AX), R9
+	MOVQ a+0(FP), AX
+	MOVQ 96(AX), R10
+	MOVQ a+0(FP), AX
+	MOVQ 24(AX), R11
+	MOVQ a+0(FP), AX
+	MOVQ 16(AX), AX
+	CMPQ CX, $0x01
+	JE   fp162098
+	JA   fp322099
+
+block2101:
+	TESTQ   R11, R11
+	JEQ     kept2104
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+
+kept2104:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R12
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	SHRL         $0x10, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2102:
+	TESTQ     R11, R11
+	JEQ       kept2105
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*4), Z17
+	VMOVDQU32 Z17, 64(R11)(CX*4)
+	VMOVDQU32 64(SI)(AX*4), Z17
+	VMOVDQU32 Z17, 128(R11)(CX*4)
+	VMOVDQU32 128(SI)(AX*4), Z17
+	VMOVDQU32 Z17, 192(R11)(CX*4)
+	VMOVDQU32 192(SI)(AX*4), Z17
+	VMOVDQU32 Z17, 256(R11)(CX*4)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R11)(CX*1)
+	VMOVDQU32 (R10)(AX*1), Z17
+	VMOVDQU32 Z17, 5184(R11)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R11)
+
+kept2105:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VMOVDQU32      (R8)(AX*2), Z22
+	VPSLLD         $0x10, Z22, Z21
+	VPANDD         Z8, Z22, Z22
+	VMOVUPS        (SI)(AX*4), Z23
+	VMOVUPS        64(SI)(AX*4), Z24
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS      Z24, Z23, Z25
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS      Z24, Z23, Z26
+	VMULPS         4096(DX), Z21, Z21
+	VFMADD231PS    4160(DX), Z25, Z21
+	VMULPS         4096(DX), Z22, Z22
+	VFMADD231PS    4160(DX), Z26, Z22
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z21, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z22, Z20
+	VMULPS         Z21, Z21, Z21
+	VMULPS         Z22, Z22, Z22
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z14, Z17
+	VFMADD231PS    Z15, Z21, Z17
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z22, Z18
+	VMOVUPS        Z19, (DX)(R12*4)
+	VMOVUPS        Z20, 64(DX)(R12*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2048(DX)(R13*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z23
+	VPANDND        (DX)(R13*4), Z7, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD         Z23, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R13*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z24
+	VPADDD         Z24, Z23, Z23
+	VPANDND        Z3, Z23, Z27
+	VPANDND        64(DX)(R13*4), Z7, Z24
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD         Z27, Z24, Z24
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z21, Z27, Z21
+	VPMULTISHIFTQB Z23, Z27, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z24, Z24
+	VPTERNLOGD     $0xf8, Z24, Z8, Z22
+	VPSRLD         $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS        Z17, 2048(DX)(R12*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z26, Z26
+	VFMADD231PS    4672(DX), Z20, Z26
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS      Z26, Z25, Z17
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z26, Z25, Z18
+	VMOVUPS        Z17, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2106
+	VCMPPS         $0x03, Z17, Z18, K6
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
+	KORTESTW       K6, K6
+	JEQ            usual2108
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z17, K6, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z8, Z17
+	VMOVDQU32      Z17, Z17
+
+usual2108:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored2107
+
+unusual2106:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp162110
+	JA             fp322111
+	VCMPPS         $0x03, Z17, Z18, K6
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
+	KORTESTW       K6, K6
+	JEQ            usual2113
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z17, K6, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z8, Z17
+	VMOVDQU32      Z17, Z17
+
+usual2113:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2115
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored2114
+
+ordinary2115:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored2114:
+	JMP done2112
+
+fp162110:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS    Z26, Z25, Z17
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z26, Z25, Z18
+	VPXORD       Z5, Z5, Z5
+	VCVTPS2PH    $0x00, Z17, Y5
+	VCVTPS2PH    $0x00, Z18, Y17
+	VINSERTI64X4 $0x01, Y17, Z5, Z5
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2117
+	VMOVNTDQ     Z5, (BX)(AX*2)
+	JMP          stored2116
+
+ordinary2117:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored2116:
+	JMP done2112
+
+fp322111:
+done2112:
+stored2107:
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z17, Z24
+	VMULPS         Z24, Z19, Z19
+	VPANDD         Z3, Z18, Z24
+	VMULPS         Z24, Z20, Z20
+	VMOVDQU32      (R8)(AX*2), Z25
+	VPSLLD         $0x10, Z25, Z24
+	VPANDD         Z8, Z25, Z25
+	VMOVUPS        (SI)(AX*4), Z26
+	VMOVUPS        64(SI)(AX*4), Z27
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS      Z27, Z26, Z28
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS      Z27, Z26, Z29
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z28, Z24
+	VMULPS         4096(DX), Z25, Z25
+	VFMADD231PS    4160(DX), Z29, Z25
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z24, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z25, Z20
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z25, Z25, Z25
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z14, Z17
+	VFMADD231PS    Z15, Z24, Z17
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z25, Z18
+	VMOVUPS        Z19, 128(DX)(R12*4)
+	VMOVUPS        Z20, 192(DX)(R12*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2176(DX)(R13*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z24, Z24
+	VPANDND        Z3, Z24, Z26
+	VPANDND        128(DX)(R13*4), Z7, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R13*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z27
+	VPADDD         Z27, Z26, Z26
+	VPANDND        Z3, Z26, Z30
+	VPANDND        192(DX)(R13*4), Z7, Z27
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD         Z30, Z27, Z27
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z24, Z30, K4, Z21
+	VPMULTISHIFTQB Z26, Z30, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z27, Z27
+	VPTERNLOGD     $0xf8, Z27, Z8, Z25
+	VPSRLD         $0x10, 128(DX)(R13*4), Z24
+	VPTERNLOGD     $0xf8, 192(DX)(R13*4), Z8, Z24
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z24, Z23, Z24
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z24, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R13
+	VMOVDQU32      Z21, -32(R13)(AX*1)
+	MOVQ           5128(DX), R13
+	VMOVDQU32      Z25, -32(R13)(AX*1)
+	VMOVUPS        Z17, 2176(DX)(R12*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z29, Z29
+	VFMADD231PS    4672(DX), Z20, Z29
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS      Z29, Z28, Z17
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z29, Z28, Z18
+	VMOVUPS        Z17, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2118
+	VCMPPS         $0x03, Z17, Z18, K6
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
+	KORTESTW       K6, K6
+	JEQ            usual2120
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z17, K6, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z8, Z17
+	VMOVDQU32      Z17, Z17
+
+usual2120:
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored2119
+
+unusual2118:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162122
+	JA             fp322123
+	VCMPPS         $0x03, Z17, Z18, K6
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
+	KORTESTW       K6, K6
+	JEQ            usual2125
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z17, K6, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z8, Z17
+	VMOVDQU32      Z17, Z17
+
+usual2125:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2127
+	VMOVNTDQ Z17, (BX)(AX*2)
+	JMP      stored2126
+
+ordinary2127:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored2126:
+	JMP done2124
+
+fp162122:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS    Z29, Z28, Z17
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z29, Z28, Z18
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z17, Y6
+	VCVTPS2PH    $0x00, Z18, Y17
+	VINSERTI64X4 $0x01, Y17, Z6, Z6
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2129
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored2128
+
+ordinary2129:
+	VMOVDQU32 Z6, (BX)(AX*2)
+
+stored2128:
+	JMP done2124
+
+fp322123:
+done2124:
+stored2119:
+	ADDQ  $0x20, AX
+	ADDQ  $0x20, CX
+	TESTQ $0x000000ff, AX
+	JNE   tile2102
+	CMPL  5120(DX), $0x00
+	JEQ   done2131
+	SUBQ  $0x00000100, AX
+
+next2130:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z8, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R9)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R9)(AX*1)
+	VPANDND    -256(R10)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R10)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2130
+
+done2131:
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R10), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R14
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2132
+	CMPL          R14, $0x5f000000
+	JBE           usual2133
+
+unusual2132:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R12
+
+next2134:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R12
+	JB            next2134
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	MOVL          R12, R14
+
+usual2133:
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
+	SHLL         $0x08, CX
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	IMUL3L       $0x01010101, R15, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R15, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VPBROADCASTD R13, Z4
+	SHRL         CL, R12
+	MOVBLZX      R12, R12
+	IMUL3L       $0x01010101, R12, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2101
+	JMP          done2100
+
+fp162098:
+block2135:
+	TESTQ   R11, R11
+	JEQ     kept2138
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+
+kept2138:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R12
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	SHRL         $0x10, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X5
+	VPBROADCASTD X5, Z5
+	VMOVDQU32    Z5, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X5
+	VMOVDQU32    X5, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2136:
+	TESTQ     R11, R11
+	JEQ       kept2139
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*4), Z5
+	VMOVDQU32 Z5, 64(R11)(CX*4)
+	VMOVDQU32 64(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 128(R11)(CX*4)
+	VMOVDQU32 128(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 192(R11)(CX*4)
+	VMOVDQU32 192(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 256(R11)(CX*4)
+	VMOVDQU32 (R9)(AX*1), Z5
+	VMOVDQU32 Z5, 4160(R11)(CX*1)
+	VMOVDQU32 (R10)(AX*1), Z5
+	VMOVDQU32 Z5, 5184(R11)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R11)
+
+kept2139:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z5
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z5, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VCVTPH2PS      (R8)(AX*2), Z21
+	VCVTPH2PS      32(R8)(AX*2), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS      Z22, Z21, Z23
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS      Z22, Z21, Z24
+	VMOVUPS        (SI)(AX*4), Z21
+	VMOVUPS        64(SI)(AX*4), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS      Z22, Z21, Z25
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS      Z22, Z21, Z26
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z25, Z23
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z26, Z24
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z23, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z24, Z20
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z5, Z5, Z5
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z5, Z14, Z5
+	VFMADD231PS    Z15, Z23, Z5
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z24, Z18
+	VMOVUPS        Z19, (DX)(R12*4)
+	VMOVUPS        Z20, 64(DX)(R12*4)
+	VSQRTPS        Z5, Z5
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2048(DX)(R13*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z23
+	VPANDND        (DX)(R13*4), Z7, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD         Z23, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R13*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z24
+	VPADDD         Z24, Z23, Z23
+	VPANDND        Z3, Z23, Z27
+	VPANDND        64(DX)(R13*4), Z7, Z24
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD         Z27, Z24, Z24
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z21, Z27, Z21
+	VPMULTISHIFTQB Z23, Z27, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z24, Z24
+	VPTERNLOGD     $0xf8, Z24, Z8, Z22
+	VPSRLD         $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS        Z5, 2048(DX)(R12*4)
+	VPMAXUD        Z5, Z2, Z2
+	VPMINUD        Z5, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z5
+	VDIVPS         Z5, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z26, Z26
+	VFMADD231PS    4672(DX), Z20, Z26
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z26, Z25, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z26, Z25, Z18
+	VMOVUPS        Z5, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2140
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2142
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2142:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2141
+
+unusual2140:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp162144
+	JA             fp322145
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2147
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2147:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2149
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2148
+
+ordinary2149:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored2148:
+	JMP done2146
+
+fp162144:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z26, Z25, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z26, Z25, Z18
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z5, Y6
+	VCVTPS2PH    $0x00, Z18, Y5
+	VINSERTI64X4 $0x01, Y5, Z6, Z6
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2151
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored2150
+
+ordinary2151:
+	VMOVDQU32 Z6, (BX)(AX*2)
+
+stored2150:
+	JMP done2146
+
+fp322145:
+done2146:
+stored2141:
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*2)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z5
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z5, Z24
+	VMULPS         Z24, Z19, Z19
+	VPANDD         Z3, Z18, Z24
+	VMULPS         Z24, Z20, Z20
+	VCVTPH2PS      (R8)(AX*2), Z24
+	VCVTPH2PS      32(R8)(AX*2), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z25, Z24, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z25, Z24, Z27
+	VMOVUPS        (SI)(AX*4), Z24
+	VMOVUPS        64(SI)(AX*4), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS      Z25, Z24, Z28
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS      Z25, Z24, Z29
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z28, Z26
+	VMULPS         4096(DX), Z27, Z27
+	VFMADD231PS    4160(DX), Z29, Z27
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z26, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z27, Z20
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z27, Z27, Z27
+	VMULPS         Z5, Z5, Z5
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z5, Z14, Z5
+	VFMADD231PS    Z15, Z26, Z5
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z27, Z18
+	VMOVUPS        Z19, 128(DX)(R12*4)
+	VMOVUPS        Z20, 192(DX)(R12*4)
+	VSQRTPS        Z5, Z5
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2176(DX)(R13*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z24, Z24
+	VPANDND        Z3, Z24, Z26
+	VPANDND        128(DX)(R13*4), Z7, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R13*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z27
+	VPADDD         Z27, Z26, Z26
+	VPANDND        Z3, Z26, Z30
+	VPANDND        192(DX)(R13*4), Z7, Z27
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD         Z30, Z27, Z27
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z24, Z30, K4, Z21
+	VPMULTISHIFTQB Z26, Z30, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z27, Z27
+	VPTERNLOGD     $0xf8, Z27, Z8, Z25
+	VPSRLD         $0x10, 128(DX)(R13*4), Z24
+	VPTERNLOGD     $0xf8, 192(DX)(R13*4), Z8, Z24
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z24, Z23, Z24
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z24, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R13
+	VMOVDQU32      Z21, -32(R13)(AX*1)
+	MOVQ           5128(DX), R13
+	VMOVDQU32      Z25, -32(R13)(AX*1)
+	VMOVUPS        Z5, 2176(DX)(R12*4)
+	VPMAXUD        Z5, Z2, Z2
+	VPMINUD        Z5, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z5
+	VDIVPS         Z5, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z29, Z29
+	VFMADD231PS    4672(DX), Z20, Z29
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z29, Z28, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z29, Z28, Z18
+	VMOVUPS        Z5, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2152
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2154
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2154:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2153
+
+unusual2152:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162156
+	JA             fp322157
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2159
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2159:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2161
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2160
+
+ordinary2161:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored2160:
+	JMP done2158
+
+fp162156:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z29, Z28, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z29, Z28, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z5, Y17
+	VCVTPS2PH    $0x00, Z18, Y5
+	VINSERTI64X4 $0x01, Y5, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2163
+	VMOVNTDQ     Z17, (BX)(AX*2)
+	JMP          stored2162
+
+ordinary2163:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored2162:
+	JMP done2158
+
+fp322157:
+done2158:
+stored2153:
+	ADDQ  $0x20, AX
+	ADDQ  $0x20, CX
+	TESTQ $0x000000ff, AX
+	JNE   tile2136
+	CMPL  5120(DX), $0x00
+	JEQ   done2165
+	SUBQ  $0x00000100, AX
+
+next2164:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z8, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R9)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R9)(AX*1)
+	VPANDND    -256(R10)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R10)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2164
+
+done2165:
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R10), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R14
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2166
+	CMPL          R14, $0x5f000000
+	JBE           usual2167
+
+unusual2166:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R12
+
+next2168:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R12
+	JB            next2168
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	MOVL          R12, R14
+
+usual2167:
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
+	SHLL         $0x08, CX
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	IMUL3L       $0x01010101, R15, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R15, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VPBROADCASTD R13, Z4
+	SHRL         CL, R12
+	MOVBLZX      R12, R12
+	IMUL3L       $0x01010101, R12, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2135
+	JMP          done2100
+
+fp322099:
+block2169:
+	TESTQ   R11, R11
+	JEQ     kept2172
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    104(R12), R12
+	MOVWLZX (R12)(CX*1), R12
+	ANDQ    $0x07, CX
+	MOVW    R12, 6208(R11)(CX*1)
+
+kept2172:
+	MOVQ         a+0(FP), CX
+	MOVQ         104(CX), R12
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R12)(CX*1), CX
+	MOVBLZX      CL, R12
+	SHLL         $0x17, R12
+	SHRL         $0x10, R12
+	IMUL3L       $0x00010001, R12, R12
+	VMOVD        R12, X5
+	VPBROADCASTD X5, Z5
+	VMOVDQU32    Z5, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X5
+	VMOVDQU32    X5, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2170:
+	TESTQ     R11, R11
+	JEQ       kept2173
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*4), Z5
+	VMOVDQU32 Z5, 64(R11)(CX*4)
+	VMOVDQU32 64(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 128(R11)(CX*4)
+	VMOVDQU32 128(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 192(R11)(CX*4)
+	VMOVDQU32 192(SI)(AX*4), Z5
+	VMOVDQU32 Z5, 256(R11)(CX*4)
+	VMOVDQU32 (R9)(AX*1), Z5
+	VMOVDQU32 Z5, 4160(R11)(CX*1)
+	VMOVDQU32 (R10)(AX*1), Z5
+	VMOVDQU32 Z5, 5184(R11)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R11)
+
+kept2173:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R12
+	MOVQ           8(R12), R12
+	CMPQ           AX, R12
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R9)(CX*1)
+	PREFETCHT0     (R10)(CX*1)
+	MOVQ           AX, R12
+	ANDQ           $0x000001ff, R12
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*4)
+	PREFETCHT0     64(R8)(CX*4)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z5
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z5, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VMOVUPS        (R8)(AX*4), Z21
+	VMOVUPS        64(R8)(AX*4), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS      Z22, Z21, Z23
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS      Z22, Z21, Z24
+	VMOVUPS        (SI)(AX*4), Z21
+	VMOVUPS        64(SI)(AX*4), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS      Z22, Z21, Z25
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS      Z22, Z21, Z26
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z25, Z23
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z26, Z24
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z23, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z24, Z20
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z5, Z5, Z5
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z5, Z14, Z5
+	VFMADD231PS    Z15, Z23, Z5
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z24, Z18
+	VMOVUPS        Z19, (DX)(R12*4)
+	VMOVUPS        Z20, 64(DX)(R12*4)
+	VSQRTPS        Z5, Z5
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2048(DX)(R13*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z23
+	VPANDND        (DX)(R13*4), Z7, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z23, Z22
+	VMOVDQA32      Z0, Z23
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z23
+	VPADDD         Z23, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R13*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z24
+	VPADDD         Z24, Z23, Z23
+	VPANDND        Z3, Z23, Z27
+	VPANDND        64(DX)(R13*4), Z7, Z24
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z24
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z27
+	VPADDD         Z27, Z24, Z24
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z21, Z27, Z21
+	VPMULTISHIFTQB Z23, Z27, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z24, Z24
+	VPTERNLOGD     $0xf8, Z24, Z8, Z22
+	VPSRLD         $0x10, (DX)(R13*4), Z23
+	VPTERNLOGD     $0xf8, 64(DX)(R13*4), Z8, Z23
+	VMOVUPS        Z5, 2048(DX)(R12*4)
+	VPMAXUD        Z5, Z2, Z2
+	VPMINUD        Z5, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z5
+	VDIVPS         Z5, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z26, Z26
+	VFMADD231PS    4672(DX), Z20, Z26
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z26, Z25, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z26, Z25, Z18
+	VMOVUPS        Z5, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2174
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2176
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2176:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2175
+
+unusual2174:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp162178
+	JA             fp322179
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2181
+	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
+	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
+	VCMPPS         $0x03, Z25, Z25, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K6
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z18
+	VCMPPS         $0x03, Z26, Z26, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2181:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2183
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2182
+
+ordinary2183:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored2182:
+	JMP done2180
+
+fp162178:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z26, Z25, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z26, Z25, Z18
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z5, Y6
+	VCVTPS2PH    $0x00, Z18, Y5
+	VINSERTI64X4 $0x01, Y5, Z6, Z6
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2185
+	VMOVNTDQ     Z6, (BX)(AX*2)
+	JMP          stored2184
+
+ordinary2185:
+	VMOVDQU32 Z6, (BX)(AX*2)
+
+stored2184:
+	JMP done2180
+
+fp322179:
+done2180:
+stored2175:
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*4)
+	PREFETCHT0     64(SI)(CX*4)
+	PREFETCHT0     (R8)(CX*4)
+	PREFETCHT0     64(R8)(CX*4)
+	VPMOVZXBW      (R10)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z5
+	VPANDD         Z8, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R9)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z10, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z11, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z8, Z20, Z20
+	VPANDD         Z3, Z5, Z24
+	VMULPS         Z24, Z19, Z19
+	VPANDD         Z3, Z18, Z24
+	VMULPS         Z24, Z20, Z20
+	VMOVUPS        (R8)(AX*4), Z24
+	VMOVUPS        64(R8)(AX*4), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z25, Z24, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z25, Z24, Z27
+	VMOVUPS        (SI)(AX*4), Z24
+	VMOVUPS        64(SI)(AX*4), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z28
+	VPERMI2PS      Z25, Z24, Z28
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z29
+	VPERMI2PS      Z25, Z24, Z29
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z28, Z26
+	VMULPS         4096(DX), Z27, Z27
+	VFMADD231PS    4160(DX), Z29, Z27
+	VMULPS         Z19, Z12, Z19
+	VFMADD231PS    Z13, Z26, Z19
+	VMULPS         Z20, Z12, Z20
+	VFMADD231PS    Z13, Z27, Z20
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z27, Z27, Z27
+	VMULPS         Z5, Z5, Z5
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z5, Z14, Z5
+	VFMADD231PS    Z15, Z26, Z5
+	VMULPS         Z18, Z14, Z18
+	VFMADD231PS    Z15, Z27, Z18
+	VMOVUPS        Z19, 128(DX)(R12*4)
+	VMOVUPS        Z20, 192(DX)(R12*4)
+	VSQRTPS        Z5, Z5
+	VSQRTPS        Z18, Z18
+	MOVQ           R12, R13
+	XORQ           $0x00000100, R13
+	VPMAXSD        2176(DX)(R13*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z24, Z24
+	VPANDND        Z3, Z24, Z26
+	VPANDND        128(DX)(R13*4), Z7, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z26, Z25
+	VMOVDQA32      Z0, Z26
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z26
+	VPADDD         Z26, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R13*4), Z4, Z26
+	VPSRLD         5104(DX), Z0, Z27
+	VPADDD         Z27, Z26, Z26
+	VPANDND        Z3, Z26, Z30
+	VPANDND        192(DX)(R13*4), Z7, Z27
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z27
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z30
+	VPADDD         Z30, Z27, Z27
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z24, Z30, K4, Z21
+	VPMULTISHIFTQB Z26, Z30, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z27, Z27
+	VPTERNLOGD     $0xf8, Z27, Z8, Z25
+	VPSRLD         $0x10, 128(DX)(R13*4), Z24
+	VPTERNLOGD     $0xf8, 192(DX)(R13*4), Z8, Z24
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z24, Z23, Z24
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z24, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R13
+	VMOVDQU32      Z21, -32(R13)(AX*1)
+	MOVQ           5128(DX), R13
+	VMOVDQU32      Z25, -32(R13)(AX*1)
+	VMOVUPS        Z5, 2176(DX)(R12*4)
+	VPMAXUD        Z5, Z2, Z2
+	VPMINUD        Z5, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R12*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z16, Z5
+	VDIVPS         Z5, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z16, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z29, Z29
+	VFMADD231PS    4672(DX), Z20, Z29
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z29, Z28, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z29, Z28, Z18
+	VMOVUPS        Z5, (SI)(AX*4)
+	VMOVUPS        Z18, 64(SI)(AX*4)
+	TESTQ          DI, DI
+	JNE            unusual2186
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2188
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2188:
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2187
+
+unusual2186:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp162190
+	JA             fp322191
+	VCMPPS         $0x03, Z5, Z18, K6
+	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
+	KORTESTW       K6, K6
+	JEQ            usual2193
+	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
+	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
+	VCMPPS         $0x03, Z28, Z28, K7
+	VPADDD         pattern00000001<>+0(SB), Z5, K6, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z29, K6
+	VPADDD         pattern00007fff<>+0(SB), Z29, Z18
+	VCMPPS         $0x03, Z29, Z29, K7
+	VPADDD         pattern00000001<>+0(SB), Z18, K6, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K7, Z18
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z18, Z8, Z5
+	VMOVDQU32      Z5, Z5
+
+usual2193:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary2195
+	VMOVNTDQ Z5, (BX)(AX*2)
+	JMP      stored2194
+
+ordinary2195:
+	VMOVDQU32 Z5, (BX)(AX*2)
+
+stored2194:
+	JMP done2192
+
+fp162190:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z29, Z28, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z29, Z28, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z5, Y17
+	VCVTPS2PH    $0x00, Z18, Y5
+	VINSERTI64X4 $0x01, Y5, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2197
+	VMOVNTDQ     Z17, (BX)(AX*2)
+	JMP          stored2196
+
+ordinary2197:
+	VMOVDQU32 Z17, (BX)(AX*2)
+
+stored2196:
+	JMP done2192
+
+fp322191:
+done2192:
+stored2187:
+	ADDQ  $0x20, AX
+	ADDQ  $0x20, CX
+	TESTQ $0x000000ff, AX
+	JNE   tile2170
+	CMPL  5120(DX), $0x00
+	JEQ   done2199
+	SUBQ  $0x00000100, AX
+
+next2198:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z8, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R9)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R9)(AX*1)
+	VPANDND    -256(R10)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R10)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2198
+
+done2199:
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R10), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R14
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2200
+	CMPL          R14, $0x5f000000
+	JBE           usual2201
+
+unusual2200:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R12
+
+next2202:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R12
+	JB            next2202
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R12
+	MOVL          R12, R14
+
+usual2201:
+	MOVL         R14, BP
+	ADDL         $0x000fffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000001f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R12
+	MOVL         $0x00000014, R15
+	MOVL         R14, BP
+	ADDL         $0x0007ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x0000000f, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00080000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000013, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0003ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000007, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00040000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000012, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R14, BP
+	ADDL         $0x0001ffff, BP
+	SHRL         $0x17, BP
+	SUBL         $0x00000003, BP
+	CMPL         BP, $0x40
+	MOVL         $0x00000040, R13
+	CMOVLLT      R13, BP
+	MOVL         BP, R13
+	SHLL         $0x17, R13
+	ADDL         $0x00020000, R13
+	CMPL         CX, R13
+	MOVL         $0x00000011, R13
+	CMOVLCC      BP, R12
+	CMOVLCC      R13, R15
+	MOVL         R15, CX
+	SHLL         $0x08, CX
+	ORL          R12, CX
+	XORL         R13, R13
+	TESTL        R14, R14
+	CMOVLEQ      R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         104(R13), R14
+	MOVQ         AX, R13
+	SHRQ         $0x07, R13
+	MOVW         CX, -2(R14)(R13*1)
+	IMUL3L       $0x01010101, R15, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R15, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R13
+	SUBL         R15, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R15, R13
+	SUBL         $0x10, R13
+	VMOVD        R13, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R15, CX
+	SHLL         $0x17, R12
+	MOVL         $0x00000001, R13
+	SHLL         CL, R13
+	ADDL         R12, R13
+	VPBROADCASTD R13, Z4
+	SHRL         CL, R12
+	MOVBLZX      R12, R12
+	IMUL3L       $0x01010101, R12, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R12
+	SUBQ         $0x00000100, R12
+	SHRQ         $0x08, R12
+	MOVQ         a+0(FP), CX
+	MOVL         60(CX), CX
+	ADDL         R12, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x0d, R12
+	XORL         R12, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R12
+	SHRL         $0x10, R12
+	XORL         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVL         56(R12), R12
+	ADDL         R12, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2169
+
+done2100:
+tile2203:
+	MOVQ           AX, CX
+	ANDQ           $0x000001ff, CX
+	MOVQ           CX, BX
+	XORQ           $0x00000100, BX
+	VPMAXSD        2048(DX)(BX*4), Z4, Z1
+	VPSRLD         5104(DX), Z0, Z2
+	VPADDD         Z2, Z1, Z1
+	VPANDND        Z3, Z1, Z5
+	VPANDND        (DX)(BX*4), Z7, Z2
+	VFMADD213PS    pattern3e000000<>+0(SB), Z5, Z2
+	VMOVDQA32      Z0, Z5
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z5
+	VPADDD         Z5, Z2, Z2
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(BX*4), Z4, Z5
+	VPSRLD         5104(DX), Z0, Z6
+	VPADDD         Z6, Z5, Z5
+	VPANDND        Z3, Z5, Z10
+	VPANDND        64(DX)(BX*4), Z7, Z6
+	VFMADD213PS    pattern3e000000<>+0(SB), Z10, Z6
+	VMOVDQA32      Z0, Z10
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z10
+	VPADDD         Z10, Z6, Z6
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z10
+	VPMULTISHIFTQB Z1, Z10, Z1
+	VPMULTISHIFTQB Z5, Z10, K3, Z1
+	VPSRLD         $0x13, Z2, Z2
+	VPSRLD         $0x03, Z6, Z6
+	VPTERNLOGD     $0xf8, Z6, Z8, Z2
+	VPSRLD         $0x10, (DX)(BX*4), Z5
+	VPTERNLOGD     $0xf8, 64(DX)(BX*4), Z8, Z5
+	ADDQ           $0x20, AX
+	XORQ           $0x00000100, CX
+	VPMAXSD        2176(DX)(CX*4), Z4, Z6
+	VPSRLD         5104(DX), Z0, Z10
+	VPADDD         Z10, Z6, Z6
+	VPANDND        Z3, Z6, Z11
+	VPANDND        128(DX)(CX*4), Z7, Z10
+	VFMADD213PS    pattern3e000000<>+0(SB), Z11, Z10
+	VMOVDQA32      Z0, Z11
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z11
+	VPADDD         Z11, Z10, Z10
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(CX*4), Z4, Z11
+	VPSRLD         5104(DX), Z0, Z12
+	VPADDD         Z12, Z11, Z11
+	VPANDND        Z3, Z11, Z13
+	VPANDND        192(DX)(CX*4), Z7, Z12
+	VFMADD213PS    pattern3e000000<>+0(SB), Z13, Z12
+	VMOVDQA32      Z0, Z13
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z9, Z13
+	VPADDD         Z13, Z12, Z12
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z13
+	VPMULTISHIFTQB Z6, Z13, K4, Z1
+	VPMULTISHIFTQB Z11, Z13, K5, Z1
+	VPSRLD         $0x13, Z10, Z10
+	VPSRLD         $0x03, Z12, Z12
+	VPTERNLOGD     $0xf8, Z12, Z8, Z10
+	VPSRLD         $0x10, 128(DX)(CX*4), Z6
+	VPTERNLOGD     $0xf8, 192(DX)(CX*4), Z8, Z6
+	VPACKSSWB      Z10, Z2, Z10
+	VPACKSSWB      Z6, Z5, Z6
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z6, Z10
+	VMOVUPS        inOrder<>+0(SB), Z2
+	VMOVUPS        groups<>+0(SB), Z5
+	VPERMD         Z1, Z5, Z1
+	VPSUBB         4992(DX), Z1, Z1
+	VPERMQ         Z10, Z2, Z10
+	MOVQ           5136(DX), CX
+	VMOVDQU32      Z1, -32(CX)(AX*1)
+	MOVQ           5128(DX), CX
+	VMOVDQU32      Z10, -32(CX)(AX*1)
+	ADDQ           $0x20, AX
+	TESTQ          $0x000000ff, AX
+	JNE            tile2203
+	CMPL           5120(DX), $0x00
+	JEQ            done2205
+	SUBQ           $0x00000100, AX
+
+next2204:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z1
+	VPTESTNMD  Z1, Z1, K1
+	VPMOVM2D   K1, Z1
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z1, Z8, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R9)(AX*1), Y0, Y1
+	VMOVDQU32  Y1, -256(R9)(AX*1)
+	VPANDND    -256(R10)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R10)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2204
+
+done2205:
+	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

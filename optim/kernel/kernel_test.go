@@ -38,6 +38,7 @@ func TestSelect(t *testing.T) {
 		{"generic", Generic, true},
 		{"avx2", AVX2, supported(AVX2)},
 		{"avx512", AVX512, supported(AVX512)},
+		{"avx512bf16", AVX512BF16, supported(AVX512BF16)},
 		{"neon", NEON, supported(NEON)},
 		{"sse9", Generic, false},
 	} {
@@ -426,14 +427,14 @@ func TestSumSquaresAgrees(t *testing.T) {
 		for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
 			f := Format{Parameter: dtype.BF16, Gradient: typ}
 			r := rand.New(rand.NewPCG(10, uint64(set)))
-			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096,
+			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096,
 				5000} {
 				for _, shift := range []int{0, 1 + r.IntN(15)} {
 					c := newChunk(t, f, n, shift)
 					for _, strange := range []bool{false, true} {
 						fill(r, f, c, strange)
-						if got, want := set.sumSquaresOfParts(c.Gradient),
-							sumSquaresOfPartsReference(c.Gradient); !same(got, want) {
+						if got, want := set.sumSquaresInRuns(c.Gradient),
+							sumSquaresInRunsReference(c.Gradient); !same(got, want) {
 							t.Fatalf("%v %v n=%d: sum %g with squares in fp32, the reference's is %g",
 								set, typ, n, got, want)
 						}

@@ -145,8 +145,36 @@ func sumSquaresOfPartsReference(g Array) float64 {
 	return addUp(&sums[0])
 }
 
+// sumSquaresOfPairsReference returns the sum in fp32, run by run, of even and odd elements.
+func sumSquaresOfPairsReference(g Array) float64 {
+	var sums [2][abi.Group]float64
+	for first := 0; first < g.Len(); first += abi.PairRun {
+		var run [2][abi.Group]float32
+		for i := first; i < min(first+abi.PairRun, g.Len()); i++ {
+			x, to := flush(g.At(i)), &run[i%2][i/2%abi.Group]
+			*to = fma(x, x, *to)
+		}
+		for parity := range run {
+			for lane, x := range run[parity] {
+				sums[parity][lane] += float64(x)
+			}
+		}
+	}
+	for lane := range sums[0] {
+		sums[0][lane] += sums[1][lane]
+	}
+	return addUp(&sums[0])
+}
+
+func sumSquaresInRunsReference(g Array) float64 {
+	if g.Type == dtype.BF16 {
+		return sumSquaresOfPairsReference(g)
+	}
+	return sumSquaresOfPartsReference(g)
+}
+
 func sumSquaresReference(g Array) float64 {
-	if sum := sumSquaresOfPartsReference(g); 0x1p-64 <= sum && sum <= math.MaxFloat64 {
+	if sum := sumSquaresInRunsReference(g); 0x1p-64 <= sum && sum <= math.MaxFloat64 {
 		return sum
 	}
 	var lanes [abi.Group]float64

@@ -20,7 +20,12 @@ const randomDigits = 1<<abi.FirstShift - 1
 // holdConstants loads as many constants as there are registers for. It also sets where codes go. While the kernel
 // updates the first block there is none to encode, and codes go where nobody reads them.
 func (b *blocks) holdConstants() {
-	b.hold(0x8000, 0xffff0000, digits, randomDigits, sixteenth)
+	b.hold(0x8000, 0xffff0000, randomDigits)
+	if b.extended {
+		b.holdTables()
+	} else {
+		b.hold(digits, sixteenth)
+	}
 	b.rows = registers{}
 	for _, row := range []int{abi.Beta1, abi.OneMinusBeta1, abi.Beta2, abi.OneMinusBeta2, abi.InverseRootBias2} {
 		b.rows[row] = b.load(b.row(row))
@@ -60,7 +65,13 @@ func (b *blocks) encodeGroup(group int) {
 		code, quotient := from.codes(group, i)
 		codes, quotients = append(codes, code), append(quotients, quotient)
 	}
-	second, first := b.join(codes, quotients)
+	var second reg.VecVirtual
+	if b.extended {
+		second = b.collect(codes, group)
+	} else {
+		second = b.joinCodes(codes)
+	}
+	first := b.joinQuotients(quotients)
 	sign := b.vector()
 	VPSRLD(U8(16), from.inRing(firstsRing, group, 0), sign)
 	b.blend(from.inRing(firstsRing, group, 1), sign, oddWords)
@@ -70,12 +81,16 @@ func (b *blocks) encodeGroup(group int) {
 	}
 	// Codes fit their bytes; quotients are at most 127 in theirs, and signs are kept.
 	before := b.pending
-	VPACKUSWB(second, before.second, second)
 	VPACKSSWB(first, before.first, first)
 	VPACKSSWB(sign, before.sign, sign)
 	VPTERNLOGD(U8(orAnd), integer(0x80808080), sign, first)
 	order := b.load(table("inOrder", []uint32{0, 0, 2, 0, 4, 0, 6, 0, 1, 0, 3, 0, 5, 0, 7, 0}))
-	VPERMQ(second, order, second)
+	if b.extended {
+		second = b.ordered4(second)
+	} else {
+		VPACKUSWB(second, before.second, second)
+		VPERMQ(second, order, second)
+	}
 	VPERMQ(first, order, first)
 	place := GP64()
 	MOVQ(b.at(secondCodes), place)

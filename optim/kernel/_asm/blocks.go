@@ -23,7 +23,7 @@ const (
 	constants  = rootsRing + 2*4*abi.Block
 
 	decodeBase  = constants + 4*abi.Group*abi.Rows // floor << 23; with AVX-512 floor << 7 in each half
-	encodeLeast = decodeBase + 64                  // the bits of code 1
+	encodeLeast = decodeBase + 64                  // the bits of code 1; with VBMI where to find codes
 	encodeBase  = encodeLeast + 64                 // the bits of code 0, shifted by shift
 	decodeShift = encodeBase + 64
 	encodeShift = decodeShift + 16
@@ -62,6 +62,7 @@ type blocks struct {
 	// With AVX-512 only:
 	leastEncoded reg.VecVirtual
 	pending      pending
+	bytes        bytes // with VBMI
 
 	first    stream
 	second   stream
@@ -133,7 +134,7 @@ func (b *blocks) updateAll(kind int, weights array) {
 	b.enterRings()
 	for group := range 2 {
 		weights.prefetch(ahead)
-		prefetchKind(kind, b.gradient, ahead)
+		b.prefetchKind(kind, b.gradient, ahead)
 		b.update(group, kind, weights)
 		ADDQ(U8(b.group()), b.index)
 		ADDQ(U8(b.group()), ahead)
@@ -259,7 +260,7 @@ func (b *blocks) update(group, kind int, weights array) {
 		return loaded[row]
 	}
 	roots := b.decodeRoots()
-	firsts := b.decodeFirsts(roots)
+	firsts := b.firsts(roots, group)
 	g := b.loadKind(kind, b.gradient, b.index, 0)
 	p := b.registers(weights.load(b.index))
 	for i := range g {
@@ -348,6 +349,14 @@ func (b *blocks) decodeRoots() vectors {
 		VPADDD(own, s[i], s[i])
 	}
 	return s
+}
+
+// firsts returns the first moments of a group of the tile.
+func (b *blocks) firsts(roots vectors, group int) vectors {
+	if b.extended {
+		return b.lookUpFirsts(roots, group)
+	}
+	return b.decodeFirsts(roots)
 }
 
 // decodeFirsts returns the first moments of a group. With the unit R of an element, x · R - R/16 is (x - 1/16) · R.

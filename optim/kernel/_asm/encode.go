@@ -20,7 +20,7 @@ func (b *blocks) encode() {
 			codes, quotients, m = append(codes, code), append(quotients, quotient), append(m, first)
 			b.nextDither(i)
 		}
-		second, first := b.join(codes, quotients) // second is below 0 where the root is 0
+		second, first := b.joinCodes(codes), b.joinQuotients(quotients) // second is below 0 where the root is 0
 		VPSUBW(words(quotientOffset), first, first)
 		VPMINUW(words(127), first, first)
 		VPSRLD(U8(16), m[0], m[0])
@@ -43,16 +43,21 @@ func (b *blocks) encode() {
 	VMOVDQU(first, b.encoded(b.first))
 }
 
-// join packs the codes and quotients of even and odd elements into 16-bit words.
-func (b *blocks) join(codes, quotients vectors) (second, first reg.VecVirtual) {
+// joinCodes packs the codes of even and odd elements into 16-bit words.
+func (b *blocks) joinCodes(codes vectors) reg.VecVirtual {
 	VPSRLD(b.at(encodeShift), codes[0], codes[0])
 	VPSRLD(b.at(encodeOdd), codes[1], codes[1])
 	b.blend(codes[1], codes[0], oddWords)
 	VPSUBW(b.at(encodeBase), codes[0], codes[0])
+	return codes[0]
+}
+
+// joinQuotients packs the quotients of even and odd elements into 16-bit words.
+func (b *blocks) joinQuotients(quotients vectors) reg.VecVirtual {
 	VPSRLD(U8(abi.FirstShift), quotients[0], quotients[0])
 	VPSRLD(U8(abi.FirstShift-16), quotients[1], quotients[1])
 	b.blend(quotients[1], quotients[0], oddWords)
-	return codes[0], quotients[0]
+	return quotients[0]
 }
 
 // encoded returns the address that codes of the tile go to.
@@ -140,6 +145,9 @@ func (b *blocks) endBlock() {
 	SHRQ(U8(7), place)
 	MOVW(header.As16(), Mem{Base: headers, Index: place, Scale: 1, Disp: -2})
 
+	if b.extended {
+		b.placeFields(shift)
+	}
 	b.count(shift, encodeShift)
 	MOVL(U32(32), other)
 	SUBL(shift, other)
@@ -158,7 +166,12 @@ func (b *blocks) endBlock() {
 		b.broadcast(other, encodeLeast)
 	}
 	SHRL(reg.CL, floor)
-	IMUL3L(U32(0x10001), floor, floor)
+	if b.extended {
+		MOVBLZX(floor.As8L(), floor)
+		IMUL3L(U32(everyByte), floor, floor)
+	} else {
+		IMUL3L(U32(0x10001), floor, floor)
+	}
 	b.broadcast(floor, encodeBase)
 	b.setDither()
 }

@@ -31,6 +31,9 @@ func main() {
 	for _, s := range instructionSets {
 		for state := range abi.States {
 			for moments := range abi.MomentTypes {
+				if s.shares(state, moments) {
+					continue
+				}
 				for _, algorithm := range algorithmsWith(moments) {
 					if moments == abi.MomentsInt8 {
 						s.updateBlocks(state)
@@ -38,14 +41,20 @@ func main() {
 						s.update(algorithm, state, moments)
 					}
 				}
+				if s.extended {
+					continue
+				}
 				for _, count := range countsWith(moments) {
 					s.traffic(state, moments, count)
 				}
 			}
 		}
-		s.sumSquares()
-		s.sumWideSquares()
-		s.accumulate()
+		if !s.extended {
+			s.sumSquares()
+			s.sumPairs()
+			s.sumWideSquares()
+			s.accumulate()
+		}
 	}
 	if *stubs != "" {
 		if err := os.WriteFile(*stubs, []byte(dispatch()), 0o644); err != nil {
@@ -53,6 +62,9 @@ func main() {
 		}
 	}
 	Generate()
+	if err := encodeBF16(flag.Lookup("out").Value.String()); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // algorithmsWith returns the algorithms whose moments can be of a type.
@@ -105,17 +117,28 @@ func dispatch() string {
 			for moments := range abi.MomentTypes {
 				for _, algorithm := range algorithmsWith(moments) {
 					name := updateName(algorithm, state, moments, s)
-					declare(name)
+					if s.shares(state, moments) {
+						name = updateName(algorithm, state, moments, avx512)
+					} else {
+						declare(name)
+					}
 					fmt.Fprintf(&updates, "\tcase kernelKey{%s, %d, %d, %d}:\n\t\t%s(a)\n", s.name, algorithm, state, moments, name)
 				}
 				for _, count := range countsWith(moments) {
+					if s.extended {
+						continue
+					}
 					name := trafficName(state, moments, count, s)
 					declare(name)
 					fmt.Fprintf(&traffics, "\tcase trafficKey{%s, %d, %d, %d}:\n\t\t%s(a)\n", s.name, state, moments, count, name)
 				}
 			}
 		}
+		if s.extended {
+			continue
+		}
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumSquares%s(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)\n\n", s.name)
+		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumPairs%s(n int, prefetching int, gradient *byte, sums *[2][16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc sumWideSquares%s(n int, prefetching int, gradientKind int, gradient *byte, lanes *[16]float64)\n\n", s.name)
 		fmt.Fprintf(&declarations, "//go:noescape\nfunc accumulate%s(n int, prefetching int, sumKind int, sum *byte, kind int, gradient *byte)\n\n", s.name)
 	}
@@ -152,10 +175,24 @@ type instructionSet struct {
 	// With this set, each group of elements takes two registers: one for even elements, one for odd ones. 16-bit
 	// streams then unpack and pack in fewer instructions, and 32-bit ones in more.
 	interleaved bool
-	held        map[uint32]reg.VecVirtual // constants in registers
+	// With VBMI and BF16, AVX-512 permutes bytes and rounds to bf16 in one instruction each.
+	extended bool
+	held     map[uint32]reg.VecVirtual // constants in registers
 }
 
-var instructionSets = []instructionSet{{name: "AVX2", lanes: 8}, {name: "AVX512", lanes: 16}}
+var (
+	avx2       = instructionSet{name: "AVX2", lanes: 8}
+	avx512     = instructionSet{name: "AVX512", lanes: 16}
+	avx512BF16 = instructionSet{name: "AVX512BF16", lanes: 16, extended: true}
+
+	instructionSets = []instructionSet{avx2, avx512, avx512BF16}
+)
+
+// shares reports whether the kernels of a format are those of AVX-512 alone: they round no copy to bf16 and have no
+// int8 moments.
+func (s instructionSet) shares(state abi.State, moments abi.MomentType) bool {
+	return s.extended && state == abi.Split && moments != abi.MomentsInt8
+}
 
 // forMoments returns the instruction set with the order of elements that suits the streams of a kernel.
 func (s instructionSet) forMoments(t abi.MomentType) instructionSet {
@@ -299,8 +336,8 @@ func loop(n length, distance, step int, body func(index, ahead reg.Register)) {
 	JMP(LabelRef(check))
 	Label(next)
 	body(index, ahead)
-	ADDQ(U8(step), index)
-	ADDQ(U8(step), ahead)
+	ADDQ(U32(step), index)
+	ADDQ(U32(step), ahead)
 	Label(check)
 	CMPQ(index, end)
 	JB(LabelRef(next))

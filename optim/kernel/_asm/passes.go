@@ -135,8 +135,8 @@ func (s instructionSet) accumulate() {
 	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
 	eachKind(sumKind, func(sumKind int) {
 		loopOfKind(kind, n, abi.PrefetchAhead(abi.MomentsBF16), abi.Group, func(kind int, index, ahead reg.Register) {
-			prefetchKind(sumKind, base, ahead)
-			prefetchKind(kind, gradient, ahead)
+			s.prefetchKind(sumKind, base, ahead)
+			s.prefetchKind(kind, gradient, ahead)
 			sum := s.loadKind(sumKind, base, index, 0)
 			for i, g := range s.loadKind(kind, gradient, index, 0) {
 				VADDPS(g, sum[i], sum[i])
@@ -213,6 +213,46 @@ func (s instructionSet) sumRun(kind int, base, index reg.Register, lanes Mem) {
 	}
 }
 
+// sumPairs writes the kernel that sums the squares of a bf16 gradient in full runs of pairs. A register of 16-bit
+// numbers becomes one of even and one of odd elements, each in a sum of its own: one shift and one AND for both.
+func (s instructionSet) sumPairs() {
+	TEXT("sumPairs"+s.name, 4, "func(n int, prefetching int, gradient *byte, sums *[2][16]float64)")
+	s.interleaved = true
+	restore := flushDenormals()
+	base, sums := Load(Param("gradient"), GP64()), Load(Param("sums"), GP64())
+	n := length{elements: Load(Param("n"), GP64()), prefetching: Load(Param("prefetching"), GP64())}
+	if s.lanes == 16 {
+		s.hold(0xffff0000)
+	}
+	gradient := stream{base, 2}
+	loop(n, abi.PrefetchAlone, abi.PairRun, func(index, ahead reg.Register) {
+		var even, odd vectors // the sums of a run: of 16 lanes each
+		for first := 0; first < abi.PairRun; first += s.group() {
+			if first%(64/gradient.size) == 0 {
+				PREFETCHT0(gradient.at(ahead, first))
+			}
+			x := s.loadUpperHalves(gradient.at(index, first))
+			if first < 2*abi.Group {
+				VMULPS(x[0], x[0], x[0])
+				VMULPS(x[1], x[1], x[1])
+				even, odd = append(even, x[0]), append(odd, x[1])
+				continue
+			}
+			part := first / s.group() % len(even)
+			VFMADD231PS(x[0], x[0], even[part])
+			VFMADD231PS(x[1], x[1], odd[part])
+		}
+		for i, x := range s.doubles(append(even, odd...)) {
+			to := Mem{Base: sums, Disp: 8 * i * s.lanes / 2}
+			VADDPD(to, x, x)
+			VMOVUPD(x, to)
+		}
+	})
+	restore()
+	VZEROUPPER()
+	RET()
+}
+
 // sumWideSquares writes the kernel that sums the squares of gradients in float64, in 16 lanes. Lane j adds up the
 // elements whose index is j modulo 16, in order. The square of an fp32 number is exact in float64, so a fused
 // multiply-add rounds just as a multiplication and an addition do.
@@ -231,7 +271,7 @@ func (s instructionSet) sumWideSquares() {
 		sums = append(sums, sum)
 	}
 	loopOfKind(kind, n, abi.PrefetchAlone, abi.Group, func(kind int, index, ahead reg.Register) {
-		prefetchKind(kind, gradient, ahead)
+		s.prefetchKind(kind, gradient, ahead)
 		for i, x := range s.doubles(s.loadKind(kind, gradient, index, 0)) {
 			VFMADD231PD(x, x, sums[i])
 		}

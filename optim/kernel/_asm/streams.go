@@ -81,7 +81,7 @@ type fp32Moment struct {
 	stream
 }
 
-func (m fp32Moment) prefetch(ahead reg.Register) { PREFETCHT0(m.at(ahead, 0)) }
+func (m fp32Moment) prefetch(ahead reg.Register) { m.prefetchGroup(m.stream, ahead) }
 
 func (m fp32Moment) load(index reg.Register) operands { return m.wide(m.stream, index, 0) }
 
@@ -96,7 +96,7 @@ type bf16Moment struct {
 	stream
 }
 
-func (m bf16Moment) prefetch(ahead reg.Register) { PREFETCHT0(m.at(ahead, 0)) }
+func (m bf16Moment) prefetch(ahead reg.Register) { m.prefetchGroup(m.stream, ahead) }
 
 func (m bf16Moment) load(index reg.Register) operands {
 	return m.loadUpperHalves(m.at(index, 0)).operands()
@@ -175,8 +175,8 @@ type splitMaster struct {
 }
 
 func (m splitMaster) prefetch(ahead reg.Register) {
-	PREFETCHT0(m.parameter.at(ahead, 0))
-	PREFETCHT0(m.low.at(ahead, 0))
+	m.prefetchGroup(m.parameter, ahead)
+	m.prefetchGroup(m.low, ahead)
 }
 
 // load undoes the rounding: (upper << 16) + signed low.
@@ -243,17 +243,18 @@ type fp32Master struct {
 	copyKind           reg.Register
 }
 
-func (m fp32Master) prefetch(ahead reg.Register) { PREFETCHT0(m.weights.at(ahead, 0)) }
+func (m fp32Master) prefetch(ahead reg.Register) { m.prefetchGroup(m.weights, ahead) }
 
 func (m fp32Master) load(index reg.Register) operands { return m.wide(m.weights, index, 0) }
 
 func (m fp32Master) store(p vectors, index reg.Register) {
-	m.storeWide(p, m.weights, index)
+	wide := m.consecutive(p)
+	m.storeConsecutive(wide, m.weights, index)
 	unusual, stored := label("unusual"), label("stored")
 	to := m.parameter.at(index, 0)
 	TESTQ(m.copyKind, m.copyKind)
 	JNE(LabelRef(unusual))
-	VMOVNTDQ(m.packUpperHalves(m.roundToBF16(p)), to)
+	VMOVNTDQ(m.bf16(p, wide), to)
 	JMP(LabelRef(stored))
 	Label(unusual)
 	kind := GP64()
@@ -263,7 +264,7 @@ func (m fp32Master) store(p vectors, index reg.Register) {
 		var packed reg.VecVirtual
 		switch kind {
 		case abi.BF16:
-			packed = m.packUpperHalves(m.roundToBF16(p))
+			packed = m.bf16(p, wide)
 		case abi.FP16:
 			packed = m.roundToFP16(p)
 		default:
@@ -299,9 +300,17 @@ func (fp32Master) finish() { SFENCE() }
 
 func (m fp32Master) changed() []stream { return []stream{m.weights} }
 
-// prefetchKind prefetches numbers of a kind.
-func prefetchKind(kind int, base, ahead reg.Register) {
-	PREFETCHT0(streamOf(kind, base).at(ahead, 0))
+// prefetchKind prefetches a group of numbers of a kind.
+func (s instructionSet) prefetchKind(kind int, base, ahead reg.Register) {
+	s.prefetchGroup(streamOf(kind, base), ahead)
+}
+
+// prefetchGroup prefetches every line of a group: two where it has 32 numbers of 32 bits.
+func (s instructionSet) prefetchGroup(from stream, ahead reg.Register) {
+	const line = 64
+	for offset := 0; offset < s.group(); offset += line / from.size {
+		PREFETCHT0(from.at(ahead, offset))
+	}
 }
 
 // streamOf returns a stream of numbers of a kind.
@@ -342,7 +351,11 @@ func (s instructionSet) wide(from stream, index reg.Register, first int) operand
 }
 
 func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
-	for i, part := range s.consecutive(x) {
+	s.storeConsecutive(s.consecutive(x), to, index)
+}
+
+func (s instructionSet) storeConsecutive(x vectors, to stream, index reg.Register) {
+	for i, part := range x {
 		VMOVUPS(part, to.at(index, i*s.lanes))
 	}
 }

@@ -55,7 +55,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	s = s.forMoments(moments)
 	restore := flushDenormals()
 	if s.lanes == 16 {
-		if state == abi.FP32 {
+		if state == abi.FP32 && !s.extended {
 			s.hold(0x10000, 0x7fff, 1, 0x7fc00000)
 		} else {
 			s.hold(0x8000)
@@ -100,7 +100,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			for _, array := range arrays {
 				array.prefetch(ahead)
 			}
-			prefetchKind(kind, gradient, ahead)
+			s.prefetchKind(kind, gradient, ahead)
 			g := s.loadKind(kind, gradient, index, 0)
 			p := s.registers(arrays[0].load(index))
 			for i := range g {

@@ -90,6 +90,9 @@ const Group = 16
 const (
 	Parts = 4
 	Run   = 8 * Group // elements
+	// PairRun is the run of a bf16 gradient, which is not divided into parts: even and odd elements have sums of
+	// their own.
+	PairRun = 2 * Run
 )
 
 // Block is the number of elements whose int8 moments share a header.
