@@ -98,6 +98,10 @@ func (r *resolver) pipeline() error {
 		return fault.Inputf("--pipeline-schedule is %q, but no --pipeline-parallel says how many stages there are",
 			r.PipelineSchedule).WithHint("give --pipeline-parallel, too")
 	}
+	if r.PipelinePartition != "" && asked == nil {
+		return fault.Inputf("--pipeline-partition is %q, but no --pipeline-parallel says how many stages there are",
+			r.PipelinePartition).WithHint("give --pipeline-parallel, too")
+	}
 	if asked == nil || asked.Degree == 1 {
 		return nil
 	}

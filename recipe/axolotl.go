@@ -40,6 +40,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 			"deepspeed":                        text.Or(free).OrNull(),
 			"fsdp":                             text.Or(names).OrNull(),
 			"fsdp_config":                      free.OrNull(),
+			"accelerator_config":               free.OrNull(),
 			"bnb_config_kwargs":                free.OrNull(),
 			"model_quantization_config":        worded,
 			"model_quantization_config_kwargs": free.OrNull(),
@@ -86,7 +87,7 @@ const (
 		shuffle_merged_datasets shuffle_before_merging_datasets dataset_prepared_path dataset_shard_num dataset_shard_idx
 		skip_prepare_dataset num_dataset_shards_to_save pretraining_dataset dataset_processes dataset_num_proc
 		moe_grouped_backend moe_dequant_chunk_size nvfp4_merge_aware_start_step
-		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last accelerator_config remove_unused_columns
+		dataset_exact_deduplication dataset_keep_in_memory dataloader_drop_last remove_unused_columns
 		push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed ddp_timeout
 		ddp_broadcast_buffers ddp_find_unused_parameters do_causal_lm_eval eval_causal_lm_metrics do_bench_eval
 		bench_dataset bench_split metric_for_best_model greater_is_better loss_watchdog_threshold loss_watchdog_patience
@@ -299,8 +300,8 @@ func (r *frameworkReader) argumentsOfAxolotl() {
 	}
 	for _, key := range strings.Fields(`learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm tf32
 		torch_compile torch_compile_backend group_by_length dataloader_pin_memory dataloader_num_workers
-		dataloader_prefetch_factor ddp_bucket_cap_mb torch_empty_cache_steps auto_find_batch_size optim_target_modules
-		save_only_model`) {
+		dataloader_prefetch_factor ddp_bucket_cap_mb accelerator_config torch_empty_cache_steps auto_find_batch_size
+		optim_target_modules save_only_model`) {
 		r.pass(key, key)
 	}
 	for _, key := range strings.Fields(savingAxolotl) {

@@ -107,6 +107,10 @@ fsdp_config:
 	if err != nil || !f.Offloading.Weights || !f.Offloading.Streams || f.Training.Checkpointing.Enabled {
 		t.Errorf("an adapter's activations: %+v, %v", f, err)
 	}
+	f, err = read(t, axolotlText+"accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n")
+	if err != nil || !f.Training.SyncEachBatch {
+		t.Errorf("gradients are not reduced in each micro batch: %+v, %v", f, err)
+	}
 }
 
 // TestAxolotlExperts reads how experts run, and what adapts them.

@@ -124,18 +124,6 @@ type trainingReader struct {
 	from Source
 }
 
-// isTrue reports whether the value at a path of keys is true.
-func isTrue(v *strict.Value, keys ...string) bool {
-	for _, key := range keys {
-		m := v.Member(key)
-		if m == nil {
-			return false
-		}
-		v = m.Value
-	}
-	return v.Kind == 't'
-}
-
 // fill sets the fields of t by their keys, and those that depend on several.
 func (r *trainingReader) fill(t *Training) {
 	r.Fill(t)
@@ -152,9 +140,10 @@ func (r *trainingReader) fill(t *Training) {
 	}
 	t.TorchCompile = r.Truth("torch_compile") || r.Gives("torch_compile_backend") || r.Gives("torch_compile_mode")
 	t.TF32 = r.Truth("tf32") || t.TorchCompile && !r.Gives("tf32")
-	if v := r.Find("accelerator_config"); v != nil {
-		t.SyncEachBatch = isTrue(v, "gradient_accumulation_kwargs", "sync_each_batch")
+	if v := r.Find("accelerator_config"); v != nil && v.Kind == '"' {
+		r.Note("accelerator_config", "names a file that is not read: sync_each_batch and split_batches are taken as false")
 	}
+	t.SyncEachBatch = r.Truth("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
 	t.OnCPU = r.Truth("use_cpu") || r.Truth("no_cuda")
 	t.DataLoader.PinMemory = t.DataLoader.PinMemory && !t.OnCPU
 	if t.DataLoader.Workers > 0 && t.DataLoader.PrefetchFactor == 0 {
@@ -211,6 +200,11 @@ func (r *trainingReader) conflicts() error {
 		list = append(list, conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
 			fmt.Sprintf("is %v: a value above 1 is a number of steps", steps),
 			"use a whole number, or a fraction of all steps below 1"})
+	}
+	for _, key := range []string{"split_batches", "accelerator_config.split_batches"} {
+		list = append(list, conflict{r.Truth(key), key,
+			"is true: then all ranks share a batch of per_device_train_batch_size, which is not planned yet",
+			"set it to false, and per_device_train_batch_size to what one rank gets"})
 	}
 	schedule := r.Word("lr_scheduler_type")
 	workers := r.Integer("dataloader_num_workers")

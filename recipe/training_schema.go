@@ -57,6 +57,7 @@ var trainingKeys = strict.Merge(
 		"save_strategy":    oneOf("no", "steps", "epoch", "best").Default("steps"),
 		"save_steps":       amount.Default(500.),
 
+		"accelerator_config": acceleratorRule.Or(text).OrNull(),
 		"deepspeed":          free.Or(text).OrNull(),
 		"parallelism_config": free.Or(text).OrNull(),
 		"fsdp":               boolean.Or(text).Or(names).OrNull(),
@@ -73,6 +74,7 @@ var trainingKeys = strict.Merge(
 		"adafactor":       boolean,
 		"group_by_length": boolean.OrNull(),
 		"no_cuda":         boolean.OrNull(),
+		"split_batches":   boolean.OrNull(),
 	})
 
 // otherTrainingKeys are fields that no plan depends on.
@@ -90,11 +92,11 @@ var otherTrainingKeys = strict.Merge(
 		ddp_backend`),
 	// Fields of 4.x that later versions removed.
 	boolean.OrNull().For(`overwrite_output_dir save_safetensors use_mps_device jit_mode_eval use_ipex tpu_metrics_debug
-		use_legacy_prediction_loop include_inputs_for_metrics include_tokens_per_second dispatch_batches split_batches`),
+		use_legacy_prediction_loop include_inputs_for_metrics include_tokens_per_second dispatch_batches`),
 	number.OrNull().For("past_index tpu_num_cores _n_gpu"),
 	text.OrNull().For(`logging_dir fp16_opt_level half_precision_backend fp16_backend push_to_hub_model_id
 		push_to_hub_organization push_to_hub_token mp_parameters torchdynamo ray_scope`),
-	free.Or(text).OrNull().For("accelerator_config lr_scheduler_kwargs"),
+	free.Or(text).OrNull().For("lr_scheduler_kwargs"),
 	strict.Rule{}.For("do_eval"), // any value that is true in Python
 	nameOrNames.For("debug report_to"),
 	keys{
@@ -108,6 +110,13 @@ var otherTrainingKeys = strict.Merge(
 		"include_for_metrics":                names,
 		"label_names":                        names.OrNull(),
 	})
+
+// acceleratorRule lists the fields of AcceleratorConfig (trainer_pt_utils.py), and those of accelerate's
+// GradientAccumulationPlugin in it.
+var acceleratorRule = object(boolean.OrNull().For("dispatch_batches non_blocking use_configured_state"),
+	boolean.For("split_batches even_batches use_seedable_sampler"),
+	keys{"gradient_accumulation_kwargs": object(size.OrNull().For("num_steps"),
+		boolean.For("adjust_scheduler sync_with_dataloader sync_each_batch")).OrNull()})
 
 // checkpointingRule lists the arguments of torch.utils.checkpoint.checkpoint
 // and two keys of transformers.

@@ -116,6 +116,12 @@ func TestUnits(t *testing.T) {
 		"G":                 2e9,
 		"MB (rounded)":      2e6,
 		"MiB (rss/1024**2)": 2 << 20,
+		"gigabytes":         2e9,
+		"GiB/GPU":           2 << 30,
+		"TB":                2e12,
+		"KiB":               2 << 10,
+		"B":                 2,
+		"% of 80 GB":        1.6e9,
 	} {
 		if got, ok := (figure{Value: 2, Unit: unit}).bytes(); !ok || got != bytes {
 			t.Errorf("2 %s are %.0f bytes, expected %.0f", unit, got, bytes)

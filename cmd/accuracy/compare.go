@@ -108,6 +108,11 @@ func compare(r row, folder string) result {
 			out.left = append(out.left, f)
 		}
 	}
+	for _, f := range r.Measured {
+		if out.reason == "" && f.Value <= 0 {
+			out.reason = fmt.Sprintf("%s, %s, has no number", f.Quantity, f.Point)
+		}
+	}
 	if len(out.compared) == 0 && out.reason == "" {
 		out.reason = "no figure of a plan corresponds to what was measured"
 	}
@@ -132,7 +137,14 @@ func (f figure) exceeds(bytes float64, p *plan.Plan) bool {
 	d := deviceOf(p, ledger.GPU)
 	ofGPU := []string{"max_reserved", "max_allocated", "nvidia_smi", "gpu_used", "gpu_memory", "reserved", "allocated"}
 	return d != nil && d.Capacity > 0 && slices.Contains(ofGPU, f.Quantity) &&
-		!text(f.Point).has("(sum|total) (of|over)") && bytes > float64(d.Capacity)
+		!f.ofAllGPUs() && bytes > float64(d.Capacity)
+}
+
+// ofAllGPUs reports whether the figure is the sum over all GPUs of a job.
+func (f figure) ofAllGPUs() bool {
+	const gpus = `( all)?( of)?( the)?( \d+)? (GPUs|ranks|devices|cards)`
+	return text(f.Point + " " + f.Unit).has(`\b(sum(med)?|total(led)?|added up|together)( of| over| across| on)` + gpus +
+		`|\ball( of)?( the)?( \d+)? (GPUs|ranks|devices|cards)( together|,? summed|,? (in )?(sum|total))`)
 }
 
 // verdict returns the result of the plan, empty without one.
@@ -270,14 +282,14 @@ func (o *outcome) figure(r row, f figure) planned {
 	if d == nil {
 		return planned{}
 	}
-	if point.has("context") {
+	if point.has(`\bCUDA context|\bcontext only|^context$`) {
 		return contextOf(d)
 	}
 	if f.inHiddenSizes() {
 		return o.layer(d)
 	}
 	ranks := 1.0
-	if point.has(`\b(sum|total) (of|over)( all)?( the)?( \d+)? GPUs`) {
+	if f.ofAllGPUs() {
 		ranks = float64(o.plan.Job.World)
 	}
 	var name string

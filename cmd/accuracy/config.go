@@ -29,7 +29,7 @@ var families = []struct {
 	{"phi", "PhiForCausalLM", nil},
 	{"stablelm-base-alpha|pythia|neox", "GPTNeoXForCausalLM", nil},
 	{"qwen2-?moe", "Qwen2MoeForCausalLM", nil},
-	{"llama|yi-", "LlamaForCausalLM", nil},
+	{"llama|yi-|vicuna|alpaca", "LlamaForCausalLM", nil},
 	{`opt-`, "OPTForCausalLM", func(m sizes, c object) {
 		c["ffn_dim"], c["max_position_embeddings"] = m.Inner, 2048
 		if width := m.Note.find(`word_embed_proj_dim (\d+)`); width != "" {
@@ -54,7 +54,7 @@ var families = []struct {
 		c["patch_size"], c["image_size"] = jsonNumber(name.find(`patch(\d+)`)), jsonNumber(name.find(`patch\d+_(\d+)`))
 		c["num_labels"] = max(1, jsonNumber(m.Note.find(`(\d+)-class head`)))
 	}},
-	{`gpt-?2|learned pos`, "GPT2LMHeadModel", func(m sizes, c object) {
+	{`gpt-?[23]|learned pos|\bgpt($|[^-])|turing-?nlg`, "GPT2LMHeadModel", func(m sizes, c object) {
 		c["n_embd"], c["n_layer"], c["n_head"], c["n_inner"], c["n_positions"] = m.Hidden, m.Layers, m.Heads, m.Inner,
 			1024
 		if positions := text(m.Name).find(`learned pos (\d+)`); positions != "" {
@@ -71,12 +71,12 @@ func jsonNumber(digits string) (n int) {
 // chooseModel takes the model of that name from the catalog if its sizes match the row's. Otherwise it writes a
 // config.json with the row's sizes: that of the catalog's model, or one of the architecture that the name belongs to.
 func (e *expression) chooseModel() error {
-	name := strings.ToLower(e.Model.Name)
-	if m := bareLinears.FindStringSubmatch(name); m != nil {
+	if m := bareLinears.FindStringSubmatch(strings.ToLower(e.Model.Name)); m != nil {
 		return e.useLinears(jsonNumber(m[1]), jsonNumber(m[2]), jsonNumber(m[3]), m[4] != "")
 	}
+	name := joined(e.Model.Name)
 	for _, known := range slices.Backward(model.Catalog()) {
-		if !strings.Contains(name, known) {
+		if !strings.Contains(name, joined(known)) {
 			continue
 		}
 		loaded, err := model.Load(known)
@@ -101,13 +101,22 @@ func (e *expression) chooseModel() error {
 	return e.use(c)
 }
 
+// joined returns a name as all writers of it agree on: Llama 2 7B is llama-2-7b. Models that were trained further have
+// the name of the first.
+func joined(name string) string {
+	return strings.NewReplacer(" ", "", "-", "", "_", "", "vicuna", "llama", "alpaca", "llama", "zephyr", "mistral").
+		Replace(strings.ToLower(name))
+}
+
 // fits reports whether the sizes that are known are those of a model.
 func (m sizes) fits(known *model.Model) bool {
 	if known.Network == nil {
 		return false
 	}
 	same := func(given number, size int) bool { return given == 0 || int(given) == size }
-	return same(m.Elements, int(known.Elements())) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
+	rounded := m.Elements > 0 && m.Elements%1e7 == 0 && // as 7 billion are
+		math.Abs(float64(m.Elements)/float64(known.Elements())-1) < 0.05
+	return (rounded || same(m.Elements, int(known.Elements()))) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
 		same(m.Layers, len(known.Network.Blocks()))
 }
 
@@ -189,15 +198,26 @@ func architectureOf(name string) (architecture string, fields func(sizes, object
 	}
 	longest := ""
 	for _, entry := range model.Catalog() {
-		family, _, _ := strings.Cut(entry, "-")
-		if !strings.Contains(strings.ToLower(name), family) || len(family) <= len(longest) {
-			continue
-		}
-		if known, err := model.Load(entry); err == nil && known.Network != nil {
-			longest, architecture = family, known.Architecture
+		for _, family := range familiesOf(entry) {
+			if !strings.Contains(strings.ToLower(name), family) || len(family) <= len(longest) {
+				continue
+			}
+			if known, err := model.Load(entry); err == nil && known.Network != nil {
+				longest, architecture = family, known.Architecture
+			}
 		}
 	}
 	return architecture, nil
+}
+
+// familiesOf returns the beginnings of a name that models of its architecture have. What several architectures begin
+// with, as gpt-j and gpt-oss do, is no family.
+func familiesOf(entry string) []string {
+	parts := strings.SplitN(entry, "-", 3)
+	if len(parts) < 3 || parts[0] != "gpt" {
+		return parts[:1]
+	}
+	return []string{parts[0] + "-" + parts[1]}
 }
 
 // vocabularyOf returns the vocabulary of the first model of the catalog whose family the name begins with.
@@ -254,6 +274,9 @@ func (e *expression) configOf(m sizes) (object, error) {
 	}
 	switch {
 	case architecture == "ViTForImageClassification": // which has no vocabulary
+		return config(m), nil
+	case architecture == "GPT2LMHeadModel" && m.Inner == 0 && m.Vocabulary == 0: // GPT2Config's defaults
+		m.Inner, m.Vocabulary = 4*m.Hidden, 50257
 		return config(m), nil
 	case m.Inner == 0 && m.Vocabulary == 0:
 		if m.Vocabulary = vocabularyOf(m.Name); m.Vocabulary == 0 {

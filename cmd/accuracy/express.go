@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -66,14 +67,18 @@ func (r row) at(point text) row {
 			*n = numberIn(found)
 		}
 	}
-	set(&r.Sequence, `\b(?:seq(?:uence)?[ _-]?(?:len(?:gth)?)?|context|BT|T)\s*[=:]?\s*(\d[\d,_]*k?)\b`)
-	set(&r.Sequence, `\b(\d[\d,_]*k?)[ -](?:tokens?|context|seq)`)
+	set(&r.Sequence, `\b(?:seq(?:uence)?s?[ _-]?(?:len(?:gth)?s?)?|context(?:[ _-](?:len(?:gth)?|size|window))?|BT|T)`+
+		`\s*(?:[=:@]|of|is)?\s*(\d[\d,_]*[km]?)\b`)
+	set(&r.Sequence, `\b(\d[\d,_]*[km]?)[ -](?:tokens?|context|seq)`)
+	set(&r.Sequence, `^\s*(\d+[km]|\d{1,3},\d{3}|\d{3,})\s*$`) // a number by itself
 	set(&r.MicroBatch, `\b(?:micro[ _-]?batch|batch|mbs?|bs)(?:[ _-]?size)?\s*[=:]?\s*(\d+)\b`)
 	set(&r.Accumulation, `\b(?:grad[ _-]?accum\w*|ga)\s*[=:]?\s*(\d+)\b`)
-	if found := point.find(`\b((?:adamw?|sgd|adafactor|lomo|lion)\b.*|(?:bnb|bitsandbytes|ao|torchao) [48]-?bit)`); found != "" {
+	if found := point.find(`\b((?:adamw?|sgd|adafactor|lomo|lion|muon|lamb|galore|apollo)\b.*|` +
+		`(?:bnb|bitsandbytes|ao|torchao) [48]-?bit)`); found != "" {
 		r.Optimizer = text(found)
 	}
-	if found := point.find(`\b(sdpa|flash_attention_2|flash[ -]attention|eager attention|attention eager)\b`); found != "" {
+	if found := point.find(
+		`\b(sdpa|flash_attention_2|flash[ -]attention|eager attention|attention eager)\b`); found != "" {
 		r.Attention = text(strings.ReplaceAll(found, " ", "_"))
 	}
 	if a := r.Adapter; a != nil {
@@ -172,28 +177,36 @@ func (e *expression) chooseMachine() error {
 	return nil
 }
 
+// recomputations derive what the backward pass recomputes from a text; the first match counts.
+var recomputations = []struct{ pattern, name string }{
+	{`^(off|no|none|false|disabled|without)\b|\b(is|are|was|were) off\b|not used`, "none"},
+	{`every (2nd|second|other) layer`, "every-2"},
+	{`selective|\bSAC\b`, "selective"},
+	{`non[- ]?reentrant|use_reentrant ?= ?false`, "full"},
+	{`reentrant`, "reentrant"},
+	{`^(on|full|yes|true|enabled|block)\b|(gradient|activation)[ _-]checkpoint|recompute|per block|every (layer|block)`,
+		"full"},
+}
+
 // choosePasses chooses how activations are held.
 func (e *expression) choosePasses() error {
 	q := &e.request
 	switch {
 	case e.Attention.has("eager"):
 		q.Attention = "eager"
-	case e.Attention.has("^flash|flash_attention_2"):
+	case e.Attention.has(`^flash|flash_attention_2|\bfa-?[23]\b`):
 		q.Attention = "flash"
-	case e.Attention.has("sdpa"):
+	case e.Attention.has("sdpa|scaled_dot_product"):
 		q.Attention = "sdpa"
 	}
-	switch {
-	case e.Recompute.has("^off"):
-		q.Recompute = "none"
-	case e.Recompute.has("every 2nd layer"):
-		q.Recompute = "every-2"
-	case e.Recompute.has("selective|sac"):
-		q.Recompute = "selective"
-	case e.Recompute.has("reentrant"):
-		q.Recompute = "reentrant"
-	case e.Recompute.has("^(on|full)"):
-		q.Recompute = "full"
+	for _, r := range recomputations {
+		if e.Recompute.stated().has(r.pattern) {
+			q.Recompute = r.name
+			break
+		}
+	}
+	if q.Recompute == "" && e.Recompute.stated() != "" {
+		return fmt.Errorf("which activations are recomputed is not clear: %q", e.Recompute)
 	}
 	q.Compile = !e.point.has("eager") && (e.Notes.has(`torch\.compile( on|=True| \+)`) || e.point.has(`torch\.compile`))
 	return nil
@@ -201,11 +214,14 @@ func (e *expression) choosePasses() error {
 
 // precisions derive a precision from a text. The one counts that the text names first, outside brackets.
 var precisions = []struct{ pattern, precision string }{
-	{"bf16-mixed|amp-bf16|fsdp2 mixed", "amp-bf16"},
-	{"amp-fp16", "amp-fp16"},
-	{"bf16", "bf16"},
-	{"fp16", "fp16"},
-	{"fp32", "fp32"},
+	{`(mixed|amp|autocast)[^,;/+]*?\b(bf16|bfloat16|fp8|float8)|\b(bf16|bfloat16|fp8)[ -]?(mixed|amp|autocast)`,
+		"amp-bf16"},
+	{`(mixed|amp|autocast)[^,;/+]*?\b(fp16|float16|half)|\b(fp16|float16)[ -]?(mixed|amp|autocast)|native GradScaler`,
+		"amp-fp16"},
+	{`fsdp2 mixed`, "amp-bf16"},
+	{`\b(bf16|bfloat16|fp8|float8)`, "bf16"},
+	{`\b(fp16|float16|half)`, "fp16"},
+	{`\b(fp32|float32|tf32|(full|single)[- ]precision)`, "fp32"},
 }
 
 // precision returns the point's text where that names a precision, and otherwise the row's.
@@ -234,17 +250,36 @@ func (t text) named() string {
 	return ""
 }
 
-func (e *expression) choosePrecision() error {
-	e.request.Precision = e.precision().named()
-	// litgpt quantizes every linear module; transformers leaves the head out.
-	kind := e.precision().find(`\b(nf4-dq|nf4|fp4|int8)`)
-	if e.Adapter != nil && kind == "" {
-		kind = e.Adapter.Quant.find(`\b(nf4-dq|nf4|fp4|int8)`)
-		if e.Adapter.Quant.has("double") {
-			kind += "-dq"
+// quantized returns the kind of quantized weights that the text names, with -dq for quantized constants.
+func (t text) quantized() string {
+	for _, q := range []struct{ pattern, kind string }{
+		{`\bgptq`, "gptq"}, {`\bawq`, "awq"}, {`\bfp4`, "fp4"}, {`nf4|\b4-?bit|\bint4`, "nf4"},
+		{`int8|\b8-?bit`, "int8"},
+	} {
+		switch {
+		case !t.has(q.pattern):
+		case q.kind != "int8" && t.has("nf4-dq|fp4-dq|double"):
+			return q.kind + "-dq"
+		default:
+			return q.kind
 		}
 	}
-	if kind == "" {
+	return ""
+}
+
+func (e *expression) choosePrecision() error {
+	e.request.Precision = e.precision().named()
+	kind := e.precision().quantized()
+	if e.Adapter != nil && kind == "" {
+		kind = e.Adapter.Quant.quantized()
+	}
+	switch {
+	case kind == "" && e.request.Precision == "" && e.precision().stated() != "":
+		return fmt.Errorf("the precision %q is not known", e.precision())
+	case kind == "":
+		return nil
+	case kind == "gptq" || kind == "awq":
+		e.request.Quantization = kind
 		return nil
 	}
 	kind, double, _ := strings.Cut(kind, "-")
@@ -256,7 +291,7 @@ func (e *expression) choosePrecision() error {
 	if e.Precision.has("storage|stored as bf16") || e.Parallel.FSDP != "" || e.stage() == 3 {
 		config["bnb_4bit_quant_storage"] = "bfloat16" // sharded parameters must be of one type
 	}
-	if e.Software.has("litgpt") {
+	if e.Software.has("litgpt") { // quantizes every linear module; transformers leaves the head out
 		config["llm_int8_skip_modules"] = []string{}
 	}
 	var err error
@@ -266,15 +301,31 @@ func (e *expression) choosePrecision() error {
 
 // optimizers derive an optimizer from a text; the first match counts.
 var optimizers = []struct{ pattern, optimizer string }{
-	{"4-bit", "adamw-4bit"},
-	{"adam8bit|8-bit", "adamw_bnb_8bit"},
+	{"4-?bit", "adamw-4bit"},
+	{`lion.*8-?bit|8-?bit.*lion`, "lion-8bit"},
+	{`paged.*8-?bit|8-?bit.*paged`, "paged_adamw_8bit"},
+	{`galore`, "galore-adamw"},
+	{`apollo`, "apollo-adamw"},
+	{`ademamix.*8-?bit|8-?bit.*ademamix`, "ademamix-8bit"},
+	{`ademamix`, "ademamix-32bit"},
+	{`8-?bit`, "adamw_bnb_8bit"},
 	{"adafactor", "adafactor"},
 	{"lomo", "lomo"},
-	{"^sgd", "sgd"},
-	{"^bnb \\(paged\\)", "paged_adamw_32bit"},
+	{`\b(1|one)-?bit ?adam`, "onebitadam"},
+	{`adam-?mini`, "adam-mini"},
+	{`schedule[- _]?free.*sgd|sgd.*schedule[- _]?free`, "schedule-free-sgd"},
+	{`schedule[- _]?free`, "schedule-free-adamw"},
+	{`\bsgd\b.*(momentum|nesterov)`, "sgd-momentum"},
+	{`\bsgd\b`, "sgd"},
+	{`^bnb \(paged\)|^paged`, "paged_adamw_32bit"},
 	{"adamw_hf", "adamw_hf"},
-	{"fusedadam|adamw[, ]+fused", "adamw/fused"},
-	{"adam", "adamw"},
+	{"fusedadam|adamw[, ]+fused|adamw_torch_fused", "adamw/fused"},
+	{`\bmuon`, "muon"},
+	{`\blion`, "lion"},
+	{`\blamb`, "lamb"},
+	{`adagrad`, "adagrad"},
+	{`rmsprop`, "rmsprop"},
+	{`adam(w|\b|[^a])`, "adamw"},
 }
 
 func (e *expression) chooseOptimizer() error {
@@ -287,6 +338,9 @@ func (e *expression) chooseOptimizer() error {
 			e.request.Optimizer = o.optimizer
 			return nil
 		}
+	}
+	if e.Optimizer.stated() != "" {
+		return fmt.Errorf("the optimizer %q is not known", e.Optimizer)
 	}
 	return nil
 }
@@ -305,6 +359,13 @@ func (e *expression) chooseAdapter() error {
 		config["peft_type"] = "VERA"
 	case a.Method.has("LN"):
 		config["peft_type"] = "LN_TUNING"
+	case a.Method.has("AdaLoRA"):
+		config["peft_type"], config["init_r"], config["target_r"] = "ADALORA", max(1, a.Rank), max(1, a.Rank)
+		config["total_step"] = 1000
+	case a.Method.has("OFT"):
+		config["peft_type"] = "OFT"
+	case !a.Method.has("LoRA|DoRA") && a.Method.stated() != "":
+		return fmt.Errorf("the adapter %q is not planned", a.Method)
 	default:
 		config["peft_type"] = "LORA"
 		config["use_dora"] = a.Method.has("DoRA")
@@ -315,10 +376,14 @@ func (e *expression) chooseAdapter() error {
 	}
 	switch {
 	case a.Targets == "" || a.Targets.has("default\\)$") && config["peft_type"] == "IA3":
-	case a.Targets.has("all[ -]linear"):
+	case a.Targets.has(`all[ -](linear|modules|layers)`):
 		config["target_modules"] = "all-linear"
 	default:
-		config["target_modules"] = e.targets(a.Targets)
+		targets := e.targets(a.Targets)
+		if len(targets) == 0 {
+			return fmt.Errorf("the targets %q of the adapter are not modules of %s", a.Targets, e.Model.Name)
+		}
+		config["target_modules"] = targets
 	}
 	var err error
 	if e.request.Adapter, err = e.write("adapter_config.json", config); err != nil {
@@ -354,11 +419,12 @@ func (e *expression) targets(t text) []string {
 		pattern string
 		modules []string
 	}{
-		{`\b(q|query|q_proj)\b`, first(a.Query, a.Fused)},
-		{`\b(k|key|k_proj)\b`, first(a.Key, a.Fused)},
-		{`\b(v|value|v_proj)\b`, first(a.Value, a.Fused)},
-		{`\b(proj|o_proj)\b`, first(a.Output)},
-		{`\b(gate|mlp)\b`, gate}, {`\b(up|mlp)\b`, up}, {`\b(down|mlp)\b`, down},
+		{`\b(q|query|q_proj|wq|qkvo?|attention)\b`, first(a.Query, a.Fused)},
+		{`\b(k|key|k_proj|wk|qkvo?|attention)\b`, first(a.Key, a.Fused)},
+		{`\b(v|value|v_proj|wv|qkvo?|attention)\b`, first(a.Value, a.Fused)},
+		{`\b(proj|o|output|o_proj|out_proj|wo|qkvo|attention)\b`, first(a.Output)},
+		{`\b(gate|gate_proj|w1|mlp)\b`, gate}, {`\b(up|up_proj|w3|fc1|mlp)\b`, up},
+		{`\b(down|down_proj|w2|fc2|mlp)\b`, down},
 		{`\bhead\b`, first(e.model.Network.Head.Projection)},
 	}
 	var targets []string
@@ -388,25 +454,35 @@ func (e *expression) stage() int {
 	return -1
 }
 
+// offloads reports whether states rest on the host or on its disks, from where the step takes them.
+func (e *expression) offloads() bool {
+	t := e.Offload.stated()
+	return t.has("offload|cpu|host|nvme") && !t.has(`^(no|none|off|false)\b|\bAPI\b`) && e.only(t, "offload")
+}
+
 // chooseEngine chooses the engine that shards.
 func (e *expression) chooseEngine() error {
 	q := &e.request
 	stage := e.stage()
 	if stage < 0 {
-		offload := e.Offload.has("fsdp") && e.only(e.Offload, "offload|no cpu offload") &&
-			!e.point.has("no cpu offload")
+		offload := e.offloads() && !e.point.has("no cpu offload")
+		sharding := e.Parallel.FSDP.stated()
 		switch {
-		case e.Parallel.FSDP.has("no_shard"):
-		case e.Parallel.FSDP.has("fsdp1"), e.Parallel.FSDP == "" && slices.Contains(e.Tags, "fsdp"):
-			q.FSDP, q.OffloadParameters = "1", offload
-		case e.Parallel.FSDP.has("fsdp2"):
+		case sharding.has(`no_shard|\bddp\b|^(no|none|off|false)\b`):
+		case sharding.has(`hybrid|hsdp|grad_op`):
+			return fmt.Errorf("FSDP's %q is not planned from words", sharding)
+		case sharding.has(`fsdp ?2|fully_shard`), sharding.has("fsdp") && e.request.Modules == "torchtitan":
 			q.FSDP, q.OffloadParameters = "2", offload
+		case sharding.has(`fsdp|full[ _]shard`), sharding == "" && slices.Contains(e.Tags, "fsdp"):
+			q.FSDP, q.OffloadParameters = "1", offload
+		case sharding != "":
+			return fmt.Errorf("the sharding %q is not known", sharding)
 		}
 		return nil
 	}
 	half := "bf16"
 	switch q.Precision {
-	case "fp16":
+	case "fp16", "amp-fp16":
 		half = "fp16"
 	case "fp32":
 		half = ""
@@ -426,8 +502,11 @@ func (e *expression) chooseEngine() error {
 		config["optimizer"] = object{"type": "AdamW", "params": object{"lr": 1e-5}}
 		q.Optimizer = ""
 	}
-	if e.Offload.has("offload") && !e.Offload.has("API") && e.only(e.Offload, "offload") {
+	if e.offloads() {
 		device := object{"device": "cpu", "pin_memory": true}
+		if e.Offload.has("nvme") {
+			device["device"], device["nvme_path"] = "nvme", "/nvme"
+		}
 		zero["offload_optimizer"] = device
 		if stage == 3 && e.Offload.has(`offload_param|param`) {
 			zero["offload_param"] = device
@@ -449,14 +528,14 @@ func (e *expression) chooseEngine() error {
 
 // chooseTrainer writes TrainingArguments where transformers' Trainer ran.
 func (e *expression) chooseTrainer() error {
-	if !e.trainer().transformers {
+	q := &e.request
+	if !e.trainer().transformers || q.PipelineParallel > 1 && q.DeepSpeed != "" { // which the Trainer does not run
 		return nil
 	}
-	q := &e.request
 	arguments := object{"output_dir": "out", "per_device_train_batch_size": q.MicroBatch,
 		"gradient_accumulation_steps": q.Accumulation, "gradient_checkpointing": q.Recompute != "none" &&
 			q.Recompute != ""}
-	if q.Optimizer != "" && !strings.Contains(q.Optimizer, "/") && q.Optimizer != "adamw" {
+	if strings.Contains(q.Optimizer, "_") || q.Optimizer == "adafactor" || q.Optimizer == "sgd" {
 		arguments["optim"] = q.Optimizer
 		q.Optimizer = ""
 	}

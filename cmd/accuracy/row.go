@@ -87,24 +87,75 @@ type figure struct {
 	Unit     string  `json:"unit"`
 }
 
-// bytes returns the figure in bytes. "GB" is decimal unless the unit is marked as binary: many programs print GiB and
-// call them GB.
+// quantities are other names of the quantities that figures have; the first match counts.
+var quantities = []struct{ pattern, name string }{
+	{`^(torch\.cuda\.)?(max|peak)[_ -]?(memory[_ -]?)?reserved([_ -]memory)?$|^reserved[_ -]peak$`, "max_reserved"},
+	{`^(torch\.cuda\.)?(max|peak)[_ -]?(memory[_ -]?)?(allocated|active)([_ -]memory)?$|^(allocated|active)[_ -]peak$`,
+		"max_allocated"},
+	{`^nvidia[_ -]?smi|^(peak[_ -])?(vram|(gpu|device)[_ -]mem(ory)?)([_ -](used|usage|peak))?$`, "nvidia_smi"},
+	{`^((cpu|host)[_ -])?(peak[_ -]|max[_ -])?rss$`, "cpu_rss"},
+}
+
+// UnmarshalJSON reads a figure. One whose value is no number is left with its reason, and the row's others count.
+func (f *figure) UnmarshalJSON(data []byte) error {
+	read := struct {
+		Quantity, Point, Unit text
+		Value                 any
+	}{}
+	if err := json.Unmarshal(data, &read); err != nil {
+		return err
+	}
+	f.Quantity, f.Point, f.Unit = string(read.Quantity), string(read.Point), string(read.Unit)
+	for _, q := range quantities {
+		if read.Quantity.has(q.pattern) {
+			f.Quantity = q.name
+			break
+		}
+	}
+	switch v := read.Value.(type) {
+	case float64:
+		f.Value = v
+	case string:
+		number := text(v).find(`^\W*(\d[\d,]*(?:\.\d+)?)`)
+		f.Value, _ = strconv.ParseFloat(strings.ReplaceAll(number, ",", ""), 64)
+	}
+	return nil
+}
+
+// units are units of memory; the first match counts. "GB" is decimal unless the unit is marked as binary: many
+// programs print GiB and call them GB.
+var units = []struct {
+	pattern string
+	bytes   float64
+}{{`bytes/param`, 0}, {`\b(tibs?|tebibytes?)\b`, 1 << 40}, {`\b(gibs?|gi|gibibytes?)\b|printed gb`, 1 << 30},
+	{`\b(mibs?|mi|mebibytes?)\b`, 1 << 20}, {`\b(kibs?|kibibytes?)\b`, 1 << 10}, {`\b(tbs?|terabytes?)\b`, 1e12},
+	{`\b(gbs?|g|gigabytes?)\b`, 1e9}, {`\b(mbs?|m|megabytes?)\b`, 1e6}, {`\b(kbs?|kilobytes?)\b`, 1e3},
+	{`\b(bytes?|b)\b`, 1}}
+
+// bytes returns the figure in bytes.
 func (f figure) bytes() (float64, bool) {
-	unit := strings.ToLower(f.Unit)
+	unit := text(f.Unit)
 	if f.inHiddenSizes() {
 		return f.Value, true
 	}
-	for _, u := range []struct {
-		name  string
-		bytes float64
-	}{{"bytes/param", 0}, {"bytes", 1}, {"gib", 1 << 30}, {"mib", 1 << 20}, {"printed gb", 1 << 30}, {"gb", 1e9},
-		{"mb", 1e6}, {"g", 1e9}} {
-		if strings.Contains(unit, u.name) {
-			return f.Value * u.bytes, u.bytes > 0
+	share := 1.0
+	if m := ofWhole.FindStringSubmatch(f.Unit); m != nil {
+		whole, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			return 0, false
+		}
+		share, unit = whole/100, text(m[2])
+	}
+	for _, u := range units {
+		if unit.has(u.pattern) {
+			return f.Value * share * u.bytes, u.bytes > 0
 		}
 	}
 	return 0, false
 }
+
+// ofWhole is a share of the memory of a device.
+var ofWhole = regexp.MustCompile(`^(?:%|percent) of (?:the )?(\d+(?:\.\d+)?) ?(\w+)`)
 
 // perParameter reports whether the unit is a byte for every parameter of the model.
 func (f figure) perParameter() bool { return text(f.Unit).has("bytes/param") }
@@ -113,29 +164,39 @@ func (f figure) perParameter() bool { return text(f.Unit).has("bytes/param") }
 // every token and in the type that matmuls compute in.
 func (f figure) inHiddenSizes() bool { return text(f.Unit).has("hidden size") }
 
-// number is an integer, the first number in a text, or the last of a range. K is
-// 1024.
+// number is an integer, the first number in a text, or the largest of a range or of a list. K is 1024, M is K K, and B
+// is a billion.
 type number int64
 
+const (
+	digits  = `\d+(?:[,_]\d{3})*`
+	between = `\s*(?:\.\.+|…|–|-|,|/|\bto\b|\band\b|\bor\b)\s*(?:and |or )?`
+)
+
 var (
-	first = regexp.MustCompile(`(?i)(\d[\d,_]*)(k\b)?`)
-	last  = regexp.MustCompile(`(?i)\d(?:k)?\s*(?:\.\.+|–|-|\bto\b)\s*(\d[\d,_]*)(k\b)?`)
+	first   = regexp.MustCompile(`(?i)(` + digits + `(?:\.\d+)?)(?:\s?([kmb])\b)?`)
+	several = regexp.MustCompile(`(?i)` + digits + `(?:[km]\b)?(?:` + between + digits + `(?:[km]\b)?)+`)
 )
 
 // numberIn returns the number in a text, 0 without one.
-func numberIn(s string) number {
-	m := last.FindStringSubmatch(s)
-	if m == nil {
-		m = first.FindStringSubmatch(s)
+func numberIn(s string) (largest number) {
+	within := several.FindString(s)
+	if within == "" {
+		within = first.FindString(s)
 	}
-	if m == nil {
-		return 0
+	for _, m := range first.FindAllStringSubmatch(within, -1) {
+		n, _ := strconv.ParseFloat(strings.NewReplacer(",", "", "_", "").Replace(m[1]), 64)
+		switch strings.ToLower(m[2]) {
+		case "k":
+			n *= 1 << 10
+		case "m":
+			n *= 1 << 20
+		case "b":
+			n *= 1e9
+		}
+		largest = max(largest, number(n))
 	}
-	n, _ := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(m[1]), 10, 64)
-	if m[2] != "" {
-		n *= 1024
-	}
-	return number(n)
+	return largest
 }
 
 func (n *number) UnmarshalJSON(data []byte) error {
@@ -145,6 +206,11 @@ func (n *number) UnmarshalJSON(data []byte) error {
 	var f float64
 	if json.Unmarshal(data, &f) == nil {
 		*n = number(f)
+		return nil
+	}
+	var list []number
+	if json.Unmarshal(data, &list) == nil && len(list) > 0 {
+		*n = slices.Max(list)
 		return nil
 	}
 	*n = numberIn(string(data))
@@ -177,6 +243,52 @@ func (t text) find(pattern string) string {
 		return m[1]
 	}
 	return ""
+}
+
+// stated returns the text, or nothing where it says that nothing is known.
+func (t text) stated() text {
+	if t.has(`^\W*(not (stated|given|known|specified)|un(stated|known|specified|clear)|n/?a|null|\?)\b|^\W*$`) {
+		return ""
+	}
+	return t
+}
+
+// fromText reads an object of which a row has a text instead.
+func fromText(data []byte) (text, bool) {
+	var s string
+	err := json.Unmarshal(data, &s)
+	return text(s), err == nil
+}
+
+// UnmarshalJSON also reads words such as "QLoRA r=16 on all linear layers, nf4".
+func (a *adapter) UnmarshalJSON(data []byte) error {
+	type plain adapter
+	t, ok := fromText(data)
+	if !ok {
+		return json.Unmarshal(data, (*plain)(a))
+	}
+	*a = adapter{Method: t, Rank: numberIn(t.find(`\b(?:r|rank)\s*[=:]?\s*(\d+)`)), Quant: t}
+	if t.has(`\b(all|attention|mlp)\b|_proj\b`) {
+		a.Targets = t
+	}
+	return nil
+}
+
+// UnmarshalJSON also reads words such as "FSDP2 over 8 GPUs".
+func (p *parallel) UnmarshalJSON(data []byte) error {
+	type plain parallel
+	t, ok := fromText(data)
+	if !ok {
+		return json.Unmarshal(data, (*plain)(p))
+	}
+	*p = parallel{World: numberIn(t.find(`\b(\d+) ?x? ?(?:GPUs?|ranks?|devices?)\b`))}
+	if stage := t.find(`\bZeRO[- ]?(?:stage )?([0-3])\b`); stage != "" {
+		n := numberIn(stage)
+		p.Stage = &n
+	} else {
+		p.FSDP = text(t.find(`\b(FSDP ?[12]?|DDP)\b`))
+	}
+	return nil
 }
 
 // readRows reads the rows to compare with plans. The recipe of such a row is well known (confidence A and B).

@@ -332,6 +332,9 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if o.megatron.arguments != "" {
 		return planMegatron(c, *o)
 	}
+	if err := withoutMegatron(c); err != nil {
+		return nil, err
+	}
 	o.request.Clip = given(c, "clip", &o.clip)
 	of, err := o.machine.read(c, &o.request)
 	if err != nil {

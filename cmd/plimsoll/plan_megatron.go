@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -47,6 +48,22 @@ func (o *planOptions) byMegatron() {
 	if path := o.request.Configs[0]; recipe.TrainsByMegatron(path) {
 		o.megatron.arguments, o.request.Configs = path, nil
 	}
+}
+
+// onlyMegatron are the flags that say nothing without Megatron-LM's arguments.
+var onlyMegatron = map[string]string{
+	"expert-imbalance": "other plans divide tokens evenly among experts, and their interval has room for a fuller rank",
+	"vocabulary":       "other models have their vocabulary in config.json",
+}
+
+// withoutMegatron refuses flags that a plan of any other program would not read.
+func withoutMegatron(c *cobra.Command) error {
+	for _, name := range slices.Sorted(maps.Keys(onlyMegatron)) {
+		if c.Flags().Changed(name) {
+			return fault.Inputf("--%s is given without --megatron", name).WithHint(onlyMegatron[name])
+		}
+	}
+	return nil
 }
 
 // planMegatron plans a training with Megatron-LM.
