@@ -95,6 +95,7 @@ var architectures = withClassifiers([]architecture{
 	{"BaiChuanForCausalLM", "baichuan", remoteLlama(baichuanBlock)},
 	{"InternLMForCausalLM", "internlm", remoteLlama(internLMBlock)},
 	{"InternLM2ForCausalLM", "internlm2", internLM2},
+	{"MiMoForCausalLM", "mimo", miMo},
 	{"XverseForCausalLM", "xverse", remoteLlama(xverseBlock)},
 	{"ChatGLMModel", "chatglm", chatGLM},
 	{"ChatGLMForConditionalGeneration", "chatglm", chatGLM},

@@ -135,7 +135,7 @@ func facts(m *Model) string {
 
 // remoteCounts are the numbers of parameters that the pages of models of remote code say.
 var remoteCounts = map[string]int64{"qwen-7b": 7_721_324_544, "baichuan2-7b": 7_505_973_248,
-	"internlm2-7b": 7_737_708_544, "chatglm3-6b": 6_243_584_000}
+	"internlm2-7b": 7_737_708_544, "chatglm3-6b": 6_243_584_000, "mimo-7b": 7_833_409_536}
 
 // ofTransformers returns the models of the catalog that are no remote code.
 func ofTransformers() []string {

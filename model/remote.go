@@ -50,6 +50,29 @@ func xverseBlock(s scope, _ int64) {
 	blockNorms(s, &Block{})
 }
 
+// miMo is Qwen 2 with layers that predict further tokens (num_nextn_predict_layers).
+func miMo(s scope) {
+	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
+	layer := func(s scope, _ int64) {
+		attention{keyValueHeads: 32, inputBias: true}.describe(s.in("self_attn"))
+		gated(s.in("mlp"), s.size("intermediate_size"), false)
+		blockNorms(s, &Block{})
+	}
+	body := s.in("model")
+	body.embedding("embed_tokens", vocabulary, hidden)
+	body.repeat("layers", s.size("num_hidden_layers"), layer)
+	body.norm("norm", hidden)
+	body.repeat("mtp_layers", s.countOr(0, "num_nextn_predict_layers"), func(further scope, index int64) {
+		layer(further, index)
+		for _, name := range []string{"token_layernorm", "hidden_layernorm", "final_layernorm"} {
+			further.norm(name, hidden)
+		}
+		further.linear("input_proj", 2*hidden, hidden, false)
+	})
+	s.head("lm_head", hidden, vocabulary, false, "model.embed_tokens.weight")
+	s.withoutOperations()
+}
+
 func internLM2(s scope) {
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	bias := s.flagOr(false, "bias")

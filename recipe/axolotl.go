@@ -20,7 +20,7 @@ var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
 		switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
 			peft_use_dora peft_use_rslora quantize_moe_experts
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
-			reward_model process_reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size
+			flash_optimum reward_model process_reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size
 			group_by_length dataloader_pin_memory save_only_model`),
 		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
 		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
@@ -66,7 +66,7 @@ const (
 	unplannedAxolotlAnswers = "rl_adapter_ref_model dpo_use_weighting dpo_use_liger_kernel"
 	unplannedAxolotlModels  = `use_onebitllms fp32_norms shrink_embeddings`
 	unplannedAxolotlPasses  = `layer_offloading selective_checkpointing
-		chunked_cross_entropy flash_optimum sage_attention
+		chunked_cross_entropy sage_attention
 		s2_attention unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o`
 	unplannedAxolotlAdapters = `lora_rank_pattern lora_alpha_pattern peft_layers_to_transform
 		peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying lora_on_cpu`
@@ -186,6 +186,10 @@ func (r *frameworkReader) qatAxolotl() error {
 func (r *frameworkReader) refuseAxolotl() error {
 	if err := r.answersOfAxolotl(); err != nil {
 		return err
+	}
+	if on(r.Find("flash_optimum")) {
+		return r.Fault("flash_optimum", "is true: axolotl then imports BetterTransformer of optimum 1.16.2, which it "+
+			"pins, and which cannot be imported beside transformers 5", "remove the key, or set attn_implementation")
 	}
 	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
 		r.rewardAxolotl(),
