@@ -4,7 +4,7 @@
   const byId = (id) => document.getElementById(id);
   const form = byId("form"), status = byId("status"), frame = byId("report");
   const result = "/.plimsoll.html"; // where the program writes its report
-  let module, worker = null, isRunning = false, timer = 0, asked = 0, answer = null;
+  let module, worker = null, isRunning = false, timer = 0, answer = null;
 
   // --- the question ---
 
@@ -49,14 +49,18 @@
     worker.onerror = (event) => { isRunning = false; show({ code: 1, stdout: "", stderr: event.message, html: "" }); };
   }
 
+  function say(text, isVerdict) {
+    status.textContent = text;
+    status.classList.toggle("verdict", isVerdict);
+  }
+
   // ask drops an answer that is on its way, and asks anew.
   function ask() {
     if (!module) return;
     if (isRunning) worker.terminate();
     if (isRunning || !worker) start();
     isRunning = true;
-    asked = performance.now();
-    status.textContent = verb() === "fit" ? "Searching ..." : "Planning ...";
+    say(verb() === "fit" ? "Searching ..." : "Planning ...", false);
     delete document.documentElement.dataset.answered;
     byId("answer").setAttribute("aria-busy", "true");
     worker.postMessage({ module, result, arguments: [...question(), "--json", "--html", result],
@@ -66,7 +70,7 @@
   function show(found) {
     answer = found;
     const failed = found.html === "";
-    status.textContent = failed ? "" : `Answered in ${((performance.now() - asked) / 1000).toFixed(1)} s.`;
+    if (failed) say("", false);
     byId("error").textContent = found.stderr;
     byId("error").hidden = found.stderr === "";
     byId("json").textContent = found.stdout;
@@ -78,9 +82,10 @@
     document.documentElement.dataset.answered = String(Math.round(performance.now()));
   }
 
-  // The report is as high as it needs to be: there is one scroll bar.
+  // The report is as high as it needs to be: there is one scroll bar. Its verdict is said to screen readers.
   frame.addEventListener("load", () => {
-    const body = frame.contentDocument.documentElement;
+    const body = frame.contentDocument.documentElement, verdict = body.querySelector(".verdict");
+    if (verdict) say(verdict.textContent, true);
     const fit = () => { frame.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 4}px`; };
     new ResizeObserver(fit).observe(body);
     fit();
@@ -155,6 +160,7 @@
   function decoded(text) { return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); }
 
   async function fromLink() {
+    byId("damaged").hidden = true;
     if (location.hash.length < 2) return;
     try {
       const text = location.hash.slice(1).replaceAll("-", "+").replaceAll("_", "/");
@@ -169,7 +175,7 @@
       byId("files").replaceChildren();
       for (const file of state.files) addFile(file.name, file.text, file.use);
     } catch {
-      status.textContent = "The address of this page has a part after # that holds no inputs.";
+      byId("damaged").hidden = false;
     }
   }
 
@@ -200,6 +206,6 @@
   fromLink().then(load).catch((error) => {
     byId("error").textContent = `The planner cannot start in this browser: ${error}`;
     byId("error").hidden = false;
-    status.textContent = "";
+    say("", false);
   });
 })();
