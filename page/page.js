@@ -58,7 +58,7 @@
   function ask() {
     if (!module) return;
     if (isRunning) worker.terminate();
-    if (isRunning || !worker) start();
+    if (isRunning) start();
     isRunning = true;
     say(verb() === "fit" ? "Searching ..." : "Planning ...", false);
     delete document.documentElement.dataset.answered;
@@ -157,7 +157,12 @@
     return "#" + text.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   }
 
-  function decoded(text) { return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); }
+  // decoded returns bytes of base64. Uint8Array.from would take a second for the program.
+  function decoded(text) {
+    const letters = atob(text), bytes = new Uint8Array(letters.length);
+    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+    return bytes;
+  }
 
   async function fromLink() {
     byId("damaged").hidden = true;
@@ -195,6 +200,7 @@
   addEventListener("hashchange", async () => { await fromLink(); changed(); });
 
   async function load() {
+    start();
     const packed = new Blob([decoded(byId("program").textContent.trim())]);
     byId("program").remove();
     const program = packed.stream().pipeThrough(new DecompressionStream("gzip"));
