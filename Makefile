@@ -30,6 +30,22 @@ build-all: ## Build the program for every system; where there is no Linux, its p
 	for p in $(PLATFORMS); do GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -trimpath -ldflags '-s -w' \
 		-o bin/$${p%/*}-$${p#*/}/ ./cmd/plimsoll || exit 1; done
 
+PAGE := bin/plimsoll.html
+.PHONY: page
+page: build ## Build bin/plimsoll.html, the planner in a page for any browser
+	GOOS=js GOARCH=wasm $(GO) build -tags page -buildvcs=auto -trimpath -ldflags '-s -w' -o bin/plimsoll.wasm ./cmd/plimsoll
+	$(GO) run ./cmd/page bin/plimsoll.wasm $$($(GO) env GOROOT)/lib/wasm/wasm_exec.js \
+		"$$($(BINARY) --version | sed 's/.* //')" $(PAGE)
+
+.PHONY: test-browser
+test-browser: page ## Test the pages in headless Chromium (installs it on Debian as root)
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+	$(GO) -C browser test -count=1 . $(BROWSER_FLAGS)
+
+.PHONY: pictures-browser
+pictures-browser: ## Draw the pictures of the page in docs/pictures
+	$(MAKE) test-browser BROWSER_FLAGS='-run TestPage/looks -args -pictures ../docs/pictures'
+
 .PHONY: packages
 packages: python ## Make archives, deb, rpm, wheels, an OCI image, a bill of materials and checksums in dist/
 	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/package
@@ -128,11 +144,13 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C optim/kernel/_asm vet ./...
 	$(GO) -C experiments vet ./...
 	$(GO) -C packaging vet ./...
+	$(GO) -C browser vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
 	$(GO) vet optim/kernel/_emulate/trap.go
 	$(GO) mod tidy -diff
 	$(GO) -C experiments mod tidy -diff
+	$(GO) -C browser mod tidy -diff
 	$(GO) mod verify
 
 .PHONY: licenses

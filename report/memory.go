@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"html/template"
 	"slices"
+	"strings"
 
 	"plimsoll/ledger"
 )
@@ -161,10 +162,13 @@ type htmlScripts struct {
 }
 
 var scripts = htmlScripts{template.JS(chartLibrary), template.JS(memoryScript),
-	"script-src '" + hashed(chartLibrary) + "' '" + hashed(memoryScript) + "'"}
+	"script-src '" + strings.Join(ScriptHashes(), "' '") + "'"}
 
-// hashed returns the hash by which a Content-Security-Policy allows a script.
-func hashed(script string) string {
+// ScriptHashes returns the hashes of all scripts of reports, for a page that shows reports inside of it.
+func ScriptHashes() []string { return []string{ScriptHash(chartLibrary), ScriptHash(memoryScript)} }
+
+// ScriptHash returns the hash by which a Content-Security-Policy allows a script.
+func ScriptHash(script string) string {
 	sum := sha256.Sum256([]byte(script))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }

@@ -1,3 +1,5 @@
+//go:build !page
+
 package main
 
 import (
@@ -52,8 +54,6 @@ formats:
 	toleranceFlag(command, &options.tolerance)
 	return command
 }
-
-const htmlFormat = "html"
 
 func exportFormats() []string {
 	names := []string{htmlFormat}

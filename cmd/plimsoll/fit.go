@@ -65,6 +65,7 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 		flags.BoolVar(&q.FewerGPUs, "fewer-gpus", false, "also try a half of the GPUs, a quarter and so on")
 		flags.BoolVar(&q.Tight, "allow-tight", false, "count recipes as fitting whose upper end does not fit")
 		flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
+		htmlFlag(command)
 		outputFlags(command, &options.format, "print one JSON document")
 	})
 	return command

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -21,6 +22,9 @@ func outputFlags(c *cobra.Command, format *report.Format, json string) {
 		NoOptDefVal = "true"
 	complete(c, "format", cobra.FixedCompletions(report.Formats(), cobra.ShellCompDirectiveNoFileComp))
 }
+
+// htmlFormat is the name of the format, and of the flag.
+const htmlFormat = "html"
 
 // htmlFlag adds --html, which present obeys.
 func htmlFlag(c *cobra.Command) {
@@ -87,3 +91,10 @@ func (f *formatSwitch) Set(text string) error {
 
 // IsBoolFlag lets the switch stand without a value.
 func (*formatSwitch) IsBoolFlag() bool { return true }
+
+// logTo returns a function that writes a message to the user while ranks run.
+func logTo(c *cobra.Command) func(format string, values ...any) {
+	return func(format string, values ...any) {
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
+	}
+}

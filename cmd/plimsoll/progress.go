@@ -1,3 +1,5 @@
+//go:build !page
+
 package main
 
 import (
@@ -9,7 +11,6 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/schollz/progressbar/v3"
-	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"plimsoll/activity"
@@ -96,11 +97,4 @@ func (l *lines) Advance(int64) {}
 
 func (l *lines) End() {
 	fmt.Fprintf(l.out, "%s: %.1f s\n", l.activity, time.Since(l.began).Seconds())
-}
-
-// logTo returns a function that writes a message to the user while ranks run.
-func logTo(c *cobra.Command) func(format string, values ...any) {
-	return func(format string, values ...any) {
-		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(fmt.Sprintf(format, values...)))
-	}
 }

@@ -105,19 +105,7 @@ every byte went.`,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(badFlag)
-	root.AddCommand(bindingCommand())
-	root.AddCommand(checkpointCommand())
-	root.AddCommand(compareCommand())
-	root.AddCommand(explainCommand())
-	root.AddCommand(exportCommand())
-	root.AddCommand(fitCommand())
-	root.AddCommand(manualCommand())
-	root.AddCommand(modelsCommand())
-	root.AddCommand(planCommand())
-	root.AddCommand(roadsCommand())
-	root.AddCommand(topologyCommand())
-	root.AddCommand(versionCommand())
-	root.AddCommand(linuxCommands()...)
+	root.AddCommand(commands()...)
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root

@@ -1,0 +1,13 @@
+//go:build !page
+
+package main
+
+import "github.com/spf13/cobra"
+
+// commands returns all verbs.
+func commands() []*cobra.Command {
+	return append([]*cobra.Command{
+		bindingCommand(), checkpointCommand(), compareCommand(), explainCommand(), exportCommand(), fitCommand(),
+		manualCommand(), modelsCommand(), planCommand(), roadsCommand(), topologyCommand(), versionCommand(),
+	}, linuxCommands()...)
+}
