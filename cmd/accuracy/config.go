@@ -102,7 +102,7 @@ func (e *expression) chooseModel() error {
 	return e.use(c)
 }
 
-// joined returns a name as all writers of it agree on: Llama 2 7B is llama-2-7b. Models that were trained further have
+// joined returns a name as all its writers agree on: Llama 2 7B is llama-2-7b. Models that were trained further have
 // the name of the first.
 func joined(name string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", "vicuna", "llama", "alpaca", "llama", "zephyr", "mistral").
@@ -117,7 +117,8 @@ func (m sizes) fits(known *model.Model) bool {
 	same := func(given number, size int) bool { return given == 0 || int(given) == size }
 	rounded := m.Elements > 0 && m.Elements%1e7 == 0 && // as 7 billion are
 		math.Abs(float64(m.Elements)/float64(known.Elements())-1) < 0.05
-	return (rounded || same(m.Elements, int(known.Elements()))) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
+	return (rounded || same(m.Elements, int(known.Elements()))) &&
+		same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
 		same(m.Layers, len(known.Network.Blocks()))
 }
 

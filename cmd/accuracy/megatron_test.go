@@ -75,7 +75,8 @@ func TestMegatronRowsOfMeasurements(t *testing.T) {
 		of                        func(goldenResult) float64
 		mostMedian, mostNinetieth float64
 	}{
-		{"allocated", func(r goldenResult) float64 { return float64(r.plan.allocated) / float64(r.allocated) }, 0.02, 0.05},
+		{"allocated", func(r goldenResult) float64 { return float64(r.plan.allocated) / float64(r.allocated) },
+			0.02, 0.05},
 		{"max_allocated", func(r goldenResult) float64 { return float64(r.plan.peak) / float64(r.most) }, 0.05, 0.15},
 	} {
 		var errors []float64
