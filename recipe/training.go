@@ -141,7 +141,8 @@ func (r *trainingReader) fill(t *Training) {
 	t.TorchCompile = r.Truth("torch_compile") || r.Gives("torch_compile_backend") || r.Gives("torch_compile_mode")
 	t.TF32 = r.Truth("tf32") || t.TorchCompile && !r.Gives("tf32")
 	if v := r.Find("accelerator_config"); v != nil && v.Kind == '"' {
-		r.Note("accelerator_config", "names a file that is not read: sync_each_batch and split_batches are taken as false")
+		r.Note("accelerator_config", "names a file that is not read: sync_each_batch and split_batches are "+
+			"taken as false")
 	}
 	t.SyncEachBatch = r.Truth("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
 	t.OnCPU = r.Truth("use_cpu") || r.Truth("no_cuda")

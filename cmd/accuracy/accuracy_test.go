@@ -2,6 +2,8 @@ package main
 
 import (
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,7 +18,12 @@ const (
 )
 
 func TestPlansAgainstMeasurements(t *testing.T) {
-	rows, err := readRows(hosttest.Shared(t, "data/measurements-dev.jsonl"))
+	file := hosttest.Shared(t, "data/measurements-dev.jsonl")
+	rows, err := readRows(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	megatronRuns, err := planGolden(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +31,7 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 	if share := float64(len(compared(results))) / float64(len(results)); share < leastExpressed {
 		t.Errorf("%.0f %% of %d rows are expressed, expected %.0f %%", 100*share, len(results), 100*leastExpressed)
 	}
-	if err := checkDocument("../../docs/accuracy.md", results); err != nil {
+	if err := checkDocument("../../docs/accuracy.md", results, megatronRuns); err != nil {
 		t.Error(err)
 	}
 	for _, r := range results {
@@ -43,6 +50,19 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 		t.Errorf("the median of the absolute error is %.1f %% and the 90th percentile %.1f %%, "+
 			"expected %.1f %% and %.1f %%",
 			100*s.median, 100*s.ninetieth, 100*mostMedian, 100*mostNinetieth)
+	}
+}
+
+// TestStaleDocument: a report that is not that of the results is found.
+func TestStaleDocument(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "accuracy.md")
+	for _, stale := range []string{"", "x"} {
+		if err := os.WriteFile(file, append(documentOf(nil, nil), stale...), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkDocument(file, nil, nil); (err != nil) != (stale != "") {
+			t.Errorf("with %q behind the report: %v", stale, err)
+		}
 	}
 }
 

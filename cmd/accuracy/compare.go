@@ -81,6 +81,10 @@ func (r result) worst() float64 {
 
 func compare(r row, folder string) result {
 	out := result{row: r}
+	if r.unread != nil {
+		out.reason, out.left = r.unread.Error(), r.Measured
+		return out
+	}
 	planned := map[string]*outcome{} // by point, as a point may name a recipe of its own
 	for i, f := range r.Measured {
 		o, known := planned[f.Point]

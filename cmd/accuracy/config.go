@@ -25,8 +25,6 @@ var families = []struct {
 			false, false, false
 	}},
 	{"mistral", "MistralForCausalLM", nil},
-	{"gemma", "GemmaForCausalLM", nil},
-	{"phi", "PhiForCausalLM", nil},
 	{"stablelm-base-alpha|pythia|neox", "GPTNeoXForCausalLM", nil},
 	{"qwen2-?moe", "Qwen2MoeForCausalLM", nil},
 	{"llama|yi-|vicuna|alpaca", "LlamaForCausalLM", nil},
@@ -37,7 +35,10 @@ var families = []struct {
 		}
 		c["do_layer_norm_before"] = !m.Note.has("post-LN")
 	}},
-	{"bert", "BertForPreTraining", func(m sizes, c object) {
+	{"roberta", "RobertaForMaskedLM", func(m sizes, c object) {
+		c["max_position_embeddings"], c["type_vocab_size"] = 514, 1
+	}},
+	{`\bbert`, "BertForPreTraining", func(m sizes, c object) {
 		c["max_position_embeddings"], c["type_vocab_size"] = 512, 2
 		if m.Note.has("sequence classification") {
 			c["architectures"] = []string{"BertForSequenceClassification"}
@@ -101,7 +102,7 @@ func (e *expression) chooseModel() error {
 	return e.use(c)
 }
 
-// joined returns a name as all writers of it agree on: Llama 2 7B is llama-2-7b. Models that were trained further have
+// joined returns a name as all its writers agree on: Llama 2 7B is llama-2-7b. Models that were trained further have
 // the name of the first.
 func joined(name string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", "vicuna", "llama", "alpaca", "llama", "zephyr", "mistral").
@@ -116,7 +117,8 @@ func (m sizes) fits(known *model.Model) bool {
 	same := func(given number, size int) bool { return given == 0 || int(given) == size }
 	rounded := m.Elements > 0 && m.Elements%1e7 == 0 && // as 7 billion are
 		math.Abs(float64(m.Elements)/float64(known.Elements())-1) < 0.05
-	return (rounded || same(m.Elements, int(known.Elements()))) && same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
+	return (rounded || same(m.Elements, int(known.Elements()))) &&
+		same(m.Vocabulary, int(known.Network.Head.Outputs)) &&
 		same(m.Layers, len(known.Network.Blocks()))
 }
 
@@ -197,27 +199,27 @@ func architectureOf(name string) (architecture string, fields func(sizes, object
 		}
 	}
 	longest := ""
+	name = strings.ReplaceAll(strings.ToLower(name), " ", "-")
 	for _, entry := range model.Catalog() {
-		for _, family := range familiesOf(entry) {
-			if !strings.Contains(strings.ToLower(name), family) || len(family) <= len(longest) {
-				continue
-			}
-			if known, err := model.Load(entry); err == nil && known.Network != nil {
-				longest, architecture = family, known.Architecture
-			}
+		family := familyOf(entry)
+		if !text(name).has(`(^|[^a-z])`+regexp.QuoteMeta(family)) || len(family) <= len(longest) {
+			continue
+		}
+		if known, err := model.Load(entry); err == nil && known.Network != nil {
+			longest, architecture = family, known.Architecture
 		}
 	}
 	return architecture, nil
 }
 
-// familiesOf returns the beginnings of a name that models of its architecture have. What several architectures begin
-// with, as gpt-j and gpt-oss do, is no family.
-func familiesOf(entry string) []string {
+// familyOf returns what the names of models with the architecture of a model begin with: qwen3 of qwen3-8b, and gpt-j
+// of gpt-j-6b, as gpt-oss begins with gpt, too.
+func familyOf(entry string) string {
 	parts := strings.SplitN(entry, "-", 3)
-	if len(parts) < 3 || parts[0] != "gpt" {
-		return parts[:1]
+	if len(parts) < 3 || text(parts[1]).has(`^[\d.]+[bm]$`) {
+		return parts[0]
 	}
-	return []string{parts[0] + "-" + parts[1]}
+	return parts[0] + "-" + parts[1]
 }
 
 // vocabularyOf returns the vocabulary of the first model of the catalog whose family the name begins with.

@@ -33,9 +33,6 @@ type expression struct {
 // express writes the files that a user would have, and makes the request. Where the point names another recipe than
 // the row, the point's recipe counts.
 func express(r row, point, folder string) (*expression, error) {
-	if r.unread != nil {
-		return nil, r.unread
-	}
 	e := &expression{row: r.at(text(point)), point: text(point), folder: folder}
 	if err := os.MkdirAll(folder, 0o755); err != nil || e.kernel() != nil {
 		return e, err

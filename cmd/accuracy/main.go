@@ -54,6 +54,10 @@ func run(args []string, out io.Writer) error {
 		defer os.RemoveAll(folder)
 	}
 	results := compareAll(rows, folder)
+	megatronRuns, err := planGolden(file)
+	if err != nil {
+		return err
+	}
 	writeTable(out, results)
 	writeMissing(out, results)
 	writeSummary(out, results)
@@ -61,10 +65,10 @@ func run(args []string, out io.Writer) error {
 		writeDetail(out, results)
 	}
 	if *check != "" {
-		return checkDocument(*check, results)
+		return checkDocument(*check, results, megatronRuns)
 	}
 	if *document == "" {
 		return nil
 	}
-	return os.WriteFile(*document, documentOf(results), 0o644)
+	return os.WriteFile(*document, documentOf(results, megatronRuns), 0o644)
 }

@@ -29,6 +29,8 @@ type goldenRow struct {
 	Args         map[string]any     `json:"args"`
 	Allocated    map[string]float64 `json:"allocated"`
 	MaxAllocated map[string]float64 `json:"max_allocated"`
+
+	stated int64 // number of GPUs, 0 if the row does not say it
 }
 
 // highest returns the largest of the values of all iterations, 0 without any.
@@ -43,41 +45,119 @@ func highest(values map[string]float64) ledger.Bytes {
 // covered says which of the two figures of golden rows are inside of their intervals.
 type covered struct{ allocated, most coverage }
 
-// compareMegatron plans every row of a file and prints what was measured and planned, or why not.
-func compareMegatron(file string, out io.Writer) (c covered, err error) {
+// goldenResult is a row beside its plan.
+type goldenResult struct {
+	goldenRow
+	plan            goldenPlan
+	allocated, most ledger.Bytes // as measured
+	unread          error        // why the row could not be read
+}
+
+// planGolden plans every row of a file of golden values, or of measurements, whose other runs are left out.
+func planGolden(file string) ([]goldenResult, error) {
 	opened, err := os.Open(file)
 	if err != nil {
-		return c, err
+		return nil, err
 	}
 	defer opened.Close()
 	lines := bufio.NewScanner(opened)
 	lines.Buffer(nil, 1<<24)
-	fmt.Fprintln(out, "path\tallocated\tplanned\tmax_allocated\tplanned")
 	plans := map[string]goldenPlan{}
+	var results []goldenResult
 	for lines.Scan() {
-		var r goldenRow
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			fmt.Fprintf(out, "%s\tthe row cannot be read: %v\n", r.Path, err)
+		r, isMegatron := readGolden(lines.Bytes())
+		if !isMegatron {
 			continue
 		}
-		key := r.key()
-		p, known := plans[key]
-		if !known {
-			p = r.plan()
-			plans[key] = p
+		if r.unread == nil {
+			key := r.key()
+			p, known := plans[key]
+			if !known {
+				p = r.goldenRow.plan()
+				plans[key] = p
+			}
+			r.plan = p
 		}
-		if p.err != nil {
-			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
-			continue
+		results = append(results, r)
+	}
+	return results, lines.Err()
+}
+
+// readGolden reads a row of golden values, or the run of Megatron-LM that a row of measurements has.
+func readGolden(line []byte) (r goldenResult, isMegatron bool) {
+	if r.unread = json.Unmarshal(line, &r.goldenRow); r.Path == "" {
+		var measured struct {
+			row
+			Arguments map[string]any `json:"megatron_args"`
 		}
-		allocated, most := highest(r.Allocated), highest(r.MaxAllocated)
-		fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, allocated, p.allocated, most, p.peak)
-		c.allocated.count(allocated, p.end)
-		if most > 0 {
-			c.most.count(most, p.most)
+		r.unread = json.Unmarshal(line, &measured)
+		if !slices.Contains(measured.Tags, "megatron") || !strings.ContainsAny(measured.Confidence, "AB") {
+			return r, false
+		}
+		r.goldenRow = goldenOf(measured.row, measured.Arguments)
+	}
+	r.allocated, r.most = highest(r.Allocated), highest(r.MaxAllocated)
+	return r, true
+}
+
+// goldenOf returns a row of measurements as one of golden values. Its source is the file of the functional test.
+func goldenOf(r row, arguments map[string]any) goldenRow {
+	g := goldenRow{Path: text(r.Source).find(`(tests/functional_tests/\S+\.json)`), Args: arguments,
+		stated: int64(r.Parallel.World), Allocated: map[string]float64{}, MaxAllocated: map[string]float64{}}
+	if parts := strings.Split(g.Path, "/"); len(parts) >= 3 {
+		parts = parts[len(parts)-3:]
+		g.Family, g.Test, g.Platform = parts[0], parts[1], strings.TrimPrefix(parts[2], "golden_values_")
+	}
+	if g.Path == "" {
+		g.Path = r.ID
+	}
+	for _, f := range r.Measured {
+		if bytes, ok := f.bytes(); ok {
+			switch f.Quantity {
+			case "allocated":
+				g.Allocated[f.Point] = bytes
+			case "max_allocated":
+				g.MaxAllocated[f.Point] = bytes
+			}
 		}
 	}
-	return c, lines.Err()
+	return g
+}
+
+// coverageOfGolden counts the two figures of the rows that are planned.
+func coverageOfGolden(results []goldenResult) (c covered) {
+	for _, r := range results {
+		if r.unread != nil || r.plan.err != nil {
+			continue
+		}
+		if r.allocated > 0 {
+			c.allocated.count(r.allocated, r.plan.end)
+		}
+		if r.most > 0 {
+			c.most.count(r.most, r.plan.most)
+		}
+	}
+	return c
+}
+
+// compareMegatron plans every row of a file and prints what was measured and planned, or why not.
+func compareMegatron(file string, out io.Writer) (covered, error) {
+	results, err := planGolden(file)
+	if err != nil {
+		return covered{}, err
+	}
+	fmt.Fprintln(out, "path\tallocated\tplanned\tmax_allocated\tplanned")
+	for _, r := range results {
+		switch p := r.plan; {
+		case r.unread != nil:
+			fmt.Fprintf(out, "%s\tthe row cannot be read: %v\n", r.Path, r.unread)
+		case p.err != nil:
+			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
+		default:
+			fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, r.allocated, p.allocated, r.most, p.peak)
+		}
+	}
+	return coverageOfGolden(results), nil
 }
 
 // goldenPlan is what a row plans.
@@ -107,6 +187,9 @@ func (r goldenRow) gpu() string {
 // world returns the number of GPUs: two nodes of four with GB200 and one of eight else, or more if the degrees need
 // them. A test's name says if it is for one node of four.
 func (r goldenRow) world() int64 {
+	if r.stated > 0 {
+		return r.stated
+	}
 	world := int64(8)
 	if strings.Contains(r.Test, "_1node") || strings.HasSuffix(r.Test, "1N4G") {
 		world = 4
@@ -131,12 +214,12 @@ var goldenKinds = map[string]megatron.Kind{"gpt": megatron.GPT, "moe": megatron.
 
 // plan plans the last rank, which writes the log.
 func (r goldenRow) plan() (p goldenPlan) {
+	if p.err = r.incomplete(); p.err != nil {
+		return p
+	}
 	kind, known := goldenKinds[r.Family]
 	if !known {
 		p.err = fmt.Errorf("the row does not have all arguments of the model of %s", r.Family)
-		return p
-	}
-	if p.err = r.incomplete(); p.err != nil {
 		return p
 	}
 	m, err := recipe.ReadMegatron(r.arguments())
@@ -177,6 +260,8 @@ func (r goldenRow) plan() (p goldenPlan) {
 // incomplete says what the row does not tell.
 func (r goldenRow) incomplete() error {
 	switch {
+	case len(r.Args) == 0:
+		return errors.New("the row does not have the arguments of Megatron-LM")
 	case strings.Contains(r.Test, "grpo"):
 		return errors.New("the row does not have the arguments of reinforcement learning")
 	case strings.Contains(r.Test, "cudagraph"):

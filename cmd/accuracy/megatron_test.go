@@ -57,3 +57,37 @@ func TestMegatronAgainstGoldenValues(t *testing.T) {
 		}
 	}
 }
+
+// TestMegatronRowsOfMeasurements bounds the errors of the runs of Megatron-LM among the measurements.
+func TestMegatronRowsOfMeasurements(t *testing.T) {
+	results, err := planGolden(hosttest.Shared(t, "data/measurements-dev.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := coverageOfGolden(results)
+	checkCoverage(t, "allocated", c.allocated)
+	checkCoverage(t, "max_allocated", c.most)
+	if c.allocated.rows() < len(results)*3/4 {
+		t.Errorf("%d of %d rows are planned", c.allocated.rows(), len(results))
+	}
+	for _, figure := range []struct {
+		name                      string
+		of                        func(goldenResult) float64
+		mostMedian, mostNinetieth float64
+	}{
+		{"allocated", func(r goldenResult) float64 { return float64(r.plan.allocated) / float64(r.allocated) },
+			0.02, 0.05},
+		{"max_allocated", func(r goldenResult) float64 { return float64(r.plan.peak) / float64(r.most) }, 0.05, 0.15},
+	} {
+		var errors []float64
+		for _, r := range results {
+			if r.plan.err == nil {
+				errors = append(errors, figure.of(r)-1)
+			}
+		}
+		if s := statisticsOf(errors); s.median > figure.mostMedian || s.ninetieth > figure.mostNinetieth {
+			t.Errorf("%s: the median of the absolute error is %.2f %% and the 90th percentile %.2f %%", figure.name,
+				100*s.median, 100*s.ninetieth)
+		}
+	}
+}

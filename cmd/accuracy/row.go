@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -260,6 +261,16 @@ func fromText(data []byte) (text, bool) {
 	return text(s), err == nil
 }
 
+// UnmarshalJSON also reads the name of a model by itself.
+func (m *sizes) UnmarshalJSON(data []byte) error {
+	type plain sizes
+	if name, ok := fromText(data); ok {
+		*m = sizes{Name: string(name)}
+		return nil
+	}
+	return json.Unmarshal(data, (*plain)(m))
+}
+
 // UnmarshalJSON also reads words such as "QLoRA r=16 on all linear layers, nf4".
 func (a *adapter) UnmarshalJSON(data []byte) error {
 	type plain adapter
@@ -291,8 +302,8 @@ func (p *parallel) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// readRows reads the rows to compare with plans. The recipe of such a row is well known (confidence A and B).
-// Megatron-LM rows are left out, as Plimsoll does not plan Megatron-LM.
+// readRows reads the rows to compare with plans. The recipe of such a row is well known (confidence A and B). Runs of
+// Megatron-LM are left out: planGolden reads them.
 func readRows(file string) ([]row, error) {
 	opened, err := os.Open(file)
 	if err != nil {
@@ -306,6 +317,7 @@ func readRows(file string) ([]row, error) {
 		var r row
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil { // the other fields have been read
 			r.unread = fmt.Errorf("%s:%d: %w", file, n, err)
+			r.ID, r.Confidence = cmp.Or(r.ID, fmt.Sprintf("line %d", n)), cmp.Or(r.Confidence, "A")
 		}
 		if !slices.Contains(r.Tags, "megatron") && strings.ContainsAny(r.Confidence, "AB") {
 			rows = append(rows, r)

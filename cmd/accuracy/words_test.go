@@ -2,8 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	"plimsoll/files/filestest"
 )
 
 // plainRow is a run in the words of most sources. Tests change some of its words.
@@ -63,6 +67,7 @@ func TestWordsOfSources(t *testing.T) {
 		{`{"peft": "LoRA r=16 on all linear layers"}`, "--adapter="},
 		{`{"peft": {"method": "QLoRA", "r": 8, "quant": "4bit"}}`, "--quantization="},
 		{`{"peft": {"method": "prompt tuning"}}`, `the adapter "prompt tuning" is not planned`},
+		{`{"model": "llama-7b"}`, "--model=llama-7b"},
 		{`{"model": {"hf_id": "LLaMA 7B"}}`, "--model=llama-7b"},
 		{`{"model": {"hf_id": "lmsys/vicuna-13b"}}`, "--model=llama-13b"},
 		{`{"model": {"hf_id": "llama-7b", "total_params": 7000000000}}`, "--model=llama-7b"},
@@ -134,5 +139,36 @@ func TestOneBadValue(t *testing.T) {
 	r = compare(rowWith(t, `{"measured": [`+bad+`]}`), t.TempDir())
 	if len(r.compared) > 0 || !strings.Contains(r.reason, "max_reserved, whole run, has no number") {
 		t.Errorf("%d figures are compared; the reason is %q", len(r.compared), r.reason)
+	}
+}
+
+// TestBadLines: a line that is no row, or has a value of another kind, is a row that is not planned. The others are.
+func TestBadLines(t *testing.T) {
+	file := filestest.InNewFolder(t)("rows.jsonl", "{\"id\": \"cut\n"+
+		`{"id": "odd", "confidence": "B", "measured": {"max_reserved": 2}}`+"\n"+strings.ReplaceAll(plainRow, "\n", ""))
+	rows, err := readRows(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range compareAll(rows, t.TempDir()) {
+		got = append(got, fmt.Sprint(r.ID, " ", len(r.compared), " ", strings.Contains(r.reason, "rows.jsonl:")))
+	}
+	if want := []string{"x 1 false", "line 1 0 true", "odd 0 true"}; !slices.Equal(got, want) {
+		t.Errorf("%q, expected %q", got, want)
+	}
+}
+
+// TestArchitectures: a name says the architecture of sizes that no model of the catalog has.
+func TestArchitectures(t *testing.T) {
+	for name, expected := range map[string]string{
+		"google/gemma-5b": "GemmaForCausalLM", "Gemma 2 5B": "Gemma2ForCausalLM", "phi-1_5": "PhiForCausalLM",
+		"Phi-3 small": "Phi3ForCausalLM", "google-bert/bert-x": "BertForPreTraining", "roberta-x": "RobertaForMaskedLM",
+		"a GPT of 10B": "GPT2LMHeadModel", "GPT-3 style": "GPT2LMHeadModel", "gpt-j-x": "GPTJForCausalLM",
+		"gpt-neo-x": "", "Qwen3-5B": "Qwen3ForCausalLM", "pythia-5b": "GPTNeoXForCausalLM", "a Transformer": "",
+	} {
+		if got, _ := architectureOf(name); got != expected {
+			t.Errorf("%s: %q, expected %q", name, got, expected)
+		}
 	}
 }
