@@ -302,7 +302,10 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 	} else {
 		root.mixtures = nil
 	}
-	_, quantized := c.find("quantization_config", "compression_config")
+	_, quantized := c.find("quantization_config", "compression_config", "quantization") // the last is MLX's
+	if text, inside := c.find("text_config"); inside && !quantized {
+		quantized = text.Member("quantization_config") != nil // transformers looks there, too
+	}
 	return &Model{
 		Name:         name,
 		Architecture: a.name,

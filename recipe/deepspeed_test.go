@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "rewrite the errors in testdata/bad")
 const ranks = 8
 
 func TestDeepSpeedBad(t *testing.T) {
-	refused(t, "deepspeed", 104, func(path string) (*DeepSpeed, error) {
+	refused(t, "deepspeed", 105, func(path string) (*DeepSpeed, error) {
 		d, err := LoadDeepSpeed(path, Source{})
 		if err == nil {
 			_, err = d.ResolveBatch(ranks)

@@ -2,12 +2,13 @@ package recipe
 
 // What to give in place of a configuration that plimsoll does not read.
 const (
-	byFlags = "name the model by --model, and say the rest by flags, such as --fsdp 2 --seq-len 4096 --micro-batch 1"
-	byNeoX  = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and ZeRO's stage " +
-		"by --zero"
-	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how it " +
-		"is sharded by flags, such as --fsdp 2 --seq-len 4096 --micro-batch 1"
-	byLoRA = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
+	byFlags = "name the model by --model, and say the rest by flags, such as " + someFlags
+	byNeoX  = "give its arguments as those of Megatron-LM (--megatron), or name the model by --model and the stage " +
+		"of ZeRO by --zero"
+	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how " +
+		"it is sharded by flags, such as " + someFlags
+	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
+	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
 
 // trainingOf returns the kind of the configurations of a program that trains in a way of its own.
@@ -15,10 +16,10 @@ func trainingOf(program, instead, marks string) *kind {
 	return &kind{name: program + " configuration", marks: marks, instead: instead}
 }
 
-// otherTrainings are configurations of programs that train, which plimsoll does not read, and other files that have keys
-// of the programs that it reads. They come first: every mark is one that only such files have.
+// otherTrainings are configurations of programs that train, which plimsoll does not read, and other files that have
+// keys of the programs that it reads. They come first: every mark is one that only such files have.
 var otherTrainings = []*kind{
-	{name: "configuration of a sweep over hyperparameters", marks: "tune_config sweep_config method+parameters",
+	{name: "sweep over hyperparameters", marks: "tune_config sweep_config method+parameters",
 		instead: "give the configuration of one training"},
 	trainingOf("GPT-NeoX", byNeoX, `pipe_parallel_size pipe-parallel-size scaled_upper_triang_masked_softmax_fusion
 		scaled-upper-triang-masked-softmax-fusion output_layer_parallelism gpt_j_residual gpt-j-residual
@@ -61,11 +62,11 @@ var otherTrainings = []*kind{
 var otherFiles = []*kind{
 	{name: "setting of a LoRA adapter of a script", marks: "lora_r lora_alpha lora_rank", instead: byLoRA},
 	trainingOf("Lightning", byFlags, "trainer.accelerator trainer.max_epochs trainer.devices model.class_path"),
-	{name: "generation_config.json of a model", marks: "transformers_version do_sample max_new_tokens",
+	{name: "generation_config.json", marks: "transformers_version do_sample max_new_tokens",
 		instead: "give the model's config.json"},
 	{name: "tokenizer's configuration", marks: "tokenizer_class added_tokens_decoder added_tokens",
 		instead: "give the model's config.json"},
-	{name: "configuration of a processor of images or sound", marks: "image_processor_type feature_extractor_type " +
+	{name: "processor's configuration", marks: "image_processor_type feature_extractor_type " +
 		"processor_class", instead: "give the model's config.json"},
 	{name: "index of a model's weights", marks: "weight_map", instead: "give the model's config.json, or its folder"},
 	{name: "diffusers configuration", marks: "_diffusers_version _class_name"},
@@ -75,6 +76,6 @@ var otherFiles = []*kind{
 	{name: "Compose file", marks: "services"},
 	{name: "workflow of GitHub Actions", marks: "jobs"},
 	{name: "task of SkyPilot", marks: "resources.accelerators resources.cloud setup+run"},
-	{name: "part of a configuration that Hydra composes", marks: "hydra defaults _target_",
+	{name: "part of a Hydra configuration", marks: "hydra defaults _target_",
 		instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
 }

@@ -26,13 +26,13 @@ func TestForeignConfigurations(t *testing.T) {
 		{"lingua.yaml", "model_type: x\nmodel:\n  dim: 64\ndistributed:\n  fsdp_type: full_shard\n", "Lingua"},
 		{"litgpt.yaml", "checkpoint_dir: c\nlora_r: 8\nlora_query: true\ntrain:\n  global_batch_size: 8\n" +
 			"  micro_batch_size: 2\n  lr_warmup_steps: 5\n", "LitGPT"},
-		{"nemo-rl.yaml", "defaults: grpo.yaml\npolicy:\n  model_name: m\n  dtensor_cfg:\n    enabled: true\n", "NeMo RL"},
+		{"nemo-rl.yaml", "defaults: a.yaml\npolicy:\n  model_name: m\n  dtensor_cfg:\n    enabled: true\n", "NeMo RL"},
 		{"automodel.yaml", "step_scheduler:\n  global_batch_size: 8\nmodel:\n  _target_: a.b\n", "NeMo AutoModel"},
 		{"oumi.yaml", "model:\n  model_name: org/m\ntraining:\n  trainer_type: TRL_SFT\n", "Oumi"},
 		{"rl.toml", "max_steps = 4\n[orchestrator]\nbatch_size = 2\n", "prime-rl"},
 		{"verl.yaml", "actor_rollout_ref:\n  hybrid_engine: true\n", "verl"},
 		{"areal.yaml", "experiment_name: a\ntrial_name: b\nactor:\n  path: m\n", "AReaL"},
-		{"roll.yaml", "exp_name: a\npretrain: org/m\nlora_target: q_proj\nactor_train:\n  x: 1\noutput_dir: o\n", "ROLL"},
+		{"roll.yaml", "exp_name: a\npretrain: org/m\nlora_target: q_proj\nactor_train:\n  x: 1\nseed: 1\n", "ROLL"},
 		{"autotrain.yml", "task: llm-sft\nbase_model: org/m\nproject_name: p\nparams:\n  lr: 1e-5\n", "AutoTrain"},
 		{"loop.yaml", "model_name_or_path: org/m\nper_device_train_batch_size: 1\nwith_tracking: true\n",
 			"training loop of its own"},
@@ -42,7 +42,7 @@ func TestForeignConfigurations(t *testing.T) {
 		{"hydra.yaml", "defaults:\n  - base\nlearning_rate: 1.0e-5\noutput_dir: o\n", "Hydra"},
 		{"generation_config.json", `{"eos_token_id": 2, "transformers_version": "4.50.0"}`, "generation_config.json"},
 		{"sweep.yaml", "method: bayes\nmetric:\n  name: loss\nparameters:\n  lr:\n    min: 1\n", "sweep"},
-		{"wandb.yaml", "_wandb:\n  value: {}\nmodel_type:\n  value: qwen2\nlearning_rate:\n  value: 1.0e-5\n", "Biases"},
+		{"wandb.yaml", "_wandb:\n  value: {}\nmodel_type:\n  value: a\nlearning_rate:\n  value: 1.0\n", "Biases"},
 		{"workflow.yml", "on: push\ndefaults:\n  run:\n    shell: bash\njobs:\n  build:\n    runs-on: a\n", "GitHub"},
 		{"sizes.yaml", "hidden_size: 64\nnum_hidden_layers: 2\n", "which is JSON"},
 		{"zero.yaml", "zero_optimization:\n  stage: 2\ntrain_batch_size: 8\n", "which is JSON"},
@@ -98,7 +98,7 @@ func TestForeignKeys(t *testing.T) {
 // TestRefusalBeforeForeignKeys gives a file of ms-swift that generates answers, with keys that only its other commands
 // know: the refusal says so, and not that the file is none of ms-swift.
 func TestRefusalBeforeForeignKeys(t *testing.T) {
-	text := "rlhf_type: grpo\nmodel: org/m\ntuner_type: lora\nteacher: a\nrollout: b\nrewards: c\nweights: d\nserver: e\n"
+	text := "rlhf_type: grpo\nmodel: org/m\ntuner_type: lora\nteacher: a\nroll: b\nrewards: c\nweights: d\nhost: e\n"
 	if _, err := ParseFramework("grpo.yaml", []byte(text), Source{}); err == nil ||
 		!strings.Contains(err.Error(), "rlhf_type is grpo") {
 		t.Errorf("got %v", err)

@@ -306,7 +306,7 @@ func (r *frameworkReader) part(root *strict.Value) *strict.Document {
 
 // harmless matches keys that no plan depends on and that scripts compute.
 var harmless = regexp.MustCompile(
-	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report`)
+	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report|^system$`)
 
 // template refuses a file with variables that another program fills in.
 func template(d *strict.Document) error {

@@ -159,9 +159,9 @@ func readLLaMAFactory(r *frameworkReader) error {
 	r.to.MostPixels = r.Integer("image_max_pixels")
 	only := r.Truth("train_mm_proj_only")
 	r.to.Freezes = &Freezes{Vision: only || r.Truth("freeze_vision_tower"),
-		Projector: !only && r.Truth("freeze_multi_modal_projector"),
-		Language:  only || r.Truth("freeze_language_model"), ModelTypes: strings.Fields(compositeFactory), Contained: true,
-		Open: strings.Fields(openFactory)}
+		Projector:  !only && r.Truth("freeze_multi_modal_projector"),
+		Language:   only || r.Truth("freeze_language_model"),
+		ModelTypes: strings.Fields(compositeFactory), Contained: true, Open: strings.Fields(openFactory)}
 	full := r.Word("finetuning_type") == "full"
 	if err := r.optimizerOfFactory(); err != nil {
 		return err

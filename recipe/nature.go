@@ -63,8 +63,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	return found.flag, nil
 }
 
-// unclear returns why YAML is refused that cannot be parsed: what it is, if it is of a kind that plimsoll does not read,
-// or else why it cannot be parsed.
+// unclear returns why YAML is refused that cannot be parsed: what it is, if it is of a kind that plimsoll does not
+// read, or else why it cannot be parsed.
 func unclear(path string, text []byte) error {
 	if d := strict.Skim(path, text); d != nil {
 		if found, m := recognized(d.Root); found != nil && found.flag == "" {

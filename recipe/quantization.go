@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,12 +82,42 @@ func ParseQuantization(file string, text []byte) (*Quantization, error) {
 	return readQuantization(document)
 }
 
+// quantizationIn returns the quantization_config of a config.json, or nil.
+func quantizationIn(d *strict.Document) (*strict.Member, error) {
+	section := d.Root.Member("quantization_config")
+	if text := d.Root.Find("text_config"); text != nil && (section == nil || section.Value.IsEmpty()) {
+		section = cmp.Or(text.Member("quantization_config"), section)
+	}
+	if section == nil {
+		section = d.Root.Member("compression_config") // the older name, of compressed-tensors
+	}
+	const mlx = "MLX has packed the weights, which transformers does not read"
+	if m := d.Root.Member("quantization"); section == nil && m != nil && m.Value.Kind == '{' {
+		return nil, d.Inputf(m.At, "the key quantization says that "+mlx).WithHint(unpacked)
+	}
+	if section == nil || section.Value.Kind != '{' || section.Value.IsEmpty() {
+		return section, nil
+	}
+	for _, key := range []string{"quant_method", "load_in_4bit", "load_in_8bit"} {
+		if section.Value.Member(key) != nil {
+			return section, nil
+		}
+	}
+	why := "transformers refuses it"
+	if section.Value.Member("bits") != nil {
+		why += "; perhaps " + mlx
+	}
+	return nil, d.Inputf(section.At, "%s has no quant_method: %s", section.Name, why).WithHint(unpacked)
+}
+
+const unpacked = "name the weights before they were quantized, or remove the key to plan them so"
+
 // readQuantization reads a parsed document.
 func readQuantization(document *strict.Document) (*Quantization, error) {
 	file := document.File
-	section := document.Root.Member("quantization_config")
-	if section == nil {
-		section = document.Root.Member("compression_config") // the older name, of compressed-tensors
+	section, err := quantizationIn(document)
+	if err != nil {
+		return nil, err
 	}
 	switch {
 	case section != nil && section.Value.Kind != 'n':
@@ -172,7 +203,7 @@ func dequantized(d *strict.Document, method string) *Quantization {
 // packedRule lists the fields of GPTQConfig and AwqConfig in transformers 5.23 that decide the size of weights, by
 // their old names, too.
 var packedRule = object(integer.For("bits w_bit group_size q_group_size"), names.OrNull().For("modules_to_not_convert"),
-	boolean.For("lm_head"), text.For("quant_method")).NotingOthers()
+	boolean.For("lm_head"), text.For("quant_method"), free.OrNull().For("dynamic")).NotingOthers()
 
 // packed returns the quantization of weights that GPTQ or AWQ has packed into integers.
 func packed(d *strict.Document, method string) (*Quantization, error) {
@@ -195,6 +226,9 @@ func packed(d *strict.Document, method string) (*Quantization, error) {
 	if !slices.Contains(allowed, q.Bits) {
 		return nil, fault.File(d.File).Inputf("%s in %d bits is not planned", strings.ToUpper(method), q.Bits).
 			WithHint(fmt.Sprintf("GPTQModel's kernels for training have %v", allowed))
+	}
+	if on(r.Find("dynamic")) {
+		return nil, r.Fault("dynamic", "gives some modules a quantization of their own, which is not planned yet", "")
 	}
 	if r.Truth("lm_head") {
 		return nil, r.Fault("lm_head", "is true: the output head is quantized, which is not planned yet", "")

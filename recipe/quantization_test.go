@@ -9,7 +9,7 @@ import (
 	"plimsoll/dtype"
 )
 
-func TestQuantizationBad(t *testing.T) { refused(t, "quantization", 20, LoadQuantization) }
+func TestQuantizationBad(t *testing.T) { refused(t, "quantization", 25, LoadQuantization) }
 
 func TestQuantization(t *testing.T) {
 	for _, test := range []struct {

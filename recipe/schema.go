@@ -50,7 +50,7 @@ var deepSpeedRule = object(
 		"gradient_predivide_factor": number.Default(1),
 		"gradient_allreduce_op":     oneOf("mean", "sum").InAnyCase(),
 
-		"steps_per_print": size.OrNull(),
+		"steps_per_print": size.OrNull().Or(text), // accelerate sets it
 		"log_level":       text.OrNull(),
 		"vocabulary_size": count.OrNull(),
 

@@ -3,13 +3,18 @@ package strict
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/fault"
 )
+
+// placeholder matches a name that a script replaces by a value, such as BATCH_SIZE.
+var placeholder = regexp.MustCompile(`^[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+`)
 
 // jsonParser parses JSON into values with offsets.
 type jsonParser struct {
@@ -111,6 +116,10 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 	if errors.As(err, &syntax) {
 		bad.Where, bad.Err = p.Position(syntax.ByteOffset), syntax.Err
 		rest := p.plain[min(syntax.ByteOffset, int64(len(p.plain))):]
+		if name := placeholder.Find(rest); name != nil {
+			bad.Err = fmt.Errorf("%s stands for a value", name)
+			bad.Hint = "this file is a template: give it with the values filled in"
+		}
 		next := bytes.TrimLeft(rest, ", \t\r\n")
 		if bytes.HasPrefix(rest, []byte(",")) && len(next) > 0 && (next[0] == '}' || next[0] == ']') {
 			bad.Err = errors.New("a comma before " + string(rune(next[0])))
