@@ -245,18 +245,18 @@ func (r Request) workers(h *host.Host, ranks int) ([]cores, error) {
 	}
 	counts := r.Workers
 	if len(counts) == 0 {
-		counts = slices.Compact([]int{1, most})
+		counts = []int{1, most}
 	}
 	var workers []cores
-	for _, count := range slices.Sorted(slices.Values(counts)) {
+	for _, count := range slices.Compact(slices.Sorted(slices.Values(counts))) { // one worker first
 		if count < 1 || count > most {
 			return nil, fault.Inputf("--workers is %d: expected 1 to %d, one for each usable core of a rank (CPUs %s)",
 				count, most, cpuset.New(whole.all()...)).
 				WithHint("leave --workers out to measure one worker, and then one on each core")
 		}
 		some := cores{shared: whole.shared}
-		for _, cpus := range whole.ranks {
-			some.ranks = append(some.ranks, cpus[:min(count, len(cpus))])
+		for _, rank := range plan.Ranks {
+			some.ranks = append(some.ranks, rank.Workers(h, count))
 		}
 		workers = append(workers, some)
 	}

@@ -39,6 +39,7 @@ type turns struct {
 	walkers   [][]*walker // by rank and worker
 	measured  []int       // the passes
 	chunks    int         // in a turn of a worker
+	shared    bool        // workers share CPUs
 }
 
 // walker is a worker's way through its own chunks.
@@ -47,12 +48,14 @@ type walker struct {
 	next   int     // the chunk with which the next turn begins
 	own    float64 // elements of all chunks
 	undo   kernel.Undo
-	pace   float64 // seconds for an element in the last turn
+	walked float64 // elements of the last turn
+	pace   float64 // seconds for each of them
 	_      [64]byte
 }
 
 func newTurns(c Case, shards []*engine.Shard) *turns {
-	t := &turns{kernel: c.Shards[0].Kernel, format: c.Format(), shards: shards, chunks: 1}
+	t := &turns{kernel: c.Shards[0].Kernel, format: c.Format(), shards: shards, chunks: 1,
+		shared: c.SharedCores}
 	c.Optimizer.Constants(&t.constants, 1000, 1)
 	for _, s := range shards {
 		var walkers []*walker
@@ -98,13 +101,20 @@ func (t *turns) part() float64 {
 	return float64(t.chunks) / float64(len(w.chunks))
 }
 
-// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker.
+// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or of
+// all together where some wait for each other's CPU.
 func (t *turns) turn(pass int) (seconds float64) {
+	begin := time.Now()
 	engine.OnWorkers(t.shards, func(rank, worker int) { t.walk(t.walkers[rank][worker], pass) })
+	wall, walked, all := time.Since(begin).Seconds(), 0.0, 0.0
 	for _, rank := range t.walkers {
 		for _, w := range rank {
 			seconds = max(seconds, w.pace*w.own)
+			walked, all = walked+w.walked, all+w.own
 		}
+	}
+	if t.shared {
+		return wall * all / walked
 	}
 	return seconds
 }
@@ -113,11 +123,12 @@ func (t *turns) walk(w *walker, pass int) {
 	if len(w.chunks) == 0 {
 		return // there are fewer chunks than workers
 	}
-	elements, begin := 0, time.Now()
+	begin := time.Now()
+	w.walked = 0
 	for range t.chunks {
 		chunk := w.chunks[w.next]
 		w.next = (w.next + 1) % len(w.chunks)
-		elements += chunk.Gradient.Len()
+		w.walked += float64(chunk.Gradient.Len())
 		switch pass {
 		case trafficPass:
 			t.kernel.Traffic(t.format, chunk)
@@ -130,7 +141,7 @@ func (t *turns) walk(w *walker, pass int) {
 			t.kernel.UpdateLogged(t.format, &t.constants, chunk, 0, w.undo)
 		}
 	}
-	w.pace = time.Since(begin).Seconds() / float64(elements)
+	w.pace = time.Since(begin).Seconds() / w.walked
 }
 
 // sample makes all turns of a sample.

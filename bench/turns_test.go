@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"plimsoll/ledger"
 )
@@ -65,5 +66,26 @@ func TestEveryTurnHasItsSpeed(t *testing.T) {
 	}
 	if ratio := times[64] / times[2]; ratio < 0.4 || ratio > 2.5 {
 		t.Errorf("turns of 64 chunks say %g s for all, turns of 2 chunks %g s", times[64], times[2])
+	}
+}
+
+// TestWorkersThatShareACPU: they take as long as they take together, waits for the CPU included.
+func TestWorkersThatShareACPU(t *testing.T) {
+	r := usual()
+	r.Parameters, r.Ranks, r.Workers = []string{"4Mi"}, 2, []int{1}
+	c := planOf(t, r, ledger.GiB).Cases[0]
+	c.Shards[1].CPUs, c.SharedCores = c.Shards[0].CPUs, true
+	state, err := MakeState(context.Background(), c.Shards)
+	defer func() { _ = closeAll(state) }()
+	if err != nil {
+		t.Fatal(err)
+	}
+	turns, sum := newTurns(c, state), 0.0
+	begin := time.Now()
+	for range 50 {
+		sum += turns.turn(updatePass) * turns.part()
+	}
+	if wall := time.Since(begin).Seconds(); sum > wall || sum < 0.9*wall {
+		t.Errorf("the turns took %g s, and say %g s", wall, sum)
 	}
 }

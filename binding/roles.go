@@ -40,7 +40,7 @@ func (r roles) assign() Rank {
 	var trainer, optimizer []*core
 	switch {
 	case r.share == TrainerShare{}:
-		optimizer = r.spread(r.cores, budget)
+		optimizer = spread(r.cores, budget)
 	case r.share.Fraction == 1:
 		trainer, part.OMPNumThreads = r.cores, r.team(budget)
 		reason("no optimizer beside the trainer: all cores are the trainer's")
@@ -71,7 +71,7 @@ func (r roles) assign() Rank {
 				"optimizer's workers do not wait")
 		}
 		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
-		optimizer = r.spread(rest, budget-number)
+		optimizer = spread(rest, budget-number)
 		part.OMPNumThreads = number
 		reason("%s for the trainer (%s asked for), %s for the optimizer", count(number, "core"), r.share,
 			count(len(optimizer), "core"))
@@ -205,20 +205,41 @@ func inPart(c *core) int {
 }
 
 // spread chooses the cores of a few workers. Its order: the fastest cores, whole cores before shared ones, and one
-// core of each cache and node before a second of any.
-func (r roles) spread(cores []*core, number int) []*core {
-	turn := map[*core]int{}
-	seen := map[[3]int]int{}
-	for _, c := range cores {
-		group := [3]int{c.groups[ofNode], c.groups[ofCache], c.Kind}
-		turn[c] = seen[group]
-		seen[group]++
+// core of each cache before a second of any. Among caches it prefers nodes, and then packages, with the fewest workers.
+func spread(cores []*core, number int) []*core {
+	left, chosen := slices.Clone(cores), []*core{}
+	workers := map[[2]int]int{} // by level and group
+	for len(chosen) < min(number, len(cores)) {
+		busy := func(level int, c *core) int { return workers[[2]int{level, c.groups[level]}] }
+		next := slices.MinFunc(left, func(a, b *core) int {
+			return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(inPart(a), inPart(b)),
+				cmp.Compare(busy(ofCache, a), busy(ofCache, b)), cmp.Compare(busy(ofNode, a), busy(ofNode, b)),
+				cmp.Compare(busy(ofPackage, a), busy(ofPackage, b)))
+		})
+		for level, group := range next.groups {
+			workers[[2]int{level, group}]++
+		}
+		chosen = append(chosen, next)
+		left = slices.DeleteFunc(left, func(c *core) bool { return c == next })
 	}
-	cores = slices.Clone(cores)
-	slices.SortStableFunc(cores, func(a, b *core) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(inPart(a), inPart(b)), cmp.Compare(turn[a], turn[b]))
-	})
-	return cores[:min(number, len(cores))]
+	return chosen
+}
+
+// Workers chooses CPUs for fewer workers than an optimizer has: those that the binding would give it.
+func (r Rank) Workers(h *host.Host, number int) []int {
+	var cores []*core
+	for _, c := range inOrder(h) {
+		if own := c.Usable.Intersection(r.OptimizerCPUs); !own.IsEmpty() {
+			c.first = lowest(own)
+			cores = append(cores, c)
+		}
+	}
+	var cpus []int
+	for _, c := range spread(cores, number) {
+		cpus = append(cpus, c.first)
+	}
+	slices.Sort(cpus)
+	return cpus
 }
 
 func (r roles) nearReason(gpu *host.Device) string {

@@ -51,8 +51,9 @@ type Measurement struct {
 	Growth ledger.Bytes
 	// Huge is the part of the arenas that is on huge pages.
 	Huge ledger.Bytes
-	// InitializeSeconds is the time of the first touch of every page.
-	InitializeSeconds float64
+	// InitializeSeconds is the time of the first touch of every page, and of writing the weights. AllocateSeconds is
+	// that of the first touch alone.
+	InitializeSeconds, AllocateSeconds float64
 	// Paced are the steps with a paced trainer, one after each of Steps; none without one. Timeline is what the last of
 	// them was, or nil.
 	Paced    []PacedStep
@@ -80,6 +81,7 @@ func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Mea
 		s.Populate(ctx, func(size ledger.Bytes) { progress.Advance(int64(size)) })
 	}
 	progress.End()
+	m.AllocateSeconds = time.Since(begin).Seconds()
 	progress.Begin("writing weights", p.Held, activity.Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {

@@ -168,7 +168,7 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	}
 	if !r.InCore {
 		c.Step = &BenchmarkStep{
-			Time:    over(func(s bench.Sample) float64 { return s.Step / n }),
+			Time:    over(func(s bench.Sample) float64 { return (s.Norm + s.Update) / n }),
 			Exposed: over(func(s bench.Sample) float64 { return s.Norm / s.Update }),
 		}
 		if hidden {
@@ -209,7 +209,7 @@ func newBenchmarkJob(r bench.Result) *BenchmarkJob {
 		SharedCores: r.SharedCores, Traffic: ledger.Bytes(math.Round(float64(r.TrafficBytes()) * r.Scale())),
 		Limit:  over(func(s bench.Sample) float64 { return s.Traffic }),
 		Update: over(func(s bench.Sample) float64 { return s.Update }),
-		Step:   over(func(s bench.Sample) float64 { return s.Step }),
+		Step:   over(func(s bench.Sample) float64 { return s.Norm + s.Update }),
 	}
 	if r.Compared != nil {
 		for _, v := range r.Compared.Variants {

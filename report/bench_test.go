@@ -27,7 +27,7 @@ func TestJobOfRanks(t *testing.T) {
 		c.Shards = append(c.Shards, engine.ShardConfig{Rank: rank, Layout: layout, CPUs: []int{rank}})
 	}
 	result := bench.Result{Case: c, Repeats: 1,
-		Samples: []bench.Sample{{Traffic: 0.001, Update: 0.002, Fraction: 0.5, Step: 0.003,
+		Samples: []bench.Sample{{Traffic: 0.001, Update: 0.002, Fraction: 0.5, Norm: 0.001,
 			Peer: map[string]float64{"fused": 0.004}}},
 		Compared: &bench.Peer{Name: "torch", Version: "2", Variants: []bench.PeerVariant{{Name: "fused"}}}}
 	b := NewBenchmark("1", &bench.Suite{Host: &host.Host{}, Rounds: 1}, []bench.Result{result})

@@ -21,6 +21,9 @@ var hasVBMIAndBF16 = cpu.X86.HasAVX512VBMI && cpu.X86.HasAVX512BF16
 
 func hasAVX512BF16() bool { return hasAVX512() && hasVBMIAndBF16 }
 
+// byIntel reports whether Intel has made the processor: its name ends in "ntel".
+var byIntel = vendor() == 'n'|'t'<<8|'e'<<16|'l'<<24
+
 // x/sys/cpu has no bit for F16C; every processor with AVX2 and FMA has it.
 func hasAVX2() bool { return cpu.X86.HasAVX2 && cpu.X86.HasFMA }
 
@@ -52,9 +55,14 @@ func kind(t dtype.Type) int {
 
 // arguments returns the arguments for the first n elements of a chunk: full tiles.
 func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
+	ahead := abi.PrefetchAhead(f.Moments)
+	if byIntel {
+		ahead = abi.PrefetchAheadIntel
+	}
 	return abi.Arguments{
 		Elements:     n,
-		Prefetching:  prefetching(n, c.Gradient, abi.PrefetchAhead(f.Moments)),
+		Prefetching:  prefetching(n, c.Gradient, ahead),
+		Ahead:        ahead,
 		GradientKind: kind(f.Gradient),
 		CopyKind:     kind(f.Parameter),
 		Parameter:    pointer(c.Parameter),

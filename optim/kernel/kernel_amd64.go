@@ -6,6 +6,9 @@ package kernel
 
 import "plimsoll/optim/kernel/abi"
 
+// vendor returns the end of the name of the processor's maker.
+func vendor() uint32
+
 //go:noescape
 func adamSplitFP32AVX2(a *abi.Arguments)
 

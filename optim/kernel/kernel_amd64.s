@@ -13,19 +13,19 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -33,18 +33,20 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp162
 	JA      fp323
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check6
 
 next5:
@@ -137,7 +139,9 @@ check6:
 
 fp162:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check9
 
 next8:
@@ -228,7 +232,9 @@ check9:
 
 fp323:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check12
 
 next11:
@@ -350,35 +356,37 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    24(R8), R8
+	MOVQ    32(R8), R8
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp1615
 	JA      fp3216
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check19
 
 next18:
@@ -470,7 +478,9 @@ check19:
 
 fp1615:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check22
 
 next21:
@@ -560,7 +570,9 @@ check22:
 
 fp3216:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check25
 
 next24:
@@ -679,32 +691,34 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
-	MOVQ    24(R8), R8
+	MOVQ    32(R8), R8
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp1628
 	JA      fp3229
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check32
 
 next31:
@@ -782,7 +796,9 @@ check32:
 
 fp1628:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check35
 
 next34:
@@ -858,7 +874,9 @@ check35:
 
 fp3229:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check38
 
 next37:
@@ -945,35 +963,37 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    24(R8), R8
+	MOVQ    32(R8), R8
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp1641
 	JA      fp3242
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check45
 
 next44:
@@ -1051,7 +1071,9 @@ check45:
 
 fp1641:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check48
 
 next47:
@@ -1127,7 +1149,9 @@ check48:
 
 fp3242:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check51
 
 next50:
@@ -1209,15 +1233,15 @@ done43:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  72(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1228,7 +1252,9 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1654
 	JA    fp3255
 	XORQ  DX, DX
-	LEAQ  96(DX), R9
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
 	JMP   check58
 
 next57:
@@ -1259,7 +1285,9 @@ check58:
 
 fp1654:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check60
 
 next59:
@@ -1290,7 +1318,9 @@ check60:
 
 fp3255:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check62
 
 next61:
@@ -1327,17 +1357,17 @@ done56:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  72(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1348,7 +1378,9 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp1664
 	JA    fp3265
 	XORQ  DX, DX
-	LEAQ  96(DX), R10
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
 	JMP   check68
 
 next67:
@@ -1384,7 +1416,9 @@ check68:
 
 fp1664:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check70
 
 next69:
@@ -1420,7 +1454,9 @@ check70:
 
 fp3265:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check72
 
 next71:
@@ -1467,21 +1503,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
+	MOVQ         40(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
+	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
+	MOVQ         120(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         72(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         72(SI), SI
+	MOVQ         80(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         88(DI), DI
+	MOVQ         96(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Y0
+	VPBROADCASTD 64(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -1490,18 +1526,20 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	VMOVUPS      384(AX), Y5
 	VMOVUPS      576(AX), Y6
 	MOVQ         a+0(FP), R9
-	MOVQ         24(R9), R9
+	MOVQ         32(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
+	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
 	JE           fp1674
 	JA           fp3275
 	MOVQ         R12, CX
-	LEAQ         192(CX), R12
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
 	JMP          check78
 
 next77:
@@ -1683,7 +1721,9 @@ check78:
 
 fp1674:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check81
 
 next80:
@@ -1871,7 +1911,9 @@ check81:
 
 fp3275:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check84
 
 next83:
@@ -2152,35 +2194,37 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    24(R8), R8
+	MOVQ    32(R8), R8
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp1687
 	JA      fp3288
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check91
 
 next90:
@@ -2340,7 +2384,9 @@ check91:
 
 fp1687:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check94
 
 next93:
@@ -2506,7 +2552,9 @@ check94:
 
 fp3288:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check97
 
 next96:
@@ -2683,35 +2731,37 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
+	MOVQ         40(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
+	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
+	MOVQ         120(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         72(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         72(SI), SI
+	MOVQ         80(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         88(DI), DI
+	MOVQ         96(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 56(R8), Y0
+	VPBROADCASTD 64(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
 	MOVQ         a+0(FP), R8
-	MOVQ         24(R8), R8
+	MOVQ         32(R8), R8
 	MOVQ         a+0(FP), R9
 	MOVQ         (R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
+	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
 	JE           fp16100
 	JA           fp32101
 	MOVQ         R11, CX
-	LEAQ         192(CX), R11
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
 	JMP          check104
 
 next103:
@@ -2851,7 +2901,9 @@ check104:
 
 fp16100:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check107
 
 next106:
@@ -2997,7 +3049,9 @@ check107:
 
 fp32101:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check110
 
 next109:
@@ -3154,35 +3208,37 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    72(SI), SI
+	MOVQ    80(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    88(DI), DI
+	MOVQ    96(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R8
-	MOVQ    24(R8), R8
+	MOVQ    32(R8), R8
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp16113
 	JA      fp32114
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check117
 
 next116:
@@ -3314,7 +3370,9 @@ check117:
 
 fp16113:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check120
 
 next119:
@@ -3452,7 +3510,9 @@ check120:
 
 fp32114:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check123
 
 next122:
@@ -3596,15 +3656,15 @@ done115:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  72(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -3615,7 +3675,9 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16126
 	JA    fp32127
 	XORQ  DX, DX
-	LEAQ  192(DX), R9
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
 	JMP   check130
 
 next129:
@@ -3644,7 +3706,9 @@ check130:
 
 fp16126:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check132
 
 next131:
@@ -3673,7 +3737,9 @@ check132:
 
 fp32127:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check134
 
 next133:
@@ -3708,17 +3774,17 @@ done128:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  72(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -3729,7 +3795,9 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16136
 	JA    fp32137
 	XORQ  DX, DX
-	LEAQ  192(DX), R10
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
 	JMP   check140
 
 next139:
@@ -3761,7 +3829,9 @@ check140:
 
 fp16136:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check142
 
 next141:
@@ -3793,7 +3863,9 @@ check142:
 
 fp32137:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check144
 
 next143:
@@ -3839,7 +3911,7 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -3891,21 +3963,21 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), CX
+	MOVQ    48(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    64(AX), BX
+	MOVQ    72(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), SI
+	MOVQ    80(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    112(AX), DI
+	MOVQ    120(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    88(AX), R8
+	MOVQ    96(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), R9
+	MOVQ    104(AX), R9
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), R10
+	MOVQ    32(AX), R10
 	MOVQ    a+0(FP), AX
-	MOVQ    16(AX), AX
+	MOVQ    24(AX), AX
 	CMPQ    CX, $0x01
 	JE      fp16146
 	JA      fp32147
@@ -3916,14 +3988,14 @@ block149:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept152:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4159,7 +4231,7 @@ kept153:
 	JNE            tile150
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           16(R11), R11
+	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
 	JBE            encoded151
@@ -4326,7 +4398,7 @@ encoded151:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4357,7 +4429,7 @@ encoded151:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4371,7 +4443,7 @@ encoded151:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -4389,14 +4461,14 @@ block155:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept158:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4638,7 +4710,7 @@ kept159:
 	JNE            tile156
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           16(R11), R11
+	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
 	JBE            encoded157
@@ -4805,7 +4877,7 @@ encoded157:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4836,7 +4908,7 @@ encoded157:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4850,7 +4922,7 @@ encoded157:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -4868,14 +4940,14 @@ block161:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept164:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5117,7 +5189,7 @@ kept165:
 	JNE            tile162
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
-	MOVQ           16(R11), R11
+	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
 	JBE            encoded163
@@ -5284,7 +5356,7 @@ encoded163:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5315,7 +5387,7 @@ encoded163:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5329,7 +5401,7 @@ encoded163:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5700,19 +5772,19 @@ GLOBL blockDitherAVX2<>(SB), RODATA|NOPTR, $32
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  72(BX), BX
+	MOVQ  80(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  104(R8), R8
+	MOVQ  112(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -5723,7 +5795,9 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	JE    fp16169
 	JA    fp32170
 	XORQ  DX, DX
-	LEAQ  192(DX), R11
+	MOVQ  a+0(FP), R11
+	MOVQ  16(R11), R11
+	ADDQ  DX, R11
 	JMP   check173
 
 next172:
@@ -5763,7 +5837,9 @@ check173:
 
 fp16169:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check176
 
 next175:
@@ -5803,7 +5879,9 @@ check176:
 
 fp32170:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check179
 
 next178:
@@ -5854,26 +5932,26 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned181
 	ORQ     $0x04, DI
 
 aligned181:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
+	MOVQ    104(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -5881,18 +5959,20 @@ aligned181:
 	VMOVUPS 384(AX), Y4
 	VMOVUPS 576(AX), Y5
 	MOVQ    a+0(FP), R10
-	MOVQ    24(R10), R10
+	MOVQ    32(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    (R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    8(R12), R12
 	MOVQ    a+0(FP), R13
-	MOVQ    16(R13), R13
+	MOVQ    24(R13), R13
 	CMPQ    CX, $0x01
 	JE      fp16183
 	JA      fp32184
 	MOVQ    R13, CX
-	LEAQ    96(CX), R13
+	MOVQ    a+0(FP), R13
+	MOVQ    16(R13), R13
+	ADDQ    CX, R13
 	JMP     check187
 
 next186:
@@ -6043,7 +6123,9 @@ check187:
 
 fp16183:
 	MOVQ R13, CX
-	LEAQ 96(CX), R13
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
 	JMP  check200
 
 next199:
@@ -6192,7 +6274,9 @@ check200:
 
 fp32184:
 	MOVQ R13, CX
-	LEAQ 96(CX), R13
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
 	JMP  check213
 
 next212:
@@ -6407,42 +6491,44 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned225
 	ORQ     $0x04, DI
 
 aligned225:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16227
 	JA      fp32228
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check231
 
 next230:
@@ -6592,7 +6678,9 @@ check231:
 
 fp16227:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check244
 
 next243:
@@ -6740,7 +6828,9 @@ check244:
 
 fp32228:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check257
 
 next256:
@@ -6900,39 +6990,41 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned269
 	ORQ     $0x04, DI
 
 aligned269:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16271
 	JA      fp32272
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check275
 
 next274:
@@ -7068,7 +7160,9 @@ check275:
 
 fp16271:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check288
 
 next287:
@@ -7202,7 +7296,9 @@ check288:
 
 fp32272:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check301
 
 next300:
@@ -7348,42 +7444,44 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned313
 	ORQ     $0x04, DI
 
 aligned313:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16315
 	JA      fp32316
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check319
 
 next318:
@@ -7519,7 +7617,9 @@ check319:
 
 fp16315:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check332
 
 next331:
@@ -7653,7 +7753,9 @@ check332:
 
 fp32316:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check345
 
 next344:
@@ -7794,15 +7896,15 @@ done317:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -7813,7 +7915,9 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp16358
 	JA    fp32359
 	XORQ  DX, DX
-	LEAQ  96(DX), R9
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
 	JMP   check362
 
 next361:
@@ -7854,7 +7958,9 @@ check362:
 
 fp16358:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check366
 
 next365:
@@ -7895,7 +8001,9 @@ check366:
 
 fp32359:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check370
 
 next369:
@@ -7943,17 +8051,17 @@ done360:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -7964,7 +8072,9 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	JE    fp16374
 	JA    fp32375
 	XORQ  DX, DX
-	LEAQ  96(DX), R10
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
 	JMP   check378
 
 next377:
@@ -8010,7 +8120,9 @@ check378:
 
 fp16374:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check382
 
 next381:
@@ -8056,7 +8168,9 @@ check382:
 
 fp32375:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check386
 
 next385:
@@ -8114,28 +8228,28 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned389
 	ORQ     $0x04, DI
 
 aligned389:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         96(R9), R9
+	MOVQ         104(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 56(R10), Y0
+	VPBROADCASTD 64(R10), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -8144,18 +8258,20 @@ aligned389:
 	VMOVUPS      384(AX), Y5
 	VMOVUPS      576(AX), Y6
 	MOVQ         a+0(FP), R10
-	MOVQ         24(R10), R10
+	MOVQ         32(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         (R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         8(R12), R12
 	MOVQ         a+0(FP), R13
-	MOVQ         16(R13), R13
+	MOVQ         24(R13), R13
 	CMPQ         CX, $0x01
 	JE           fp16391
 	JA           fp32392
 	MOVQ         R13, CX
-	LEAQ         192(CX), R13
+	MOVQ         a+0(FP), R13
+	MOVQ         16(R13), R13
+	ADDQ         CX, R13
 	JMP          check395
 
 next394:
@@ -8475,7 +8591,9 @@ check395:
 
 fp16391:
 	MOVQ R13, CX
-	LEAQ 192(CX), R13
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
 	JMP  check418
 
 next417:
@@ -8801,7 +8919,9 @@ check418:
 
 fp32392:
 	MOVQ R13, CX
-	LEAQ 192(CX), R13
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
 	JMP  check441
 
 next440:
@@ -9139,42 +9259,44 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned463
 	ORQ     $0x04, DI
 
 aligned463:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
 	VMOVUPS 320(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16465
 	JA      fp32466
 	MOVQ    R12, CX
-	LEAQ    192(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check469
 
 next468:
@@ -9472,7 +9594,9 @@ check469:
 
 fp16465:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check492
 
 next491:
@@ -9776,7 +9900,9 @@ check492:
 
 fp32466:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check515
 
 next514:
@@ -10092,42 +10218,44 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned537
 	ORQ     $0x04, DI
 
 aligned537:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Y0
+	VPBROADCASTD 64(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
 	MOVQ         a+0(FP), R9
-	MOVQ         24(R9), R9
+	MOVQ         32(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
+	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
 	JE           fp16539
 	JA           fp32540
 	MOVQ         R12, CX
-	LEAQ         192(CX), R12
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
 	JMP          check543
 
 next542:
@@ -10405,7 +10533,9 @@ check543:
 
 fp16539:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check566
 
 next565:
@@ -10689,7 +10819,9 @@ check566:
 
 fp32540:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check589
 
 next588:
@@ -10985,42 +11117,44 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    40(CX), CX
+	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    112(DX), DX
+	MOVQ    120(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    64(BX), BX
+	MOVQ    72(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    48(DI), DI
+	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned611
 	ORQ     $0x04, DI
 
 aligned611:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
 	VMOVUPS 704(AX), Y3
 	VMOVUPS 576(AX), Y4
 	MOVQ    a+0(FP), R9
-	MOVQ    24(R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp16613
 	JA      fp32614
 	MOVQ    R12, CX
-	LEAQ    192(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check617
 
 next616:
@@ -11290,7 +11424,9 @@ check617:
 
 fp16613:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check640
 
 next639:
@@ -11566,7 +11702,9 @@ check640:
 
 fp32614:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check663
 
 next662:
@@ -11849,15 +11987,15 @@ done615:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -11868,7 +12006,9 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16686
 	JA    fp32687
 	XORQ  DX, DX
-	LEAQ  192(DX), R9
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
 	JMP   check690
 
 next689:
@@ -11907,7 +12047,9 @@ check690:
 
 fp16686:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check694
 
 next693:
@@ -11946,7 +12088,9 @@ check694:
 
 fp32687:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check698
 
 next697:
@@ -11992,17 +12136,17 @@ done688:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -12013,7 +12157,9 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	JE    fp16702
 	JA    fp32703
 	XORQ  DX, DX
-	LEAQ  192(DX), R10
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
 	JMP   check706
 
 next705:
@@ -12055,7 +12201,9 @@ check706:
 
 fp16702:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check710
 
 next709:
@@ -12097,7 +12245,9 @@ check710:
 
 fp32703:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check714
 
 next713:
@@ -12154,7 +12304,7 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	MOVQ    40(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -12206,28 +12356,28 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), CX
+	MOVQ    48(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    64(AX), BX
+	MOVQ    72(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), SI
+	MOVQ    88(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), DI
+	MOVQ    56(AX), DI
 	TESTQ   $0x0000001f, BX
 	JEQ     aligned717
 	ORQ     $0x04, DI
 
 aligned717:
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R8
+	MOVQ 120(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 88(AX), R9
+	MOVQ 96(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R10
+	MOVQ 104(AX), R10
 	MOVQ a+0(FP), AX
-	MOVQ 24(AX), R11
+	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
-	MOVQ 16(AX), AX
+	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
 	JE   fp16719
 	JA   fp32720
@@ -12238,14 +12388,14 @@ block722:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept725:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -12619,7 +12769,7 @@ stored738:
 	JNE   tile723
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
-	MOVQ  16(R12), R12
+	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
 	JBE   encoded724
@@ -12786,7 +12936,7 @@ encoded724:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -12817,7 +12967,7 @@ encoded724:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -12831,7 +12981,7 @@ encoded724:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -12849,14 +12999,14 @@ block748:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept751:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -13236,7 +13386,7 @@ stored764:
 	JNE   tile749
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
-	MOVQ  16(R12), R12
+	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
 	JBE   encoded750
@@ -13403,7 +13553,7 @@ encoded750:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -13434,7 +13584,7 @@ encoded750:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -13448,7 +13598,7 @@ encoded750:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -13466,14 +13616,14 @@ block774:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept777:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -13853,7 +14003,7 @@ stored790:
 	JNE   tile775
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
-	MOVQ  16(R12), R12
+	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
 	JBE   encoded776
@@ -14020,7 +14170,7 @@ encoded776:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -14051,7 +14201,7 @@ encoded776:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -14065,7 +14215,7 @@ encoded776:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -14171,19 +14321,19 @@ tile800:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  64(AX), AX
+	MOVQ  72(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  112(CX), CX
+	MOVQ  120(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  40(DX), DX
+	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  88(SI), SI
+	MOVQ  96(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  96(DI), DI
+	MOVQ  104(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  104(R8), R8
+	MOVQ  112(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -14194,7 +14344,9 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	JE    fp16802
 	JA    fp32803
 	XORQ  DX, DX
-	LEAQ  192(DX), R11
+	MOVQ  a+0(FP), R11
+	MOVQ  16(R11), R11
+	ADDQ  DX, R11
 	JMP   check806
 
 next805:
@@ -14244,7 +14396,9 @@ check806:
 
 fp16802:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check811
 
 next810:
@@ -14294,7 +14448,9 @@ check811:
 
 fp32803:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check816
 
 next815:
@@ -15211,19 +15367,19 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	MOVQ      a+0(FP), R8
-	MOVQ      96(R8), R8
+	MOVQ      104(R8), R8
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -15235,18 +15391,20 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS   448(AX), Z9
 	VMOVUPS   512(AX), Z10
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R9
 	MOVQ      (R9), R9
 	MOVQ      a+0(FP), R10
 	MOVQ      8(R10), R10
 	MOVQ      a+0(FP), R11
-	MOVQ      16(R11), R11
+	MOVQ      24(R11), R11
 	CMPQ      CX, $0x01
 	JE        fp16877
 	JA        fp32878
 	MOVQ      R11, CX
-	LEAQ      96(CX), R11
+	MOVQ      a+0(FP), R11
+	MOVQ      16(R11), R11
+	ADDQ      CX, R11
 	JMP       check881
 
 next880:
@@ -15311,7 +15469,9 @@ check881:
 
 fp16877:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check884
 
 next883:
@@ -15375,7 +15535,9 @@ check884:
 
 fp32878:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check887
 
 next886:
@@ -15451,17 +15613,17 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -15471,18 +15633,20 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS   64(AX), Z7
 	VMOVUPS   512(AX), Z8
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R8
 	MOVQ      (R8), R8
 	MOVQ      a+0(FP), R9
 	MOVQ      8(R9), R9
 	MOVQ      a+0(FP), R10
-	MOVQ      16(R10), R10
+	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
 	JE        fp16890
 	JA        fp32891
 	MOVQ      R10, CX
-	LEAQ      96(CX), R10
+	MOVQ      a+0(FP), R10
+	MOVQ      16(R10), R10
+	ADDQ      CX, R10
 	JMP       check894
 
 next893:
@@ -15546,7 +15710,9 @@ check894:
 
 fp16890:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check897
 
 next896:
@@ -15609,7 +15775,9 @@ check897:
 
 fp32891:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check900
 
 next899:
@@ -15684,34 +15852,36 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	VMOVUPS   448(AX), Z1
 	VMOVUPS   576(AX), Z2
 	VMOVUPS   (AX), Z3
 	VMOVUPS   64(AX), Z4
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R8
 	MOVQ      (R8), R8
 	MOVQ      a+0(FP), R9
 	MOVQ      8(R9), R9
 	MOVQ      a+0(FP), R10
-	MOVQ      16(R10), R10
+	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
 	JE        fp16903
 	JA        fp32904
 	MOVQ      R10, CX
-	LEAQ      96(CX), R10
+	MOVQ      a+0(FP), R10
+	MOVQ      16(R10), R10
+	ADDQ      CX, R10
 	JMP       check907
 
 next906:
@@ -15768,7 +15938,9 @@ check907:
 
 fp16903:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check910
 
 next909:
@@ -15824,7 +15996,9 @@ check910:
 
 fp32904:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check913
 
 next912:
@@ -15892,17 +16066,17 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   640(AX), Z3
@@ -15912,18 +16086,20 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS   64(AX), Z7
 	VMOVUPS   512(AX), Z8
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R8
 	MOVQ      (R8), R8
 	MOVQ      a+0(FP), R9
 	MOVQ      8(R9), R9
 	MOVQ      a+0(FP), R10
-	MOVQ      16(R10), R10
+	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
 	JE        fp16916
 	JA        fp32917
 	MOVQ      R10, CX
-	LEAQ      96(CX), R10
+	MOVQ      a+0(FP), R10
+	MOVQ      16(R10), R10
+	ADDQ      CX, R10
 	JMP       check920
 
 next919:
@@ -15980,7 +16156,9 @@ check920:
 
 fp16916:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check923
 
 next922:
@@ -16036,7 +16214,9 @@ check923:
 
 fp32917:
 	MOVQ R10, CX
-	LEAQ 96(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check926
 
 next925:
@@ -16098,15 +16278,15 @@ done918:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   72(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -16117,7 +16297,9 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16929
 	JA     fp32930
 	XORQ   DX, DX
-	LEAQ   96(DX), R9
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
 	JMP    check933
 
 next932:
@@ -16146,7 +16328,9 @@ check933:
 
 fp16929:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check935
 
 next934:
@@ -16175,7 +16359,9 @@ check935:
 
 fp32930:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check937
 
 next936:
@@ -16209,17 +16395,17 @@ done931:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   72(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -16230,7 +16416,9 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp16939
 	JA     fp32940
 	XORQ   DX, DX
-	LEAQ   96(DX), R10
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
 	JMP    check943
 
 next942:
@@ -16262,7 +16450,9 @@ check943:
 
 fp16939:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check945
 
 next944:
@@ -16294,7 +16484,9 @@ check945:
 
 fp32940:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check947
 
 next946:
@@ -16340,21 +16532,21 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
+	MOVQ         40(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
+	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
+	MOVQ         120(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         72(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         72(SI), SI
+	MOVQ         80(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         88(DI), DI
+	MOVQ         96(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Z4
+	VPBROADCASTD 64(R9), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
@@ -16367,18 +16559,20 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS      448(AX), Z13
 	VMOVUPS      512(AX), Z14
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
 	MOVQ         (R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
+	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
 	JE           fp16949
 	JA           fp32950
 	MOVQ         R11, CX
-	LEAQ         192(CX), R11
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
 	JMP          check953
 
 next952:
@@ -16481,7 +16675,9 @@ check953:
 
 fp16949:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check956
 
 next955:
@@ -16587,7 +16783,9 @@ check956:
 
 fp32950:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check959
 
 next958:
@@ -16781,17 +16979,17 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z5
 	VMOVUPS   256(AX), Z6
@@ -16801,18 +16999,20 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS   64(AX), Z10
 	VMOVUPS   512(AX), Z11
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R8
 	MOVQ      (R8), R8
 	MOVQ      a+0(FP), R9
 	MOVQ      8(R9), R9
 	MOVQ      a+0(FP), R10
-	MOVQ      16(R10), R10
+	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
 	JE        fp16962
 	JA        fp32963
 	MOVQ      R10, CX
-	LEAQ      192(CX), R10
+	MOVQ      a+0(FP), R10
+	MOVQ      16(R10), R10
+	ADDQ      CX, R10
 	JMP       check966
 
 next965:
@@ -16904,7 +17104,9 @@ check966:
 
 fp16962:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check969
 
 next968:
@@ -16999,7 +17201,9 @@ check969:
 
 fp32963:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check972
 
 next971:
@@ -17110,37 +17314,39 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
+	MOVQ         40(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         40(CX), CX
+	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         112(DX), DX
+	MOVQ         120(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         64(BX), BX
+	MOVQ         72(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         72(SI), SI
+	MOVQ         80(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         88(DI), DI
+	MOVQ         96(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 56(R8), Z4
+	VPBROADCASTD 64(R8), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	VMOVUPS      448(AX), Z5
 	VMOVUPS      576(AX), Z6
 	VMOVUPS      (AX), Z7
 	VMOVUPS      64(AX), Z8
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R8
 	MOVQ         (R8), R8
 	MOVQ         a+0(FP), R9
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         16(R10), R10
+	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
 	JE           fp16975
 	JA           fp32976
 	MOVQ         R10, CX
-	LEAQ         192(CX), R10
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
 	JMP          check979
 
 next978:
@@ -17222,7 +17428,9 @@ check979:
 
 fp16975:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check982
 
 next981:
@@ -17307,7 +17515,9 @@ check982:
 
 fp32976:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check985
 
 next984:
@@ -17408,17 +17618,17 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      72(SI), SI
+	MOVQ      80(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      88(DI), DI
+	MOVQ      96(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z3
 	VMOVUPS   640(AX), Z4
@@ -17428,18 +17638,20 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVUPS   64(AX), Z8
 	VMOVUPS   512(AX), Z9
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), AX
+	MOVQ      32(AX), AX
 	MOVQ      a+0(FP), R8
 	MOVQ      (R8), R8
 	MOVQ      a+0(FP), R9
 	MOVQ      8(R9), R9
 	MOVQ      a+0(FP), R10
-	MOVQ      16(R10), R10
+	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
 	JE        fp16988
 	JA        fp32989
 	MOVQ      R10, CX
-	LEAQ      192(CX), R10
+	MOVQ      a+0(FP), R10
+	MOVQ      16(R10), R10
+	ADDQ      CX, R10
 	JMP       check992
 
 next991:
@@ -17517,7 +17729,9 @@ check992:
 
 fp16988:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check995
 
 next994:
@@ -17598,7 +17812,9 @@ check995:
 
 fp32989:
 	MOVQ R10, CX
-	LEAQ 192(CX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
 	JMP  check998
 
 next997:
@@ -17686,15 +17902,15 @@ done990:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   72(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -17705,7 +17921,9 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161001
 	JA     fp321002
 	XORQ   DX, DX
-	LEAQ   192(DX), R9
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
 	JMP    check1005
 
 next1004:
@@ -17734,7 +17952,9 @@ check1005:
 
 fp161001:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1007
 
 next1006:
@@ -17763,7 +17983,9 @@ check1007:
 
 fp321002:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1009
 
 next1008:
@@ -17797,17 +18019,17 @@ done1003:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   72(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -17818,7 +18040,9 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161011
 	JA     fp321012
 	XORQ   DX, DX
-	LEAQ   192(DX), R10
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
 	JMP    check1015
 
 next1014:
@@ -17850,7 +18074,9 @@ check1015:
 
 fp161011:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1017
 
 next1016:
@@ -17882,7 +18108,9 @@ check1017:
 
 fp321012:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1019
 
 next1018:
@@ -17927,7 +18155,7 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -17969,26 +18197,26 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVL      $0x00000000, 5120(DX)
 	LEAQ      5144(DX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      16(CX), CX
+	MOVQ      24(CX), CX
 	SUBQ      CX, AX
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), CX
+	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      64(AX), BX
+	MOVQ      72(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), SI
+	MOVQ      80(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      112(AX), DI
+	MOVQ      120(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), R8
+	MOVQ      96(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), R9
+	MOVQ      104(AX), R9
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), R10
+	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
-	MOVQ      16(AX), AX
+	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
 	JE        fp161021
 	JA        fp321022
@@ -17999,14 +18227,14 @@ block1024:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1027:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -18438,7 +18666,7 @@ usual1032:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -18467,7 +18695,7 @@ usual1032:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -18481,7 +18709,7 @@ usual1032:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -18499,14 +18727,14 @@ block1034:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1037:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -18944,7 +19172,7 @@ usual1042:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -18973,7 +19201,7 @@ usual1042:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -18987,7 +19215,7 @@ usual1042:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -19005,14 +19233,14 @@ block1044:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1047:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -19452,7 +19680,7 @@ usual1052:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -19481,7 +19709,7 @@ usual1052:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -19495,7 +19723,7 @@ usual1052:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -19691,19 +19919,19 @@ GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   72(BX), BX
+	MOVQ   80(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   104(R8), R8
+	MOVQ   112(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -19714,7 +19942,9 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	JE     fp161058
 	JA     fp321059
 	XORQ   DX, DX
-	LEAQ   192(DX), R11
+	MOVQ   a+0(FP), R11
+	MOVQ   16(R11), R11
+	ADDQ   DX, R11
 	JMP    check1062
 
 next1061:
@@ -19754,7 +19984,9 @@ check1062:
 
 fp161058:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check1065
 
 next1064:
@@ -19794,7 +20026,9 @@ check1065:
 
 fp321059:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check1068
 
 next1067:
@@ -19848,26 +20082,26 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1070
 	ORQ       $0x04, DI
 
 aligned1070:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
+	MOVQ    104(R9), R9
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -19879,18 +20113,20 @@ aligned1070:
 	VMOVUPS 448(AX), Z12
 	VMOVUPS 512(AX), Z13
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp161072
 	JA      fp321073
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check1076
 
 next1075:
@@ -19997,7 +20233,9 @@ check1076:
 
 fp161072:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1089
 
 next1088:
@@ -20103,7 +20341,9 @@ check1089:
 
 fp321073:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1102
 
 next1101:
@@ -20243,24 +20483,24 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1114
 	ORQ       $0x04, DI
 
 aligned1114:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -20270,18 +20510,20 @@ aligned1114:
 	VMOVUPS 64(AX), Z10
 	VMOVUPS 512(AX), Z11
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161116
 	JA      fp321117
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1120
 
 next1119:
@@ -20387,7 +20629,9 @@ check1120:
 
 fp161116:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1133
 
 next1132:
@@ -20492,7 +20736,9 @@ check1133:
 
 fp321117:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1146
 
 next1145:
@@ -20613,41 +20859,43 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1158
 	ORQ       $0x04, DI
 
 aligned1158:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 448(AX), Z4
 	VMOVUPS 576(AX), Z5
 	VMOVUPS (AX), Z6
 	VMOVUPS 64(AX), Z7
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161160
 	JA      fp321161
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1164
 
 next1163:
@@ -20746,7 +20994,9 @@ check1164:
 
 fp161160:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1177
 
 next1176:
@@ -20844,7 +21094,9 @@ check1177:
 
 fp321161:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1190
 
 next1189:
@@ -20958,24 +21210,24 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1202
 	ORQ       $0x04, DI
 
 aligned1202:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 640(AX), Z6
@@ -20985,18 +21237,20 @@ aligned1202:
 	VMOVUPS 64(AX), Z10
 	VMOVUPS 512(AX), Z11
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161204
 	JA      fp321205
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1208
 
 next1207:
@@ -21095,7 +21349,9 @@ check1208:
 
 fp161204:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1221
 
 next1220:
@@ -21193,7 +21449,9 @@ check1221:
 
 fp321205:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1234
 
 next1233:
@@ -21298,15 +21556,15 @@ done1206:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -21317,7 +21575,9 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp161247
 	JA     fp321248
 	XORQ   DX, DX
-	LEAQ   96(DX), R9
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
 	JMP    check1251
 
 next1250:
@@ -21354,7 +21614,9 @@ check1251:
 
 fp161247:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1255
 
 next1254:
@@ -21391,7 +21653,9 @@ check1255:
 
 fp321248:
 	XORQ DX, DX
-	LEAQ 96(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1259
 
 next1258:
@@ -21434,17 +21698,17 @@ done1249:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -21455,7 +21719,9 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	JE     fp161263
 	JA     fp321264
 	XORQ   DX, DX
-	LEAQ   96(DX), R10
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
 	JMP    check1267
 
 next1266:
@@ -21495,7 +21761,9 @@ check1267:
 
 fp161263:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1271
 
 next1270:
@@ -21535,7 +21803,9 @@ check1271:
 
 fp321264:
 	XORQ DX, DX
-	LEAQ 96(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1275
 
 next1274:
@@ -21593,28 +21863,28 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1278
 	ORQ       $0x04, DI
 
 aligned1278:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         96(R9), R9
+	MOVQ         104(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 56(R10), Z7
+	VPBROADCASTD 64(R10), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      128(AX), Z8
 	VMOVUPS      192(AX), Z9
@@ -21627,18 +21897,20 @@ aligned1278:
 	VMOVUPS      448(AX), Z16
 	VMOVUPS      512(AX), Z17
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R10
 	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
+	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
 	JE           fp161280
 	JA           fp321281
 	MOVQ         R12, CX
-	LEAQ         192(CX), R12
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
 	JMP          check1284
 
 next1283:
@@ -21807,7 +22079,9 @@ check1284:
 
 fp161280:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1297
 
 next1296:
@@ -21979,7 +22253,9 @@ check1297:
 
 fp321281:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1310
 
 next1309:
@@ -22207,24 +22483,24 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1322
 	ORQ       $0x04, DI
 
 aligned1322:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z9
 	VMOVUPS 256(AX), Z10
@@ -22234,18 +22510,20 @@ aligned1322:
 	VMOVUPS 64(AX), Z14
 	VMOVUPS 512(AX), Z15
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161324
 	JA      fp321325
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1328
 
 next1327:
@@ -22403,7 +22681,9 @@ check1328:
 
 fp161324:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1341
 
 next1340:
@@ -22564,7 +22844,9 @@ check1341:
 
 fp321325:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1354
 
 next1353:
@@ -22745,44 +23027,46 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1366
 	ORQ       $0x04, DI
 
 aligned1366:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Z7
+	VPBROADCASTD 64(R9), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      448(AX), Z8
 	VMOVUPS      576(AX), Z9
 	VMOVUPS      (AX), Z10
 	VMOVUPS      64(AX), Z11
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
 	MOVQ         (R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
+	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
 	JE           fp161368
 	JA           fp321369
 	MOVQ         R11, CX
-	LEAQ         192(CX), R11
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
 	JMP          check1372
 
 next1371:
@@ -22930,7 +23214,9 @@ check1372:
 
 fp161368:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1385
 
 next1384:
@@ -23081,7 +23367,9 @@ check1385:
 
 fp321369:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1398
 
 next1397:
@@ -23252,24 +23540,24 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1410
 	ORQ       $0x04, DI
 
 aligned1410:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z7
 	VMOVUPS 640(AX), Z8
@@ -23279,18 +23567,20 @@ aligned1410:
 	VMOVUPS 64(AX), Z12
 	VMOVUPS 512(AX), Z13
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161412
 	JA      fp321413
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1416
 
 next1415:
@@ -23434,7 +23724,9 @@ check1416:
 
 fp161412:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1429
 
 next1428:
@@ -23581,7 +23873,9 @@ check1429:
 
 fp321413:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1442
 
 next1441:
@@ -23736,15 +24030,15 @@ done1414:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -23755,7 +24049,9 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161455
 	JA     fp321456
 	XORQ   DX, DX
-	LEAQ   192(DX), R9
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
 	JMP    check1459
 
 next1458:
@@ -23792,7 +24088,9 @@ check1459:
 
 fp161455:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1463
 
 next1462:
@@ -23829,7 +24127,9 @@ check1463:
 
 fp321456:
 	XORQ DX, DX
-	LEAQ 192(DX), R9
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
 	JMP  check1467
 
 next1466:
@@ -23872,17 +24172,17 @@ done1457:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -23893,7 +24193,9 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	JE     fp161471
 	JA     fp321472
 	XORQ   DX, DX
-	LEAQ   192(DX), R10
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
 	JMP    check1475
 
 next1474:
@@ -23933,7 +24235,9 @@ check1475:
 
 fp161471:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1479
 
 next1478:
@@ -23973,7 +24277,9 @@ check1479:
 
 fp321472:
 	XORQ DX, DX
-	LEAQ 192(DX), R10
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
 	JMP  check1483
 
 next1482:
@@ -24027,7 +24333,7 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -24069,33 +24375,33 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVL      $0x00000000, 5120(DX)
 	LEAQ      5144(DX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      16(CX), CX
+	MOVQ      24(CX), CX
 	SUBQ      CX, AX
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), CX
+	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      64(AX), BX
+	MOVQ      72(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), SI
+	MOVQ      88(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), DI
+	MOVQ      56(AX), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1486
 	ORQ       $0x04, DI
 
 aligned1486:
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R8
+	MOVQ 120(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 88(AX), R9
+	MOVQ 96(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R10
+	MOVQ 104(AX), R10
 	MOVQ a+0(FP), AX
-	MOVQ 24(AX), R11
+	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
-	MOVQ 16(AX), AX
+	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
 	JE   fp161488
 	JA   fp321489
@@ -24106,14 +24412,14 @@ block1491:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept1494:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -24677,7 +24983,7 @@ usual1519:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -24706,7 +25012,7 @@ usual1519:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -24720,7 +25026,7 @@ usual1519:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -24738,14 +25044,14 @@ block1521:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept1524:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -25315,7 +25621,7 @@ usual1549:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -25344,7 +25650,7 @@ usual1549:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -25358,7 +25664,7 @@ usual1549:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -25376,14 +25682,14 @@ block1551:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept1554:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -25955,7 +26261,7 @@ usual1579:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -25984,7 +26290,7 @@ usual1579:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -25998,7 +26304,7 @@ usual1579:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -26123,19 +26429,19 @@ done1583:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   64(AX), AX
+	MOVQ   72(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   112(CX), CX
+	MOVQ   120(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   40(DX), DX
+	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   88(SI), SI
+	MOVQ   96(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   96(DI), DI
+	MOVQ   104(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   104(R8), R8
+	MOVQ   112(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -26146,7 +26452,9 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	JE     fp161585
 	JA     fp321586
 	XORQ   DX, DX
-	LEAQ   192(DX), R11
+	MOVQ   a+0(FP), R11
+	MOVQ   16(R11), R11
+	ADDQ   DX, R11
 	JMP    check1589
 
 next1588:
@@ -26194,7 +26502,9 @@ check1589:
 
 fp161585:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check1594
 
 next1593:
@@ -26242,7 +26552,9 @@ check1594:
 
 fp321586:
 	XORQ DX, DX
-	LEAQ 192(DX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
 	JMP  check1599
 
 next1598:
@@ -26936,7 +27248,7 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -26988,26 +27300,26 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVL      $0x00000000, 5120(DX)
 	LEAQ      5144(DX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      16(CX), CX
+	MOVQ      24(CX), CX
 	SUBQ      CX, AX
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), CX
+	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      64(AX), BX
+	MOVQ      72(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), SI
+	MOVQ      80(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      112(AX), DI
+	MOVQ      120(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), R8
+	MOVQ      96(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), R9
+	MOVQ      104(AX), R9
 	MOVQ      a+0(FP), AX
-	MOVQ      24(AX), R10
+	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
-	MOVQ      16(AX), AX
+	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
 	JE        fp161660
 	JA        fp321661
@@ -27018,14 +27330,14 @@ block1663:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1666:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -27450,7 +27762,7 @@ usual1671:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -27484,7 +27796,7 @@ usual1671:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -27498,7 +27810,7 @@ usual1671:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -27516,14 +27828,14 @@ block1673:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1676:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -27954,7 +28266,7 @@ usual1681:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -27988,7 +28300,7 @@ usual1681:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -28002,7 +28314,7 @@ usual1681:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -28020,14 +28332,14 @@ block1683:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    104(R11), R11
+	MOVQ    112(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept1686:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R11
+	MOVQ         112(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -28460,7 +28772,7 @@ usual1691:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         104(R12), R13
+	MOVQ         112(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -28494,7 +28806,7 @@ usual1691:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -28508,7 +28820,7 @@ usual1691:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         56(R11), R11
+	MOVL         64(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -28817,26 +29129,26 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1696
 	ORQ       $0x04, DI
 
 aligned1696:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    96(R9), R9
+	MOVQ    104(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 256(AX), Z3
@@ -28848,18 +29160,20 @@ aligned1696:
 	VMOVUPS 448(AX), Z9
 	VMOVUPS 512(AX), Z10
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R10
 	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
-	MOVQ    16(R12), R12
+	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
 	JE      fp161698
 	JA      fp321699
 	MOVQ    R12, CX
-	LEAQ    96(CX), R12
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
 	JMP     check1702
 
 next1701:
@@ -28980,7 +29294,9 @@ check1702:
 
 fp161698:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1717
 
 next1716:
@@ -29100,7 +29416,9 @@ check1717:
 
 fp321699:
 	MOVQ R12, CX
-	LEAQ 96(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1732
 
 next1731:
@@ -29233,24 +29551,24 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1746
 	ORQ       $0x04, DI
 
 aligned1746:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z3
 	VMOVUPS 256(AX), Z4
@@ -29260,18 +29578,20 @@ aligned1746:
 	VMOVUPS 64(AX), Z8
 	VMOVUPS 512(AX), Z9
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161748
 	JA      fp321749
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1752
 
 next1751:
@@ -29391,7 +29711,9 @@ check1752:
 
 fp161748:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1767
 
 next1766:
@@ -29510,7 +29832,9 @@ check1767:
 
 fp321749:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1782
 
 next1781:
@@ -29642,41 +29966,43 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1796
 	ORQ       $0x04, DI
 
 aligned1796:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z2
 	VMOVUPS (AX), Z3
 	VMOVUPS 64(AX), Z4
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161798
 	JA      fp321799
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1802
 
 next1801:
@@ -29789,7 +30115,9 @@ check1802:
 
 fp161798:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1817
 
 next1816:
@@ -29901,7 +30229,9 @@ check1817:
 
 fp321799:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1832
 
 next1831:
@@ -30026,24 +30356,24 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
 	JEQ       aligned1846
 	ORQ       $0x04, DI
 
 aligned1846:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 640(AX), Z3
@@ -30053,18 +30383,20 @@ aligned1846:
 	VMOVUPS 64(AX), Z7
 	VMOVUPS 512(AX), Z8
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161848
 	JA      fp321849
 	MOVQ    R11, CX
-	LEAQ    96(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1852
 
 next1851:
@@ -30177,7 +30509,9 @@ check1852:
 
 fp161848:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1867
 
 next1866:
@@ -30289,7 +30623,9 @@ check1867:
 
 fp321849:
 	MOVQ R11, CX
-	LEAQ 96(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1882
 
 next1881:
@@ -30417,28 +30753,28 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1896
 	ORQ       $0x04, DI
 
 aligned1896:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         96(R9), R9
+	MOVQ         104(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 56(R10), Z4
+	VPBROADCASTD 64(R10), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
@@ -30451,18 +30787,20 @@ aligned1896:
 	VMOVUPS      448(AX), Z13
 	VMOVUPS      512(AX), Z14
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R10
 	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
+	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
 	JE           fp161898
 	JA           fp321899
 	MOVQ         R12, CX
-	LEAQ         192(CX), R12
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
 	JMP          check1902
 
 next1901:
@@ -30645,7 +30983,9 @@ check1902:
 
 fp161898:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1917
 
 next1916:
@@ -30831,7 +31171,9 @@ check1917:
 
 fp321899:
 	MOVQ R12, CX
-	LEAQ 192(CX), R12
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
 	JMP  check1932
 
 next1931:
@@ -31052,24 +31394,24 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1946
 	ORQ       $0x04, DI
 
 aligned1946:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z6
 	VMOVUPS 256(AX), Z7
@@ -31079,18 +31421,20 @@ aligned1946:
 	VMOVUPS 64(AX), Z11
 	VMOVUPS 512(AX), Z12
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp161948
 	JA      fp321949
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check1952
 
 next1951:
@@ -31262,7 +31606,9 @@ check1952:
 
 fp161948:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1967
 
 next1966:
@@ -31437,7 +31783,9 @@ check1967:
 
 fp321949:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check1982
 
 next1981:
@@ -31629,44 +31977,46 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned1996
 	ORQ       $0x04, DI
 
 aligned1996:
 	MOVQ         a+0(FP), R8
-	MOVQ         88(R8), R8
+	MOVQ         96(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 56(R9), Z4
+	VPBROADCASTD 64(R9), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
 	VMOVUPS      448(AX), Z5
 	VMOVUPS      576(AX), Z6
 	VMOVUPS      (AX), Z7
 	VMOVUPS      64(AX), Z8
 	MOVQ         a+0(FP), AX
-	MOVQ         24(AX), AX
+	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
 	MOVQ         (R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
+	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
 	JE           fp161998
 	JA           fp321999
 	MOVQ         R11, CX
-	LEAQ         192(CX), R11
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
 	JMP          check2002
 
 next2001:
@@ -31828,7 +32178,9 @@ check2002:
 
 fp161998:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check2017
 
 next2016:
@@ -31993,7 +32345,9 @@ check2017:
 
 fp321999:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check2032
 
 next2031:
@@ -32175,24 +32529,24 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      40(CX), CX
+	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      112(DX), DX
+	MOVQ      120(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      64(BX), BX
+	MOVQ      72(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      48(DI), DI
+	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned2046
 	ORQ       $0x04, DI
 
 aligned2046:
 	MOVQ    a+0(FP), R8
-	MOVQ    88(R8), R8
+	MOVQ    96(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z4
 	VMOVUPS 640(AX), Z5
@@ -32202,18 +32556,20 @@ aligned2046:
 	VMOVUPS 64(AX), Z9
 	VMOVUPS 512(AX), Z10
 	MOVQ    a+0(FP), AX
-	MOVQ    24(AX), AX
+	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
 	MOVQ    (R9), R9
 	MOVQ    a+0(FP), R10
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
+	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
 	JE      fp162048
 	JA      fp322049
 	MOVQ    R11, CX
-	LEAQ    192(CX), R11
+	MOVQ    a+0(FP), R11
+	MOVQ    16(R11), R11
+	ADDQ    CX, R11
 	JMP     check2052
 
 next2051:
@@ -32371,7 +32727,9 @@ check2052:
 
 fp162048:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check2067
 
 next2066:
@@ -32532,7 +32890,9 @@ check2067:
 
 fp322049:
 	MOVQ R11, CX
-	LEAQ 192(CX), R11
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
 	JMP  check2082
 
 next2081:
@@ -32709,7 +33069,7 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      32(AX), AX
+	MOVQ      40(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -32761,33 +33121,33 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVL      $0x00000000, 5120(DX)
 	LEAQ      5144(DX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      16(CX), CX
+	MOVQ      24(CX), CX
 	SUBQ      CX, AX
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), CX
+	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      64(AX), BX
+	MOVQ      72(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), SI
+	MOVQ      88(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), DI
+	MOVQ      56(AX), DI
 	TESTQ     $0x0000003f, BX
 	JEQ       aligned2096
 	ORQ       $0x04, DI
 
 aligned2096:
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R8
+	MOVQ 120(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 88(AX), R9
+	MOVQ 96(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R10
+	MOVQ 104(AX), R10
 	MOVQ a+0(FP), AX
-	MOVQ 24(AX), R11
+	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
-	MOVQ 16(AX), AX
+	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
 	JE   fp162098
 	JA   fp322099
@@ -32798,14 +33158,14 @@ block2101:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept2104:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -33390,7 +33750,7 @@ usual2133:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -33424,7 +33784,7 @@ usual2133:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -33438,7 +33798,7 @@ usual2133:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -33456,14 +33816,14 @@ block2135:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept2138:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -34054,7 +34414,7 @@ usual2167:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -34088,7 +34448,7 @@ usual2167:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -34102,7 +34462,7 @@ usual2167:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -34120,14 +34480,14 @@ block2169:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    104(R12), R12
+	MOVQ    112(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept2172:
 	MOVQ         a+0(FP), CX
-	MOVQ         104(CX), R12
+	MOVQ         112(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -34720,7 +35080,7 @@ usual2201:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         104(R13), R14
+	MOVQ         112(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -34754,7 +35114,7 @@ usual2201:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         60(CX), CX
+	MOVL         68(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -34768,7 +35128,7 @@ usual2201:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         56(R12), R12
+	MOVL         64(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -34886,4 +35246,12 @@ done2205:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
+	RET
+
+// func vendor() uint32
+// Requires: CPUID
+TEXT ·vendor(SB), NOSPLIT, $0-4
+	XORL AX, AX
+	CPUID
+	MOVL CX, ret+0(FP)
 	RET

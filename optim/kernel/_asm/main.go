@@ -56,6 +56,7 @@ func main() {
 			s.accumulate()
 		}
 	}
+	vendor()
 	if *stubs != "" {
 		if err := os.WriteFile(*stubs, []byte(dispatch()), 0o644); err != nil {
 			log.Fatal(err)
@@ -65,6 +66,15 @@ func main() {
 	if err := encodeBF16(flag.Lookup("out").Value.String()); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// vendor writes a function that returns the end of the name of the processor's maker.
+func vendor() {
+	TEXT("vendor", 4, "func() uint32")
+	XORL(reg.EAX, reg.EAX)
+	CPUID()
+	Store(reg.ECX, ReturnIndex(0))
+	RET()
 }
 
 // algorithmsWith returns the algorithms whose moments can be of a type.
@@ -149,6 +159,9 @@ func dispatch() string {
 package kernel
 
 import "plimsoll/optim/kernel/abi"
+
+// vendor returns the end of the name of the processor's maker.
+func vendor() uint32
 
 ` + declarations.String() + `// update calls the kernel of an algorithm for how master and moments are held.
 func update(key kernelKey, a *abi.Arguments) {
@@ -319,6 +332,7 @@ func eachKind(kind reg.Register, code func(kind int)) {
 type length struct {
 	elements, prefetching reg.Register
 	start                 reg.Register // nil for 0
+	ahead                 bool         // whether the distance is one of the arguments
 }
 
 // loop emits a loop in steps of step elements. The body prefetches at index ahead; towards the end of memory, ahead
@@ -331,7 +345,12 @@ func loop(n length, distance, step int, body func(index, ahead reg.Register)) {
 	} else {
 		MOVQ(n.start, index)
 	}
-	LEAQ(Mem{Base: index, Disp: distance}, ahead)
+	if n.ahead {
+		Load(Dereference(Param("a")).Field("Ahead"), ahead)
+		ADDQ(index, ahead)
+	} else {
+		LEAQ(Mem{Base: index, Disp: distance}, ahead)
+	}
 	MOVQ(n.prefetching, end)
 	JMP(LabelRef(check))
 	Label(next)

@@ -32,7 +32,8 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	zero, sink := s.vector(), s.vector()
 	s.clear(zero)
 	s.clear(sink)
-	loopOfKind(kind, length{elements: argument("Elements"), prefetching: argument("Prefetching")}, abi.PrefetchAhead(moments), abi.Group, func(kind int, index, ahead reg.Register) {
+	n := length{elements: argument("Elements"), prefetching: argument("Prefetching"), ahead: true}
+	loopOfKind(kind, n, 0, abi.Group, func(kind int, index, ahead reg.Register) {
 		var writes []func()
 		for _, st := range inPlace {
 			PREFETCHT0(st.at(ahead, 0))

@@ -89,8 +89,8 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 		return row(i)
 	}
 	log := s.undoLog(state, moments, arrays)
-	n := length{argument("Elements"), argument("Prefetching"), argument("Start")}
-	loopOfKind(kind, n, abi.PrefetchAhead(moments), s.group(), func(kind int, index, ahead reg.Register) {
+	n := length{elements: argument("Elements"), prefetching: argument("Prefetching"), start: argument("Start"), ahead: true}
+	loopOfKind(kind, n, 0, s.group(), func(kind int, index, ahead reg.Register) {
 		log.keep(index, moments.Tile(), moments.Tile())
 		for first := 0; first < moments.Tile(); first += s.group() {
 			if first > 0 {

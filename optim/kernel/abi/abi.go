@@ -169,6 +169,11 @@ func PrefetchAhead(m MomentType) int {
 	return 192
 }
 
+// PrefetchAheadIntel is the distance on processors of Intel. Theirs fetch less by
+// themselves: 96 elements with fp32 moments make updates 2 to 6 % slower than 192. (On
+// Zen 4, 192 make them a tenth slower than 96.)
+const PrefetchAheadIntel = 192
+
 // PrefetchAlone is the distance for a pass over a single stream: as many bytes have
 // to be under way.
 const PrefetchAlone = 2048
@@ -207,9 +212,10 @@ const DitherStep = 0x9e3779b9
 type Arguments struct {
 	Elements int // full tiles
 	// Prefetching is the number of elements for which the streams go on at least
-	// PrefetchAhead further; a multiple of 2 Groups. Prefetching an address
+	// Ahead further; a multiple of 2 Groups. Prefetching an address
 	// without memory is harmless but slow.
 	Prefetching  int
+	Ahead        int   // how far ahead the kernel prefetches, in elements; int8 moments have a fixed distance
 	Start        int   // the element to begin with; the first of a block if moments are int8
 	Undo         *byte // the undo log; nil for none
 	Table        *Table
