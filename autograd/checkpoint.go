@@ -28,6 +28,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	if !t.recording {
 		return t.Scope(func() *Tensor { return body(input) })
 	}
+	if t.divides {
+		return t.framed(input, body, others)
+	}
 	outer := t.replay
 	forward := &replay{every: c.Selective, recording: true, graph: !c.Reentrant && !c.Compiled}
 	t.recording, t.replay = false, forward

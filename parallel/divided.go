@@ -13,6 +13,18 @@ const (
 	WeightHalf
 )
 
+// Begun returns 1 for a pass that begins to hold activations, -1 for one that gives them up, and 0 for one that keeps
+// them for the weights.
+func (p Pass) Begun() int {
+	switch {
+	case !p.Backward:
+		return 1
+	case p.Half == InputHalf:
+		return 0
+	}
+	return -1
+}
+
 // ZeroBubble returns the passes of a stage in the interleaved schedule that fills its bubbles with the weight halves
 // (ScheduleInterleavedZeroBubble of torch/distributed/pipelining/schedules.py).
 func ZeroBubble(d Degrees, stage int64, micros, group int) []Pass {
