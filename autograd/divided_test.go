@@ -7,7 +7,8 @@ import (
 	"plimsoll/ledger"
 )
 
-// divided runs the forward pass of two linear layers with an activation between them, and a backward pass in two halves.
+// divided runs the forward pass of two linear layers with an activation between them, and a backward pass in two
+// halves.
 func divided(t *testing.T, recompute bool) (m *memory, inputHalf, weightHalf string) {
 	m = newMemory(t)
 	tape := NewTape(m, nil)
@@ -20,7 +21,8 @@ func divided(t *testing.T, recompute bool) (m *memory, inputHalf, weightHalf str
 	body := func(x *Tensor) *Tensor {
 		return tape.Scope(func() *Tensor {
 			h := linear(tape, x, first, 4)
-			h = tape.Do(Operation{Inputs: []*Tensor{h}, Saved: []*Tensor{h}, Outputs: []Output{{Elements: 4, DType: dtype.F32}}})[0]
+			h = tape.Do(Operation{Inputs: []*Tensor{h}, Saved: []*Tensor{h},
+				Outputs: []Output{{Elements: 4, DType: dtype.F32}}})[0]
 			return linear(tape, h, second, 5)
 		})
 	}

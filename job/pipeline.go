@@ -148,8 +148,8 @@ func (r *resolver) pipeline() error {
 	rounds := max(1, p.Micros/int(p.Degree))
 	switch looped := isLooped(p.Schedule); {
 	case p.IsV() && chunks != 2:
-		return where.Inputf("the schedule %s has two stages on a rank, and this model is cut into %d a rank", p.Schedule,
-			chunks).WithHint("cut it into two stages a rank, or take Interleaved1F1B")
+		return where.Inputf("the schedule %s has two stages on a rank, and this model is cut into %d a rank",
+			p.Schedule, chunks).WithHint("cut it into two stages a rank, or take Interleaved1F1B")
 	case looped && chunks < 2:
 		return where.Inputf("the schedule %s has several stages on a rank, and this model is cut into one a rank",
 			p.Schedule).WithHint("cut it into more stages, or take 1F1B")

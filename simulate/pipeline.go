@@ -146,7 +146,8 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 		dropAll(&s.pipeline.sent)
 	}
 	s.pipeline.sent = append(s.pipeline.sent, s.message())
-	if !c.Sends && m.divided == nil { // losses keep their graphs until the step ends, and these the inputs (AccumulateGrad)
+	// Losses keep their graphs until the step ends, and these the inputs (AccumulateGrad). Two halves detach the loss.
+	if !c.Sends && m.divided == nil {
 		for range 1 + s.pipeline.left {
 			s.pipeline.inputs = append(s.pipeline.inputs, s.message())
 		}

@@ -77,7 +77,8 @@ func TestSchedulesWithoutBubbles(t *testing.T) {
 		}
 		most, computes := slices.Max(ends), float64(6*micros)
 		if most < computes || most >= slices.Max(plain) {
-			t.Errorf("%s takes %g, interleaved 1F1B %g, and a stage computes %g", name, most, slices.Max(plain), computes)
+			t.Errorf("%s takes %g, interleaved 1F1B %g, and a stage computes %g", name, most, slices.Max(plain),
+				computes)
 		}
 	}
 }
