@@ -53,6 +53,12 @@ func NewTape(memory Memory, whyGradients func() string) *Tape {
 	return &Tape{memory: memory, whyGradients: whyGradients, recording: true, uses: map[*Parameter]int{}}
 }
 
+// Reuse takes over the room of a tape whose passes are over, for another micro batch of the same parameters.
+func (t *Tape) Reuse(over *Tape) {
+	t.nodes, t.locals = over.nodes[:0], over.locals[:0]
+	over.nodes, over.locals = nil, nil
+}
+
 // In sets the component of the results of operations, and why it is as large as it
 // is. The function that it returns restores the component before.
 func (t *Tape) In(component ledger.Component, why func() string) (leave func()) {

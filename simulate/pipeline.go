@@ -21,6 +21,7 @@ type pipeline struct {
 	engine  pipelineEngine
 	left    int                    // micro batches that are not simulated, as they hold no more than those before
 	divided map[parallel.Pass]bool // micro batches whose backward pass is divided
+	over    *autograd.Tape         // of a micro batch whose passes are over, for the next one
 }
 
 // microBatch is a micro batch on its way through a chunk.
@@ -110,6 +111,10 @@ func (s *simulation) backwardForInput(c *job.Chunk, m *microBatch) {
 func (s *simulation) forwardThrough(c *job.Chunk, key parallel.Pass) {
 	s.workspace()
 	m := &microBatch{tape: autograd.NewTape(s.gpu, s.engine.whyGradients)}
+	if over := s.pipeline.over; over != nil {
+		m.tape.Reuse(over)
+		s.pipeline.over = nil
+	}
 	options := s.options()
 	options.Receives, options.Sends = c.Receives, c.Sends
 	options.DividesBackward = s.pipeline.divided[key]
@@ -139,6 +144,7 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 	} else {
 		s.releaseOutput(m)
 	}
+	s.pipeline.over = m.tape
 	if !c.Receives {
 		return
 	}
