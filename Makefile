@@ -147,7 +147,7 @@ scoreboard: ## Hold the binding against the rules of other programs, on the corp
 	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./binding -args -scoreboard
 
 .PHONY: exhaustive
-exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (half an hour)
+exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (5 minutes)
 	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./fit -args -exhaustive
 
 .PHONY: bench-overlap
