@@ -170,6 +170,10 @@ bench: ## Run the kernel benchmarks
 scoreboard: ## Hold the binding against the rules of other programs, on the corpus of machines
 	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./binding -args -scoreboard
 
+.PHONY: exhaustive
+exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (5 minutes)
+	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./fit -args -exhaustive
+
 .PHONY: bench-overlap
 bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)
 	$(GO) test -count=1 -v -run '^TestSweep$$' ./rehearse -args -sweep

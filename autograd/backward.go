@@ -27,6 +27,7 @@ func (t *Tape) run(start int) {
 	for len(t.nodes) > start {
 		last := len(t.nodes) - 1
 		n := t.nodes[last]
+		t.nodes[last] = node{}
 		t.nodes = t.nodes[:last]
 		t.step(n)
 	}

@@ -28,6 +28,9 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 	if !t.recording {
 		return t.Scope(func() *Tensor { return body(input) })
 	}
+	if t.divides {
+		return t.framed(input, body, others)
+	}
 	outer := t.replay
 	forward := &replay{every: c.Selective, recording: true, graph: !c.Reentrant && !c.Compiled}
 	t.recording, t.replay = false, forward
@@ -77,12 +80,7 @@ func (t *Tape) Checkpoint(c Checkpoint, input *Tensor, body func(*Tensor) *Tenso
 		t.recording, t.replay = false, before
 		forward.free(t)
 		output.gradient.sum = incoming[0]
-		for i, x := range second.inner {
-			escaped := forward.inner[i].gradient
-			if escaped != nil && x.gradient != nil {
-				x.gradient.sum, escaped.sum = escaped.sum, nil
-			}
-		}
+		second.inherit(forward)
 		if c.Reentrant { // CheckpointFunction.backward holds both
 			incoming[0].retain()
 		} else {
@@ -116,6 +114,16 @@ type replay struct {
 	read      int // so many of kept come before the last operation that saves something
 	at        int
 	inner     []*Tensor // that escape, of this run
+}
+
+// inherit takes the gradients of tensors that escaped the first run.
+func (r *replay) inherit(first *replay) {
+	for i, x := range r.inner {
+		escaped := first.inner[i].gradient
+		if escaped != nil && x.gradient != nil {
+			x.gradient.sum, escaped.sum = escaped.sum, nil
+		}
+	}
 }
 
 // keeps reports whether the results of an operation are kept.

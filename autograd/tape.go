@@ -41,12 +41,22 @@ type Tape struct {
 	RetainsGraph bool
 	retained     []*storage
 	uses         map[*Parameter]int // of parameters, whose gradients the backward pass has not completed
+	divides      bool               // the backward pass runs in two halves
+	frame        *frame             // the checkpoint that is recorded for them, or nil
+	again        bool               // that checkpoint is computed again
+	engineRun    int                // calls of the engine for the halves
 }
 
 // NewTape returns a tape that records operations. WhyGradients says why the
 // gradients of parameters are as large as they are.
 func NewTape(memory Memory, whyGradients func() string) *Tape {
 	return &Tape{memory: memory, whyGradients: whyGradients, recording: true, uses: map[*Parameter]int{}}
+}
+
+// Reuse takes over the room of a tape whose passes are over, for another micro batch of the same parameters.
+func (t *Tape) Reuse(over *Tape) {
+	t.nodes, t.locals = over.nodes[:0], over.locals[:0]
+	over.nodes, over.locals = nil, nil
 }
 
 // In sets the component of the results of operations, and why it is as large as it
@@ -184,6 +194,10 @@ type node struct {
 	marker  func() // called by Mark's nodes, which do nothing else
 	// custom makes the gradients of the inputs of a checkpoint.
 	custom func(incoming, made []*storage)
+	// Of a checkpoint in a divided backward pass: its frame, the place in it, and whether the operation saves anything.
+	frame *frame
+	place int
+	saves bool
 }
 
 // edge is an input that needs a gradient. A shared gradient is the incoming
@@ -280,21 +294,32 @@ func (t *Tape) Do(o Operation) []*Tensor {
 	if o.Product {
 		by = aProduct
 	}
+	t.attach(o)
+	for _, r := range results {
+		r.gradient = &gradient{bytes: r.Bytes()}
+		n.outputs = append(n.outputs, r.gradient)
+	}
+	if t.frame != nil {
+		t.frame.enter(&n, o)
+	} else {
+		t.saveFor(&n, o, results, by)
+	}
+	t.nodes = append(t.nodes, n)
+	return results
+}
+
+// saveFor holds what an operation saves.
+func (t *Tape) saveFor(n *node, o Operation, results []*Tensor, by saver) {
 	for _, x := range o.Saved {
 		if k := t.save(x, by); k != (packed{}) { // parameters have no storage
 			n.saved = append(n.saved, k)
 		}
 	}
-	t.attach(o)
 	for i, r := range results {
-		r.gradient = &gradient{bytes: r.Bytes()}
-		n.outputs = append(n.outputs, r.gradient)
 		if o.Outputs[i].Saved {
 			n.saved = append(n.saved, t.save(r, anOperation))
 		}
 	}
-	t.nodes = append(t.nodes, n)
-	return results
 }
 
 // remember attaches tensors in the first run of a non-reentrant checkpoint, which makes a graph, too.

@@ -2,6 +2,7 @@ package fit
 
 import (
 	"errors"
+	"flag"
 	"strings"
 	"testing"
 
@@ -85,15 +86,23 @@ func exhaustive(t *testing.T, q Question) (best float64) {
 
 // fastestOfAll plans every member of a space.
 func fastestOfAll(t *testing.T, s *search) (best float64) {
-	for _, g := range s.decideAll() {
+	err := each(s.decideAll(), func(g *group) error {
 		for _, m := range g.members {
 			if err := s.planned(m); err != nil {
-				t.Fatal(err)
+				return err
 			}
 			if s.fits(m) {
-				best = max(best, m.recipe().Speed())
+				s.keep(m)
 			}
+			m.plan = nil // there may be thousands
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range s.known {
+		best = max(best, r.Speed())
 	}
 	return best
 }
@@ -113,18 +122,21 @@ func TestFewPlans(t *testing.T) {
 	}
 }
 
-// TestQuestions: three questions of people have a recipe, and plimsoll plan of it says that it fits.
+// questions are three questions of people.
+var questions = map[string]Question{
+	"one consumer GPU": {Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 64 * ledger.GiB,
+		Sequence: 1024, Precision: "bf16", Optimizer: "adamw/fused"}, States: job.Offload{Master: "split"},
+		Machine: steptime.Machine{Rates: roads.Rates{Host: 71e9}}},
+	"8 x 80 GB": {Request: job.Request{Model: "llama-3-8b", GPU: "H100-80GB", GPUs: 8, Sequence: 4096,
+		Precision: "amp-bf16", HostMemory: ledger.TiB}, Machine: fast, Batch: 64},
+	"64 GPUs": {Request: job.Request{Model: "llama-3-70b", GPU: "H100-80GB", GPUs: 8, Nodes: 8, Sequence: 8192,
+		Precision: "amp-bf16", Optimizer: "adamw/fused", HostMemory: 2 * ledger.TiB, Recompute: "full"},
+		Machine: fast},
+}
+
+// TestQuestions: each question has a recipe, and plimsoll plan of it says that it fits.
 func TestQuestions(t *testing.T) {
-	for name, q := range map[string]Question{
-		"one consumer GPU": {Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 64 * ledger.GiB,
-			Sequence: 1024, Precision: "bf16", Optimizer: "adamw/fused"}, States: job.Offload{Master: "split"},
-			Machine: steptime.Machine{Rates: roads.Rates{Host: 71e9}}},
-		"8 x 80 GB": {Request: job.Request{Model: "llama-3-8b", GPU: "H100-80GB", GPUs: 8, Sequence: 4096,
-			Precision: "amp-bf16", HostMemory: ledger.TiB}, Machine: fast, Batch: 64},
-		"64 GPUs": {Request: job.Request{Model: "llama-3-70b", GPU: "H100-80GB", GPUs: 8, Nodes: 8, Sequence: 8192,
-			Precision: "amp-bf16", Optimizer: "adamw/fused", HostMemory: 2 * ledger.TiB, Recompute: "full"},
-			Machine: fast},
-	} {
+	for name, q := range questions {
 		a, err := Search(q)
 		if err != nil {
 			t.Fatal(err)
@@ -136,6 +148,33 @@ func TestQuestions(t *testing.T) {
 		for _, r := range append(a.Front, a.LargestBatch, a.Longest) {
 			checkRecipe(t, q.Request, r)
 		}
+	}
+}
+
+var planAll = flag.Bool("exhaustive", false, "plan every recipe of the three questions")
+
+// TestExhaustiveQuestions plans every recipe of the questions. None that fits is faster than what the search finds.
+func TestExhaustiveQuestions(t *testing.T) {
+	if !*planAll {
+		t.Skip("takes 5 minutes: make exhaustive")
+	}
+	for name, q := range questions {
+		t.Run(name, func(t *testing.T) {
+			a, err := Search(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := newTorchSearch(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			best := fastestOfAll(t, &s.search)
+			t.Logf("%d recipes, %d of them fit; the search planned %d, and found %.0f tokens/s: %s", s.answer.Planned,
+				len(s.known), a.Planned, a.Fastest.Speed(), a.Fastest.Name)
+			if best != a.Fastest.Speed() {
+				t.Errorf("one makes %.0f tokens/s", best)
+			}
+		})
 	}
 }
 

@@ -192,6 +192,8 @@ type Options struct {
 	// Receives means that the hidden states come from the pipeline stage before, Sends that they go to the stage
 	// behind instead of to the head. Result.Loss is then the tensor that is sent.
 	Receives, Sends bool
+	// DividesBackward means that the backward pass runs in two halves. What was received is then Result.Received.
+	DividesBackward bool
 	// ExchangesHeads means that ranks of a sequence exchange its parts for heads around attention (Ulysses).
 	ExchangesHeads bool
 	Hooks          Hooks // nil: none
@@ -217,6 +219,7 @@ type Result struct {
 	Logits *autograd.Tensor // alive with the outputs of the model; nil for FusedLoss
 	// RouterLogits are alive with the outputs, too: those of all routers.
 	RouterLogits []*autograd.Tensor
+	Received     *autograd.Tensor // by a stage whose backward pass is divided; otherwise nil
 }
 
 // pass is the state of one forward pass.
@@ -228,6 +231,7 @@ type pass struct {
 	*casts
 	length  int64            // of the sequences of tokens
 	encoded *autograd.Tensor // output of the encoder
+	receive *autograd.Tensor // what a stage with a divided backward pass received
 	mask    *autograd.Tensor // of all blocks; nil if they share none
 	narrow  bool             // the result of a norm goes to matmuls only
 	// The last input of adapters that share a dropout, and the result of its dropout.
@@ -262,6 +266,9 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	defer p.In(ledger.ResidualActivations, p.whyResidual)() // the default component
 	if p.Offload != nil {
 		p.OffloadTo(p.OffloadMemory, *p.Offload)
+	}
+	if p.DividesBackward {
+		p.DividesBackwardPass()
 	}
 	var result Result
 	t.Scope(func() *autograd.Tensor {
@@ -308,7 +315,7 @@ func Run(t *autograd.Tape, network *model.Network, parameters Parameters, option
 	p.end()
 	p.widen(result.Logits)
 	t.Drop(p.outputs...)
-	p.ended = true
+	p.ended, result.Received = true, p.receive
 	return result
 }
 
@@ -348,6 +355,9 @@ func (p *pass) stack(s *model.Stack) *autograd.Tensor {
 	}
 	if p.Receives {
 		p.RequireGradient(x)
+	}
+	if p.DividesBackward {
+		p.receive = p.Escape(x)
 	}
 	p.makeMasks(s)
 	for i := range s.Blocks {

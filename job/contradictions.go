@@ -32,7 +32,8 @@ func refuse(list ...contradiction) error {
 // other settings are decided.
 func (r *resolver) contradictions() error {
 	return cmp.Or(r.kernels(), r.engines(), r.parallelDegrees(), r.exchangesHeads(), r.job.refuseMuon(),
-		r.job.refuseParts(), r.job.refusePacked(), r.job.refuseOffload(), r.besidePipeline(), r.job.refuseHostExperts())
+		r.job.refuseParts(), r.job.refusePacked(), r.job.refuseOffload(), r.besidePipeline(), r.besideDivided(),
+		r.job.refuseHostExperts())
 }
 
 // kernels refuses settings that no kernel supports.

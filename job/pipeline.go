@@ -23,7 +23,23 @@ type Pipeline struct {
 }
 
 // PipelineSchedules are the schedules that are planned, as torch.distributed.pipelining names them.
-var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"}
+var PipelineSchedules = []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
+	"ZBVZeroBubble", "DualPipeV"}
+
+// IsV reports whether the chunks of a schedule go down the ranks and come back, two on each.
+func (p *Pipeline) IsV() bool { return isV(p.Schedule) }
+
+func isV(schedule string) bool { return schedule == "ZBVZeroBubble" || schedule == "DualPipeV" }
+
+// isLooped reports whether a schedule has several chunks on a rank.
+func isLooped(schedule string) bool {
+	return isV(schedule) || slices.Contains([]string{"Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble"}, schedule)
+}
+
+// Divides reports whether a schedule divides backward passes into the half of the input and that of the weights.
+func (p *Pipeline) Divides() bool { return divides(p.Schedule) }
+
+func divides(schedule string) bool { return isV(schedule) || schedule == "InterleavedZeroBubble" }
 
 // Passes returns the passes of a stage in their order, for so many micro batches.
 func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
@@ -33,8 +49,16 @@ func (p *Pipeline) Passes(stage int64, micros int) []parallel.Pass {
 		return parallel.GPipe(chunks, micros)
 	case "LoopedBFS":
 		return parallel.LoopedBFS(chunks, micros)
+	case "ZBVZeroBubble":
+		return parallel.ZBV(int(p.Degree), int(stage), micros)
+	case "DualPipeV":
+		return parallel.DualPipeV(int(p.Degree), int(stage), micros)
 	}
-	return parallel.Schedule(parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}, stage, micros, p.group())
+	degrees := parallel.Degrees{Pipeline: p.Degree, Virtual: int64(chunks)}
+	if p.Schedule == "InterleavedZeroBubble" {
+		return parallel.ZeroBubble(degrees, stage, micros, p.group())
+	}
+	return parallel.Schedule(degrees, stage, micros, p.group())
 }
 
 // group returns how many micro batches go through a chunk before the next chunk has its turn.
@@ -125,7 +149,11 @@ func (r *resolver) pipeline() error {
 	}
 	p.Table = parallel.NewTable(p.Degree, counts)
 	chunks := len(p.Table[0])
-	switch looped := p.Schedule == "Interleaved1F1B" || p.Schedule == "LoopedBFS"; {
+	rounds := max(1, p.Micros/int(p.Degree))
+	switch looped := isLooped(p.Schedule); {
+	case p.IsV() && chunks != 2:
+		return where.Inputf("the schedule %s has two stages on a rank, and this model is cut into %d a rank",
+			p.Schedule, chunks).WithHint("cut it into two stages a rank, or take Interleaved1F1B")
 	case looped && chunks < 2:
 		return where.Inputf("the schedule %s has several stages on a rank, and this model is cut into one a rank",
 			p.Schedule).WithHint("cut it into more stages, or take 1F1B")
@@ -136,9 +164,15 @@ func (r *resolver) pipeline() error {
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
 			p.Micros).WithHint("make the batch larger or its micro batches smaller, or give --grad-accum beside " +
 			"--pipeline-parallel")
-	case p.Schedule == "Interleaved1F1B" && p.Micros%max(1, p.Micros/int(p.Degree)) != 0:
-		return where.Inputf("Interleaved1F1B cannot divide %d micro batches into %d rounds", p.Micros,
-			p.Micros/int(p.Degree)).WithHint(fmt.Sprintf("give a multiple of %d micro batches", p.Degree))
+	case p.Schedule == "DualPipeV" && p.Micros < 2*int(p.Degree):
+		return where.Inputf("DualPipeV needs at least as many micro batches as stages, %d, and a step has %d",
+			2*p.Degree, p.Micros).WithHint("make the batch larger or its micro batches smaller")
+	case strings.HasPrefix(p.Schedule, "Interleaved") && p.Micros%rounds != 0:
+		return where.Inputf("%s cannot divide %d micro batches into %d rounds", p.Schedule, p.Micros, rounds).
+			WithHint(fmt.Sprintf("give a multiple of %d micro batches", p.Degree))
+	}
+	if p.IsV() {
+		p.Table = parallel.NewVee(p.Degree, counts)
 	}
 	j.Pipeline = p
 	return nil
@@ -149,22 +183,22 @@ func (r *resolver) pipeline() error {
 func (p *Pipeline) UnderWay(stage int64) float64 {
 	most, now := 0, 0
 	for _, pass := range p.Passes(stage, p.Simulated()) {
-		if now++; pass.Backward {
-			now -= 2
-		}
+		now += pass.Begun()
 		most = max(most, now)
 	}
 	return float64(most) / float64(len(p.Table[stage]))
 }
 
-// Simulated returns how many micro batches show what a stage holds. 1F1B and its interleaved form repeat themselves
-// once all stages have work.
+// Simulated returns how many micro batches show what a stage holds. All but GPipe and LoopedBFS repeat themselves once
+// all stages have work.
 func (p *Pipeline) Simulated() int {
 	chunks, enough := len(p.Table[0]), p.Micros
 	switch p.Schedule {
 	case "1F1B":
 		enough = int(p.Degree) + 2
-	case "Interleaved1F1B":
+	case "ZBVZeroBubble", "DualPipeV":
+		enough = 4 * int(p.Degree)
+	case "Interleaved1F1B", "InterleavedZeroBubble":
 		group := p.group()
 		enough = (2*chunks*group + 2*int(p.Degree) + group - 1) / group * group
 	}
@@ -225,6 +259,31 @@ func (r *resolver) besidePipeline() error {
 	)
 }
 
+// besideDivided refuses what PyTorch cannot do in a backward pass of two halves, and what is not planned with one.
+func (r *resolver) besideDivided() error {
+	j := r.job
+	if j.Pipeline == nil || !j.Pipeline.Divides() {
+		return nil
+	}
+	name := j.Pipeline.Schedule
+	takes := "take Interleaved1F1B"
+	return refuse(
+		contradiction{j.Recompute != nil && j.Recompute.Selective > 0, fmt.Sprintf("PyTorch's selective checkpoints "+
+			"allow one backward pass, and %s divides it into two (\"Trying to backward an extra time\")", name),
+			"recompute whole blocks or nothing, or " + takes},
+		contradiction{j.Recompute != nil && j.Recompute.Reentrant, fmt.Sprintf("PyTorch refuses reentrant checkpoints "+
+			"in %s, which calls torch.autograd.grad", name), "set use_reentrant to false, or " + takes},
+		contradiction{j.TilesMLP != nil, fmt.Sprintf("PyTorch refuses tiled feed-forward networks in %s, which calls "+
+			"torch.autograd.grad: their checkpoints are reentrant", name), takes},
+		contradiction{j.Compile, fmt.Sprintf("PyTorch refuses compiled stages in %s", name), "leave out the " +
+			"compilation, or " + takes},
+		contradiction{j.FSDP == nil && j.World > int(j.Pipeline.Degree), fmt.Sprintf("%s with DistributedDataParallel "+
+			"is not planned: its hooks see no gradient that the half for the weights makes", name), "take FSDP2"},
+		contradiction{j.Adapter != nil || j.Quantization != nil, fmt.Sprintf("%s with adapters or quantized weights "+
+			"is not planned yet", name), takes},
+	)
+}
+
 // pipelineMicros divides the batch of a rank into the micro batches of the pipeline.
 func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 	j := r.job
@@ -267,10 +326,10 @@ func layersOfStages(p *recipe.Pipeline, layers int) ([]int64, error) {
 	}
 	first, last := p.LayersLess[0], p.LayersLess[1]
 	all, stages := layers+first+last, p.Degree
-	switch looped := p.Schedule == "Interleaved1F1B" || p.Schedule == "LoopedBFS"; {
+	switch {
 	case p.LayersEach > 0:
 		stages = int(math.Ceil(float64(all) / float64(p.LayersEach)))
-	case looped:
+	case isLooped(p.Schedule):
 		stages = 2 * p.Degree
 	}
 	each, more := all/stages, all%stages

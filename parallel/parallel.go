@@ -69,6 +69,7 @@ type Pass struct {
 	Backward bool
 	Chunk    int
 	Micro    int
+	Half     Half
 }
 
 // Schedule returns the passes of a stage in their order. With one chunk a stage it is 1F1B, else the interleaved
@@ -99,7 +100,7 @@ func order(micros, chunks, group int, backward bool) []Pass {
 				chunk = chunks - 1 - c
 			}
 			for m := first; m < min(first+group, micros); m++ {
-				list = append(list, Pass{backward, chunk, m})
+				list = append(list, Pass{Backward: backward, Chunk: chunk, Micro: m})
 			}
 		}
 	}

@@ -31,6 +31,10 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 		// The schedules of several chunks receive some micro batches before they run them.
 		{"Interleaved1F1B", 2, 1, 2, 16, "", "none", 0.03}, // of which 12 are simulated
 		{"LoopedBFS", 2, 0, 2, 4, "", "none", 0.005},
+		// The first of these divides backward passes without recomputation, the last one with it.
+		{"InterleavedZeroBubble", 2, 1, 2, 6, "", "none", 0.02},
+		{"ZBVZeroBubble", 2, 0, 2, 12, "", "none", 0.02}, // of which 8 are simulated
+		{"DualPipeV", 2, 1, 2, 6, "--gradient-checkpointing", "full", 0.02},
 	} {
 		t.Run(fmt.Sprintf("%s of %d, stage %d", c.schedule, c.stages, c.stage), func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +71,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 	for _, c := range []struct {
 		model, schedule string
 		stages          int
-	}{{"llama-3-8b", "1F1B", 4}, {"mixtral-8x7b", "GPipe", 8}, {"gpt2", "", 3}, {"qwen3-8b", "Interleaved1F1B", 4}} {
+	}{{"llama-3-8b", "1F1B", 4}, {"mixtral-8x7b", "GPipe", 8}, {"gpt2", "", 3}, {"qwen3-8b", "Interleaved1F1B", 4},
+		{"llama-3-8b", "ZBVZeroBubble", 4}} {
 		q := job.Request{Model: c.model, GPUs: c.stages, PipelineParallel: c.stages, PipelineSchedule: c.schedule,
 			Accumulation: 8}
 		j, err := q.Resolve()

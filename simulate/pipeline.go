@@ -19,13 +19,17 @@ type pipeline struct {
 	inputs  []hold        // of the last chunk
 	sent    []hold        // gradients of inputs; torch since 2.10 keeps the last one only, until it has been sent
 	engine  pipelineEngine
-	left    int // micro batches that are not simulated, as they hold no more than those before
+	left    int                    // micro batches that are not simulated, as they hold no more than those before
+	divided map[parallel.Pass]bool // micro batches whose backward pass is divided
+	over    *autograd.Tape         // of a micro batch whose passes are over, for the next one
 }
 
 // microBatch is a micro batch on its way through a chunk.
 type microBatch struct {
-	tape   *autograd.Tape
-	result forward.Result
+	tape     *autograd.Tape
+	result   forward.Result
+	divided  *autograd.Divided // its backward pass has run for the input
+	received hold              // the gradient that the first chunk keeps until it runs both halves at once
 }
 
 // iteratePipeline runs the passes of an optimizer step in the order of the schedule.
@@ -47,14 +51,18 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	if iteration == ledger.First {
 		s.phase(ledger.Forward, iteration, func() { s.makeBuffers(passes) })
 	}
+	s.pipeline.divided = map[parallel.Pass]bool{}
 	for _, pass := range passes {
-		chunk := &s.Stage.Chunks[pass.Chunk]
-		key := parallel.Pass{Chunk: pass.Chunk, Micro: pass.Micro}
-		if pass.Backward {
-			s.phase(ledger.Backward, iteration, func() { s.backwardThrough(chunk, key) })
-		} else {
-			s.phase(ledger.Forward, iteration, func() { s.forwardThrough(chunk, key) })
+		if pass.Half == parallel.InputHalf && s.Stage.Chunks[pass.Chunk].Receives {
+			s.pipeline.divided[keyOf(pass)] = true
 		}
+	}
+	for _, pass := range passes {
+		chunk, name := &s.Stage.Chunks[pass.Chunk], ledger.Forward
+		if pass.Backward {
+			name = ledger.Backward
+		}
+		s.phase(name, iteration, func() { s.runPass(chunk, pass) })
 	}
 	s.phase(ledger.Backward, iteration, func() {
 		s.engine.endBackward(true)
@@ -71,12 +79,45 @@ func (s *simulation) iteratePipeline(iteration ledger.Iteration) {
 	s.engine.zeroGradients()
 }
 
+// keyOf returns a pass that stands for the micro batch in its chunk.
+func keyOf(p parallel.Pass) parallel.Pass { return parallel.Pass{Chunk: p.Chunk, Micro: p.Micro} }
+
+func (s *simulation) runPass(c *job.Chunk, pass parallel.Pass) {
+	key := keyOf(pass)
+	switch {
+	case !pass.Backward:
+		s.forwardThrough(c, key)
+	case pass.Half == parallel.InputHalf:
+		s.backwardForInput(c, s.pipeline.underWay[key])
+	default:
+		s.backwardThrough(c, key)
+	}
+}
+
+// backwardForInput runs the half of a backward pass that makes the gradient to send. The first chunk sends none: it
+// keeps what has come until it runs both halves at once (backward_one_chunk in torch/distributed/pipelining/stage.py).
+func (s *simulation) backwardForInput(c *job.Chunk, m *microBatch) {
+	s.workspace()
+	if !c.Receives {
+		m.received = s.message()
+		return
+	}
+	m.divided = m.tape.BackwardInput(m.result.Loss, m.result.Received, c.Sends)
+	s.engine.endBackward(false)
+	s.releaseOutput(m)
+}
+
 // forwardThrough runs the forward pass of a micro batch through a chunk.
 func (s *simulation) forwardThrough(c *job.Chunk, key parallel.Pass) {
 	s.workspace()
 	m := &microBatch{tape: autograd.NewTape(s.gpu, s.engine.whyGradients)}
+	if over := s.pipeline.over; over != nil {
+		m.tape.Reuse(over)
+		s.pipeline.over = nil
+	}
 	options := s.options()
 	options.Receives, options.Sends = c.Receives, c.Sends
+	options.DividesBackward = s.pipeline.divided[key]
 	m.result = forward.Run(m.tape, c.Network, s.modules, options)
 	s.pipeline.underWay[key] = m
 	if c.Sends && len(s.Stage.Chunks) == 1 && s.Versions.Torch.AtLeast(2, 15, 0) {
@@ -90,14 +131,20 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 	s.workspace()
 	m := s.pipeline.underWay[key]
 	delete(s.pipeline.underWay, key)
-	m.tape.Backward(m.result.Loss)
-	s.engine.endBackward(false)
+	m.received.free()
+	if m.divided != nil {
+		m.divided.Weights()
+	} else {
+		m.tape.Backward(m.result.Loss)
+		s.engine.endBackward(false)
+	}
 	m.tape.Drop(m.result.RouterLogits...)
 	if s.keepsOutput(c) {
 		s.pipeline.outputs = append(s.pipeline.outputs, m)
 	} else {
 		s.releaseOutput(m)
 	}
+	s.pipeline.over = m.tape
 	if !c.Receives {
 		return
 	}
@@ -105,7 +152,8 @@ func (s *simulation) backwardThrough(c *job.Chunk, key parallel.Pass) {
 		dropAll(&s.pipeline.sent)
 	}
 	s.pipeline.sent = append(s.pipeline.sent, s.message())
-	if !c.Sends { // losses keep their graphs until the step ends, and these the inputs (AccumulateGrad)
+	// Losses keep their graphs until the step ends, and these the inputs (AccumulateGrad). Two halves detach the loss.
+	if !c.Sends && m.divided == nil {
 		for range 1 + s.pipeline.left {
 			s.pipeline.inputs = append(s.pipeline.inputs, s.message())
 		}
@@ -188,12 +236,8 @@ func (s *simulation) makeBuffers(passes []parallel.Pass) {
 func mostUnderWay(passes []parallel.Pass, chunk int) int {
 	most, now := 0, 0
 	for _, p := range passes {
-		switch {
-		case p.Chunk != chunk:
-		case p.Backward:
-			now--
-		default:
-			now++
+		if p.Chunk == chunk {
+			now += p.Begun()
 			most = max(most, now)
 		}
 	}

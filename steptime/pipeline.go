@@ -8,8 +8,25 @@ import (
 	"plimsoll/parallel"
 )
 
-// passTimes are the times of the passes of one micro batch through a chunk, with what they wait for.
-type passTimes struct{ forward, backward float64 }
+// passTimes are the times of the passes of one micro batch through a chunk, with what they wait for. Weights is the
+// part of backward that a divided backward pass takes for the weights.
+type passTimes struct{ forward, backward, weights float64 }
+
+// of returns the time of a pass. The first chunk has no input whose gradient somebody waits for: it runs both halves
+// where it should run that of the weights (backward_one_chunk in torch/distributed/pipelining/stage.py).
+func (t passTimes) of(p parallel.Pass, first bool) float64 {
+	switch {
+	case !p.Backward:
+		return t.forward
+	case p.Half == parallel.InputHalf && first:
+		return 0
+	case p.Half == parallel.InputHalf:
+		return t.backward - t.weights
+	case p.Half == parallel.WeightHalf && !first:
+		return t.weights
+	}
+	return t.backward
+}
 
 // timetable is what a schedule needs: the passes of every stage in their order, the times of every stage's chunks, and
 // how long a message takes behind every chunk on the way of a micro batch.
@@ -17,6 +34,15 @@ type timetable struct {
 	passes   [][]parallel.Pass
 	times    [][]passTimes
 	messages []float64
+	vee      bool // chunks go down the stages and come back
+}
+
+// place returns where a chunk of a stage is on the way of a micro batch.
+func (t *timetable) place(stage, chunk int) int {
+	if t.vee && chunk == 1 {
+		return 2*len(t.passes) - 1 - stage
+	}
+	return chunk*len(t.passes) + stage
 }
 
 // errCircle is for passes that wait for each other.
@@ -63,17 +89,18 @@ func (t *timetable) ends(micros int) ([]float64, error) {
 		for s, list := range t.passes {
 			for ; next[s] < len(list); next[s]++ {
 				p := list[next[s]]
-				place := p.Chunk*stages + s
-				from := ready(p, place)
+				place := t.place(s, p.Chunk)
+				from := clock[s]
+				if p.Half != parallel.WeightHalf { // the stage's own other half comes before
+					from = ready(p, place)
+				}
 				if from == open {
 					break
 				}
-				length := t.times[s][p.Chunk].forward
-				if p.Backward {
-					length = t.times[s][p.Chunk].backward
+				clock[s] = max(clock[s], from) + t.times[s][p.Chunk].of(p, place == 0)
+				if p.Half != parallel.WeightHalf {
+					*at(p.Backward, place, p.Micro) = clock[s]
 				}
-				clock[s] = max(clock[s], from) + length
-				*at(p.Backward, place, p.Micro) = clock[s]
 				moved = true
 			}
 		}
@@ -145,7 +172,7 @@ func newStages(j *job.Job, trained float64) *stages {
 // parts returns the parts of a step at an end of the interval.
 func (s *stages) parts(r rates) (parts, error) {
 	p, micros := s.job.Pipeline, float64(s.job.Pipeline.Micros)
-	t := &timetable{passes: s.passes, messages: s.messages(&r)}
+	t := &timetable{passes: s.passes, messages: s.messages(&r), vee: p.IsV()}
 	duties := make([]duty, len(s.chunks))
 	for i, chunks := range s.chunks {
 		d := &duties[i]
@@ -154,7 +181,7 @@ func (s *stages) parts(r rates) (parts, error) {
 			of := predictor{job: c.job, rates: r, trained: c.trained}
 			of.predict(c.work)
 			back := of.backward + of.added
-			times = append(times, passTimes{of.forward + of.waits.forward, back + of.waits.backward})
+			times = append(times, passTimes{of.forward + of.waits.forward, back + of.waits.backward, of.backward / 2})
 			d.forward, d.backward = d.forward+of.forward*micros, d.backward+back*micros
 			d.communication += (of.waits.forward + of.waits.backward) * micros
 			d.last, d.optimizer = d.last+of.waits.last, d.optimizer+of.optimizer
@@ -169,7 +196,14 @@ func (s *stages) messages(r *rates) []float64 {
 	j := s.job
 	bytes := float64(j.Sequences()*sequenceOf(j)*j.Model.Network.Hidden*j.ComputeType().Size()) /
 		float64(j.Parallel.Context*j.Parallel.Tensor)
-	return r.messages(bytes, int(j.Pipeline.Degree), len(j.Pipeline.Table[0]), j.World, j.RanksPerNode)
+	list := r.messages(bytes, int(j.Pipeline.Degree), len(j.Pipeline.Table[0]), j.World, j.RanksPerNode)
+	if p := int(j.Pipeline.Degree); j.Pipeline.IsV() {
+		list[p-1] = 0 // both chunks are the last stage's
+		for place := p; place < 2*p-1; place++ {
+			list[place] = list[2*p-2-place] // the same ranks on the way back
+		}
+	}
+	return list
 }
 
 // messages returns how long a message takes behind each chunk. Stages have neighbouring ranks, so some boundaries are

@@ -132,6 +132,8 @@ func unmodelled(j *job.Job) string {
 		return "experts on the host"
 	case j.Pipeline != nil && j.DeepSpeed != nil:
 		return "DeepSpeed's pipeline engine"
+	case j.Pipeline != nil && j.Pipeline.Divides() && j.Recompute != nil:
+		return "recomputation in a divided backward pass"
 	}
 	return ""
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -71,6 +72,14 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	return command
 }
 
+// search searches with less garbage collection: plans make much garbage, and little of it lives.
+func search(q fit.Question) (*fit.Answer, error) {
+	if os.Getenv("GOGC") == "" {
+		defer debug.SetGCPercent(debug.SetGCPercent(400))
+	}
+	return fit.Search(q)
+}
+
 func runFit(c *cobra.Command, o fitOptions) error {
 	q := &o.question
 	q.Request.Clip = given(c, "clip", &o.clip)
@@ -86,7 +95,7 @@ func runFit(c *cobra.Command, o fitOptions) error {
 	if q.Machine, sources, err = of(base); err != nil {
 		return err
 	}
-	answer, err := fit.Search(*q)
+	answer, err := search(*q)
 	if err != nil {
 		return err
 	}

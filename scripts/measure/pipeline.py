@@ -36,7 +36,6 @@ class Segment(torch.nn.Module):
         self.layers = torch.nn.ModuleList(inner.layers[i] for i in layers)
         self.norm, self.lm_head = (inner.norm, model.lm_head) if last else (None, None)
         self.rotary_emb = inner.rotary_emb
-        self.checkpoints = False
 
     def forward(self, x):
         if self.embed_tokens is not None:
@@ -44,14 +43,17 @@ class Segment(torch.nn.Module):
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         embeddings = self.rotary_emb(x, positions)
         for layer in self.layers:
-            run = functools.partial(layer, attention_mask=None, position_embeddings=embeddings)
-            if self.checkpoints:
-                x = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = run(x)
+            x = layer(x, attention_mask=None, position_embeddings=embeddings)
         if self.norm is not None:
             x = self.lm_head(self.norm(x))
         return x
+
+
+def indices(arguments):
+    """The indices of the rank's segments: in a V, they come back from the last rank to the first."""
+    if arguments.schedule in ("ZBVZeroBubble", "DualPipeV"):
+        return [arguments.stage, 2 * arguments.stages - 1 - arguments.stage]
+    return range(arguments.stage, arguments.stages * arguments.chunks, arguments.stages)
 
 
 def cut(arguments, config):
@@ -63,10 +65,9 @@ def cut(arguments, config):
     layers[-1] -= 1
     segments = {}
     model, _ = train.build_model(arguments)
-    for index in range(arguments.stage, count, arguments.stages):
+    for index in indices(arguments):
         start = sum(layers[:index])
         segments[index] = Segment(model, range(start, start + layers[index]), index == 0, index == count - 1)
-        segments[index].checkpoints = arguments.gradient_checkpointing
     return segments
 
 
