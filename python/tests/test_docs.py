@@ -119,3 +119,14 @@ def test_the_example_of_a_plan():
     answer = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[0].startswith("micro batch 16: does not fit, ")
     assert re.fullmatch(r"micro batch \d: fits, \d+\.\d GiB", answer.stdout.splitlines()[-1])
+
+
+def test_the_cookbook_moves_a_job_from_deepspeed(tmp_path, monkeypatch):
+    convert = [os.environ["PLIMSOLL"], "checkpoint", "convert", ROOT / "examples" / "deepspeed", tmp_path / "converted"]
+    subprocess.run([*convert, "--from", "deepspeed"], check=True)
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(program, "docs/cookbook.md", "exec"), names)
+    assert names["optimizer"].resumed_step == 3
+    assert all(state["step"] == 4 for state in names["optimizer"].state_dict()["state"].values())
