@@ -24,6 +24,9 @@ var documentedExit = map[string]int{
 		"--seq-len 4096 --host-bandwidth 300 --host-memory 512GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
 		"--seq-len 1024": exitFailed,
+	"plimsoll explain examples/failures/killed.log examples/failures/memory.events": exitFailed,
+	"plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --host-memory 128GiB --offload states --precision bf16 " +
+		"--seq-len 1024": exitDoesNotFit,
 	"plimsoll explain examples/failures/killed.log":                                       exitFailed,
 	"plimsoll explain examples/failures/killed.log examples/failures/dmesg.txt":           exitFailed,
 	"plimsoll explain snapshot/testdata/oom.pickle.gz --what-if expandable_segments:True": exitFailed,

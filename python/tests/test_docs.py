@@ -1,10 +1,11 @@
-"""What docs/python.md and docs/checkpoints.md show is run."""
+"""What the documents show in Python is run."""
 
 import os
 import pathlib
 import re
 import socket
 import subprocess
+import sys
 
 import plimsoll.torch
 import torch.distributed
@@ -104,3 +105,28 @@ def test_checkpoints_to_and_from_torch(tmp_path, monkeypatch):
     ours.load("converted")
     entries = ours.state_dict()["state"]
     assert all(torch.equal(entries[i]["exp_avg"], torch.full((16, 16), 0.1)) for i in entries)
+
+
+def test_plans():
+    names = {}
+    for i, program in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "notebook.md").read_text(), re.DOTALL)):
+        exec(compile(program, f"docs/notebook.md, program {i + 1}", "exec"), names)
+    assert names["plan"].verdict == "fits" and names["found"].fastest["verdict"] == "fits"
+
+
+def test_the_example_of_a_plan():
+    script = ROOT / "examples" / "python" / "will_it_fit.py"
+    answer = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[0].startswith("micro batch 16: does not fit, ")
+    assert re.fullmatch(r"micro batch \d: fits, \d+\.\d GiB", answer.stdout.splitlines()[-1])
+
+
+def test_the_cookbook_moves_a_job_from_deepspeed(tmp_path, monkeypatch):
+    convert = [os.environ["PLIMSOLL"], "checkpoint", "convert", ROOT / "examples" / "deepspeed", tmp_path / "converted"]
+    subprocess.run([*convert, "--from", "deepspeed"], check=True)
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(program, "docs/cookbook.md", "exec"), names)
+    assert names["optimizer"].resumed_step == 3
+    assert all(state["step"] == 4 for state in names["optimizer"].state_dict()["state"].values())
