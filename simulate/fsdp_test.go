@@ -8,7 +8,9 @@ import (
 
 	"plimsoll/autograd"
 	"plimsoll/dtype"
+	"plimsoll/files/filestest"
 	"plimsoll/job"
+	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
 	"plimsoll/recipe"
 )
@@ -38,5 +40,29 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 			t.Errorf("%d rows among %d ranks: a shard of %d of %d elements, FSDP2 has %d of %d", c.rows, c.ranks,
 				e.shardOf(p, all), all, measured.Shard, measured.Gathered)
 		}
+	}
+}
+
+// TestFrozenGradients accumulates gradients of an adapter under FSDP1. PEFT's fsdp_auto_wrap_policy keeps frozen
+// parameters out of the units of trained ones, so that micro batches before the last add no gradients of those.
+func TestFrozenGradients(t *testing.T) {
+	file, peaks := filestest.InNewFolder(t), map[int]ledger.Bytes{}
+	var frozen ledger.Bytes
+	for _, accumulation := range []int{1, 4} {
+		j, err := (&job.Request{Model: file("config.json", wideLlama), GPU: "H100-80GB", GPUs: 2, Configs: []string{
+			file("train.yaml", fmt.Sprintf("base_model: x\nadapter: lora\nlora_r: 4\nlora_target_linear: true\n"+
+				"sequence_len: 64\nmicro_batch_size: 1\ngradient_accumulation_steps: %d\nbf16: true\n"+
+				"optimizer: adamw_torch\nattn_implementation: sdpa\nfsdp: [full_shard, auto_wrap]\nfsdp_config:\n"+
+				"  fsdp_use_orig_params: false\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"+
+				"  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_sharding_strategy: FULL_SHARD\n", accumulation))}}).
+			Resolve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := steady(t, j)
+		peaks[accumulation], frozen = got[2], ledger.Bytes(2*j.Model.Elements())
+	}
+	if more := peaks[4] - peaks[1]; more < 0 || more > frozen/20 {
+		t.Errorf("accumulation adds %v to the backward pass of an adapter of a model of %v", more, frozen)
 	}
 }
