@@ -70,7 +70,7 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 	}
 	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Ahead: s.ahead(),
 		Trained: s.trainedElements() + s.experts.trainedInExperts(),
-		Host:    Memory{host.phases, []ledger.Holding{process(j)}}}
+		Host:    Memory{host.phases, asMeasured(process(j))}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
 	}
