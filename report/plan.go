@@ -397,20 +397,24 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 		device := &d.Devices[i]
 		phases := &Table{Style: Listed, Columns: []Column{{Title: "phase", Width: len("the steady backward")},
 			{Title: "bytes"}}}
-		var found ledger.Holding
+		var found ledger.Holding // where it is largest
+		when := ""
 		for k := range device.Phases {
 			p := &device.Phases[k]
-			for _, c := range p.Components {
+			for _, c := range slices.Concat(p.Components, device.Outside) {
 				names = append(names, c.Component.Title())
 				if strings.EqualFold(c.Component.Title(), name) || string(c.Component) == name {
 					phases.add(phaseText(p.Name, p.Iteration), c.Bytes.Exact())
-					found = c
+					if c.Bytes > found.Bytes {
+						found, when = c, phaseText(p.Name, p.Iteration)
+					}
 				}
 			}
 		}
 		if len(phases.Rows) > 0 {
 			all = append(all, Paragraph(fmt.Sprintf("%s on the %s", found.Component.Title(), device.Kind)), phases,
 				Paragraph("  why: "+found.Why))
+			all = append(all, d.addressOf(device, found, when)...)
 		}
 	}
 	if len(all) == 0 {
