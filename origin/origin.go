@@ -46,6 +46,12 @@ const (
 	Megatron = "Megatron-LM"
 )
 
+// DeepSpeed's own Adam: of states on the host, and fused on the GPU.
+const (
+	CPUAdam   = "cpu adam"
+	FusedAdam = "fused adam"
+)
+
 // Place is a file of a project and a function in it.
 type Place struct {
 	Project  Project

@@ -43,6 +43,13 @@ func fully(file, function string) []Place {
 	return after(torch(composed+file, function), 2, 6, sharding+file, function)
 }
 
+// pinning is the copy to pinned memory, which all accelerators share in later releases.
+var pinning = []Place{
+	{Project: DeepSpeed, File: "deepspeed/accelerator/cuda_accelerator.py", Function: "CUDA_Accelerator.pin_memory"},
+	{Project: DeepSpeed, File: "deepspeed/accelerator/abstract_accelerator.py",
+		Function: "DeepSpeedAccelerator.pin_memory", Since: version.Version{Minor: 19, Patch: 3}},
+}
+
 // ofEngines are the places of engines.
 var ofEngines = map[string]places{
 	Plain: {
@@ -92,7 +99,7 @@ var ofEngines = map[string]places{
 			"DeepSpeedZeroOptimizer.reduce_independent_p_g_buckets_and_remove_grads"),
 		ledger.ReductionTemporaries: deepSpeed(stages12, "DeepSpeedZeroOptimizer.get_grad_norm_direct"),
 		ledger.AccumulatedGradients: deepSpeed(stages12, "DeepSpeedZeroOptimizer.fill_grad_accum_attribute"),
-		ledger.PinningCopies:        deepSpeed("accelerator/cuda_accelerator.py", "CUDA_Accelerator.pin_memory"),
+		ledger.PinningCopies:        pinning,
 	},
 	ZeRO3: {
 		ledger.Parameters:           deepSpeed("runtime/zero/partition_parameters.py", "Init.__init__"),
@@ -103,10 +110,11 @@ var ofEngines = map[string]places{
 		ledger.AccumulatedGradients: deepSpeed(stage3, "DeepSpeedZeroOptimizer_Stage3._setup_for_real_optimizer"),
 		ledger.Gradients:            deepSpeed(stage3, "DeepSpeedZeroOptimizer_Stage3.partition_grads"),
 		ledger.ReductionTemporaries: deepSpeed(stage3, "DeepSpeedZeroOptimizer_Stage3.get_grad_norm_direct"),
-		ledger.FlatteningCopies:     deepSpeed("runtime/zero/utils.py", "defragment"),
+		ledger.FlatteningCopies: after(deepSpeed(stage3, "DeepSpeedZeroOptimizer_Stage3.defragment"), 0, 19,
+			"deepspeed/runtime/zero/utils.py", "defragment"),
 		ledger.GatheredParameters: deepSpeed("runtime/zero/partitioned_param_coordinator.py",
 			"PartitionedParameterCoordinator.fetch_sub_module"),
-		ledger.PinningCopies: deepSpeed("accelerator/cuda_accelerator.py", "CUDA_Accelerator.pin_memory"),
+		ledger.PinningCopies: pinning,
 	},
 	Megatron: {},
 }
@@ -128,17 +136,19 @@ var (
 // ofOptimizers are the places that make the states of optimizers, by the optimizer's name.
 var ofOptimizers = map[string][]Place{
 	"adamw": adamW, "adam": adam,
-	"sgd": torch("torch/optim/sgd.py", "SGD.step"), "sgd-momentum": torch("torch/optim/sgd.py", "SGD.step"),
-	"adagrad":    torch("torch/optim/adagrad.py", "Adagrad.__init__"),
-	"rmsprop":    torch("torch/optim/rmsprop.py", "RMSprop._init_group"),
-	"muon":       torch("torch/optim/_muon.py", "Muon._init_group"),
-	"adafactor":  {{Project: Transformers, File: "transformers/optimization.py", Function: "Adafactor.step"}},
-	"lamb":       deepSpeed("ops/lamb/fused_lamb.py", "FusedLamb.step"),
-	"lion":       deepSpeed("ops/lion/fused_lion.py", "FusedLion.step"),
-	"onebitadam": oneBit("adam.py", "OnebitAdam.step"),
-	"onebitlamb": oneBit("lamb.py", "OnebitLamb.step"),
+	CPUAdam:   deepSpeed("ops/adam/cpu_adam.py", "DeepSpeedCPUAdam.step"),
+	FusedAdam: deepSpeed("ops/adam/fused_adam.py", "FusedAdam.step"),
+	"sgd":     torch("torch/optim/sgd.py", "SGD.step"), "sgd-momentum": torch("torch/optim/sgd.py", "SGD.step"),
+	"adagrad":     torch("torch/optim/adagrad.py", "Adagrad.__init__"),
+	"rmsprop":     torch("torch/optim/rmsprop.py", "RMSprop._init_group"),
+	"muon":        torch("torch/optim/_muon.py", "Muon._init_group"),
+	"adafactor":   {{Project: Transformers, File: "transformers/optimization.py", Function: "Adafactor.step"}},
+	"lamb":        deepSpeed("ops/lamb/fused_lamb.py", "FusedLamb.step"),
+	"lion":        deepSpeed("ops/lion/fused_lion.py", "FusedLion.step"),
+	"onebitadam":  oneBit("adam.py", "OnebitAdam.step"),
+	"onebitlamb":  oneBit("lamb.py", "OnebitLamb.step"),
 	"zerooneadam": oneBit("zoadam.py", "ZeroOneAdam.step"),
-	"adamw-8bit": twoState, "adamw-32bit": twoState, "ademamix-8bit": twoState, "ademamix-32bit": twoState,
+	"adamw-8bit":  twoState, "adamw-32bit": twoState, "ademamix-8bit": twoState, "ademamix-32bit": twoState,
 	"lion-8bit": oneState, "lion-32bit": oneState,
 	"adamw-4bit": {{Project: TorchAO, File: "torchao/optim/adam.py", Function: "_AdamBase._new_buffer"}},
 }

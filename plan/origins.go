@@ -12,6 +12,14 @@ func originsOf(j *job.Job, engine string) origin.Job {
 	o := origin.Job{Engine: engine, Optimizer: j.Optimizer.Name, Releases: map[origin.Project]version.Version{
 		origin.PyTorch: j.Versions.Torch, origin.DeepSpeed: j.Versions.DeepSpeed,
 		origin.Transformers: j.Versions.Transformers, origin.BitsAndBytes: j.Versions.BitsAndBytes}}
+	if d := j.DeepSpeed; d != nil && (o.Optimizer == "adam" || o.Optimizer == "adamw") {
+		switch {
+		case d.OffloadOptimizer.Device != "none":
+			o.Optimizer = origin.CPUAdam
+		case d.Optimizer != nil && !d.Optimizer.TorchAdam:
+			o.Optimizer = origin.FusedAdam
+		}
+	}
 	if j.OfTransformers() {
 		o.Architecture, o.ModelType = j.Model.Architecture, j.Model.Type
 	}

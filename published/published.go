@@ -25,11 +25,15 @@ type Measurement struct {
 	Planned    ledger.Bytes `json:"planned_bytes"`
 }
 
-// String returns the measurement in text: figures, error and source.
-func (m Measurement) String() string {
-	return fmt.Sprintf("%v measured, %v planned (%+.1f %%): %s of %s, %s parameters, %s (%s)", m.Measured, m.Planned,
-		100*(float64(m.Planned)/float64(m.Measured)-1), m.Quantity, m.Run, ledger.Count(m.Parameters), m.Engine,
-		m.Source)
+// Name returns what was measured in which run.
+func (m Measurement) Name() string {
+	return fmt.Sprintf("%s, %s, %s parameters, %s", m.Run, m.Engine, ledger.Count(m.Parameters), m.Quantity)
+}
+
+// Figures returns the measured and the planned figure, and the error of the plan.
+func (m Measurement) Figures() string {
+	return fmt.Sprintf("%v measured, %v planned (%+.1f %%)", m.Measured, m.Planned,
+		100*(float64(m.Planned)/float64(m.Measured)-1))
 }
 
 //go:embed measurements.tsv

@@ -1,9 +1,10 @@
 package report
 
 import (
-	"strings"
+	"slices"
 
 	"plimsoll/ledger"
+	"plimsoll/plan"
 	"plimsoll/published"
 )
 
@@ -20,25 +21,31 @@ func (d *PlanDocument) addressOf(device *ledger.Device, c ledger.Holding, phase 
 	if c.Origin != nil {
 		s = append(s, Paragraph("  source: "+c.Origin.String()))
 	}
-	if m := d.nearest(device); m != nil {
-		s = append(s, Paragraph("  nearest measurement of a whole "+string(m.Device)+": "+m.String()))
+	if m := d.nearest(device.Kind); m != nil {
+		s = append(s, Paragraph("  nearest measurement of a whole "+string(m.Device)+": "+m.Figures()),
+			Paragraph("    "+m.Name()), Paragraph("    "+m.Source))
 	}
 	return s
 }
 
 // nearest returns the public measurement nearest to the plan of a device, nil where none is near.
-func (d *PlanDocument) nearest(device *ledger.Device) *published.Measurement {
-	return published.Nearest(published.EngineOf(d.Job.Engine), device.Kind, d.Model.Parameters)
+func (d *PlanDocument) nearest(device ledger.Kind) *published.Measurement {
+	for i := range d.Nearest {
+		if d.Nearest[i].Device == device {
+			return &d.Nearest[i]
+		}
+	}
+	return nil
 }
 
-// inDetail returns why a component has its bytes, with the formula and the source.
-func inDetail(c ledger.Holding) string {
-	parts := []string{c.Why}
-	if len(c.Formula) > 0 {
-		parts = append(parts, "formula: "+c.Formula.String())
+// nearestOf returns the public measurement nearest to a plan for each kind of device that it has.
+func nearestOf(p *plan.Plan) (list []published.Measurement) {
+	for _, device := range []ledger.Kind{ledger.GPU, ledger.Host} {
+		has := slices.ContainsFunc(p.Devices, func(d ledger.Device) bool { return d.Kind == device })
+		m := published.Nearest(published.EngineOf(p.Job.EngineName()), device, p.Elements)
+		if has && m != nil {
+			list = append(list, *m)
+		}
 	}
-	if c.Origin != nil {
-		parts = append(parts, "source: "+c.Origin.String())
-	}
-	return strings.Join(parts, "; ")
+	return list
 }

@@ -10,6 +10,7 @@ import (
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
+	"plimsoll/published"
 )
 
 // PlanSchema is the schema of the JSON document.
@@ -34,6 +35,8 @@ type PlanDocument struct {
 	Advice []PlanAdvice `json:"advice,omitempty"`
 	// Applied is the advice whose files were written.
 	Applied *PlanApplied `json:"applied,omitempty"`
+	// Nearest are the public measurements nearest to the plan, one for each kind of device.
+	Nearest []published.Measurement `json:"nearest_measurements,omitempty"`
 	// StepTime is nil where nobody asked for it.
 	StepTime *StepTime   `json:"step_time,omitempty"`
 	Inputs   []Input     `json:"inputs"`
@@ -125,6 +128,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Estimate:     p.Estimate,
 		Limit:        newPlanLimit(p.Verdict),
+		Nearest:      nearestOf(p),
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
