@@ -71,10 +71,11 @@ var ofEngines = map[string]places{
 		ledger.CommunicationBuckets: fully("_fsdp_collectives.py", "foreach_reduce"),
 	},
 	FP16: {
-		ledger.Parameters:           deepSpeed("runtime/engine.py", "DeepSpeedEngine._configure_distributed_model"),
-		ledger.MasterWeights:        deepSpeed("runtime/fp16/fused_optimizer.py", "FP16_Optimizer.__init__"),
-		ledger.MasterGradients:      deepSpeed("runtime/fp16/fused_optimizer.py", "FP16_Optimizer.step"),
-		ledger.FlatteningCopies:     deepSpeed("runtime/fp16/unfused_optimizer.py", "FP16_UnfusedOptimizer.step_fused_lamb"),
+		ledger.Parameters:      deepSpeed("runtime/engine.py", "DeepSpeedEngine._configure_distributed_model"),
+		ledger.MasterWeights:   deepSpeed("runtime/fp16/fused_optimizer.py", "FP16_Optimizer.__init__"),
+		ledger.MasterGradients: deepSpeed("runtime/fp16/fused_optimizer.py", "FP16_Optimizer.step"),
+		ledger.FlatteningCopies: deepSpeed("runtime/fp16/unfused_optimizer.py",
+			"FP16_UnfusedOptimizer.step_fused_lamb"),
 		ledger.ReductionTemporaries: deepSpeed("runtime/utils.py", "get_weight_norm"),
 		ledger.CommunicationBuckets: deepSpeed("runtime/engine.py", "DeepSpeedEngine.buffered_allreduce_fallback"),
 	},
@@ -126,7 +127,8 @@ var loss = []Place{{Project: Transformers, File: "transformers/loss/loss_utils.p
 var (
 	adam = torch("torch/optim/adam.py", "Adam._init_group")
 	// AdamW has been an Adam of its own until torch 2.6.
-	adamW    = after(torch("torch/optim/adamw.py", "AdamW._init_group"), 2, 7, "torch/optim/adam.py", "Adam._init_group")
+	adamW = after(torch("torch/optim/adamw.py", "AdamW._init_group"), 2, 7, "torch/optim/adam.py",
+		"Adam._init_group")
 	twoState = []Place{{Project: BitsAndBytes, File: "bitsandbytes/optim/optimizer.py",
 		Function: "Optimizer2State.init_state"}}
 	oneState = []Place{{Project: BitsAndBytes, File: "bitsandbytes/optim/optimizer.py",

@@ -30,7 +30,8 @@ func TestPlacesOfReleases(t *testing.T) {
 
 // Table returns all places that some releases have, for the tests of the table.
 func Table(j Job) []Place {
-	lists := slices.Concat(slices.Collect(maps.Values(ofOptimizers)), slices.Collect(maps.Values(always)), [][]Place{loss})
+	lists := slices.Concat(slices.Collect(maps.Values(ofOptimizers)), slices.Collect(maps.Values(always)),
+		[][]Place{loss})
 	for _, engine := range ofEngines {
 		lists = slices.AppendSeq(lists, maps.Values(engine))
 	}

@@ -16,7 +16,7 @@ func originsOf(j *job.Job, engine string) origin.Job {
 		switch {
 		case d.OffloadOptimizer.Device != "none":
 			o.Optimizer = origin.CPUAdam
-		case d.Optimizer != nil && !d.Optimizer.TorchAdam:
+		case d.Optimizer.IsFusedAdam():
 			o.Optimizer = origin.FusedAdam
 		}
 	}

@@ -15,7 +15,9 @@ func TestNearest(t *testing.T) {
 		parameters int64
 		want       func(*Measurement) bool
 	}{
-		{"FSDP2", ledger.GPU, 8e9, func(m *Measurement) bool { return m.Engine == "FSDP2" && m.Parameters == 8030261248 }},
+		{"FSDP2", ledger.GPU, 8e9, func(m *Measurement) bool {
+			return m.Engine == "FSDP2" && m.Parameters == 8030261248
+		}},
 		{"FSDP2", ledger.GPU, 1, func(m *Measurement) bool { return m.Engine == "FSDP2" }},
 		{"FSDP3", ledger.GPU, 7e9, func(m *Measurement) bool { return strings.HasPrefix(m.Engine, "FSDP") }},
 		{"DeepSpeed ZeRO-1", ledger.GPU, 8e9, func(m *Measurement) bool {
