@@ -54,6 +54,9 @@ func (s *simulation) measure() *measures {
 		ledger.SharedMasterWeights:   in(s.trained, trained, ranks.states, 4),
 		ledger.SharedMasterGradients: in(s.trained, trained, ranks.states, 4),
 	}
+	if s.reference != nil {
+		m.sums[ledger.ReferenceModel] = s.reference.measure().sums[ledger.Parameters]
+	}
 	m.sums[ledger.ManagedOptimizerStates] = m.sums[ledger.OptimizerStates]
 	return m
 }

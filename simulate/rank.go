@@ -64,6 +64,8 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 		gpu = newTrace(cache)
 	}
 	s := newSimulation(j, gpu, host)
+	gpu.measures = s.measure()
+	host.measures = gpu.measures
 	s.run()
 	for _, t := range []*trace{gpu, host} {
 		if err := t.failure(capacity); err != nil {

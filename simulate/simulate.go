@@ -74,12 +74,9 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
 	}
 	s.chooseEngine()
-	gpu.measures = s.measure()
-	host.measures = gpu.measures
 	s.experts = newHostExperts(s)
 	if j.Reference != nil {
 		s.reference = newReference(s)
-		gpu.measures.sums[ledger.ReferenceModel] = s.reference.measure().sums[ledger.Parameters]
 	}
 	return s
 }
