@@ -184,7 +184,7 @@ bench-compare: ## Compare the kernels with those of commit REF
 
 .PHONY: accuracy
 accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
-	$(GO) run ./cmd/accuracy -write docs/accuracy.md
+	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table published/measurements.tsv
 	$(GO) run ./cmd/accuracy -megatron $${PLIMSOLL_SHARED:-../shared}/data/megatron-golden-dev.jsonl
 
 FUZZTIME ?= 20s

@@ -47,8 +47,11 @@ type Holding struct {
 	// a rank has one group only.
 	Part  string `json:"part,omitempty"`
 	Bytes Bytes  `json:"bytes"`
-	// Why is the formula with its numbers, and its source if it has one.
+	// Why says in words what the bytes are for.
 	Why string `json:"why"`
+	// Formula evaluates to Bytes, and Origin is the source that makes the component. Plans have both.
+	Formula Formula `json:"formula,omitempty"`
+	Origin  *Origin `json:"origin,omitempty"`
 }
 
 // Phase is the memory of a device in a phase: bytes that the program requests, that

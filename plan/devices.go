@@ -24,6 +24,7 @@ func nodeOf(j *job.Job, c simulate.RankClass) ledger.Device {
 		Phases: c.Host.Phases}
 	for _, held := range c.Host.Outside {
 		held.Bytes, held.Why = held.Bytes*ranks, fmt.Sprintf("%d x %s", ranks, held.Why)
+		held.Formula = held.Formula.Times(int64(ranks), "ranks of the node")
 		d.Outside = append(d.Outside, held)
 	}
 	for i := range d.Phases {
@@ -53,6 +54,7 @@ func times(p *ledger.Phase, ranks ledger.Bytes) {
 	for _, list := range [][]ledger.Holding{p.Components, p.End} {
 		for i := range list {
 			list[i].Bytes *= ranks
+			list[i].Formula = list[i].Formula.Times(int64(ranks), "ranks of the node")
 		}
 	}
 }

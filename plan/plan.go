@@ -138,6 +138,7 @@ func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
 	p.Spread.setIntervals(p.Devices[gpus:])
+	setOrigins(p.Devices, originsOf(j, classes[0].Engine))
 	p.judge()
 	return p, nil
 }

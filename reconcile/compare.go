@@ -214,6 +214,9 @@ func ofRank(d ledger.Device, rank int, parts ledger.Bytes) ledger.Device {
 		p.Components = slices.Clone(p.Components)
 		for k := range p.Components {
 			p.Components[k].Bytes /= parts
+			if parts > 1 {
+				p.Components[k].Formula = nil // it is that of all ranks
+			}
 		}
 	}
 	return d

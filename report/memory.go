@@ -55,10 +55,13 @@ type memoryPart struct {
 
 // memoryHolding is a holding as the page shows it.
 type memoryHolding struct {
-	ledger.Holding
-	Title string `json:"title"`
-	Text  string `json:"text"`
-	Color int    `json:"color"` // its place in the palette
+	Bytes   ledger.Bytes `json:"bytes"`
+	Why     string       `json:"why,omitempty"`
+	Formula []string     `json:"formula,omitempty"` // its lines
+	Source  string       `json:"source,omitempty"`
+	Title   string       `json:"title"`
+	Text    string       `json:"text"`
+	Color   int          `json:"color"` // its place in the palette
 }
 
 // newMemoryView returns the view of all bars of a page, or nil for a page without bars.
@@ -114,14 +117,18 @@ func (b Bars) holdings(p *ledger.Phase) []memoryHolding {
 		if color < 0 {
 			color = len(b.palette) - 2
 		}
-		all = append(all, memoryHolding{h, title, h.Bytes.String(), color})
+		of := memoryHolding{Bytes: h.Bytes, Why: h.Why, Title: title, Text: h.Bytes.String(), Color: color}
+		if of.Formula = h.Formula.Lines(); h.Origin != nil {
+			of.Source = h.Origin.String()
+		}
+		all = append(all, of)
 	}
 	slices.SortStableFunc(all, func(x, y memoryHolding) int { return cmp.Compare(y.Bytes, x.Bytes) })
 	spans := b.spans(p)
 	if rest := spans[len(spans)-1]; rest.bytes > 0 {
-		all = append(all, memoryHolding{ledger.Holding{Bytes: rest.bytes,
-			Why: "what the allocator keeps beyond that: rounding, fragments, memory of earlier phases"},
-			b.palette[rest.pigment].title, rest.bytes.String(), rest.pigment})
+		all = append(all, memoryHolding{Bytes: rest.bytes,
+			Why:   "what the allocator keeps beyond that: rounding, fragments, memory of earlier phases",
+			Title: b.palette[rest.pigment].title, Text: rest.bytes.String(), Color: rest.pigment})
 	}
 	return all
 }
@@ -146,9 +153,10 @@ func allocatorParts(p *ledger.Phase) (parts []memoryPart) {
 func (b Bars) nodes() (devices []memoryDevice) {
 	other := len(b.palette) - 2
 	for _, n := range b.Device.NUMANodes {
-		sum := ledger.Holding{Bytes: n.PeakUsed, Why: "what its ranks hold: " + counted(n.Ranks, "rank")}
+		sum := memoryHolding{Bytes: n.PeakUsed, Why: "what its ranks hold: " + counted(n.Ranks, "rank"),
+			Title: "in use", Text: n.PeakUsed.String(), Color: other}
 		phase := memoryPhase{Name: "at the peak", Used: n.PeakUsed, Text: n.PeakUsed.String(),
-			Held: []memoryHolding{{sum, "in use", n.PeakUsed.String(), other}}}
+			Held: []memoryHolding{sum}}
 		devices = append(devices, memoryDevice{Title: fmt.Sprintf("NUMA node %d of the host", n.Node),
 			Capacity: n.Capacity, CapacityText: n.Capacity.String(), Phases: []memoryPhase{phase}})
 	}

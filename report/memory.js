@@ -131,6 +131,8 @@
       const share = p.used > 0 ? 100 * h.bytes / p.used : 0;
       const facts = element("dl", element("dt", "bytes"), element("dd", h.bytes.toLocaleString("en")));
       if (h.why) facts.append(element("dt", "why"), element("dd", h.why));
+      if (h.formula) facts.append(element("dt", "formula"), ...h.formula.map((line) => element("dd", line)));
+      if (h.source) facts.append(element("dt", "source"), element("dd", h.source));
       return element("details", element("summary", mark, element("b", h.title), element("span", h.text),
         element("span", (share < 10 ? share.toFixed(1) : share.toFixed(0)) + " %")), facts);
     }));

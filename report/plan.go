@@ -10,6 +10,7 @@ import (
 	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/plan"
+	"plimsoll/published"
 )
 
 // PlanSchema is the schema of the JSON document.
@@ -34,6 +35,8 @@ type PlanDocument struct {
 	Advice []PlanAdvice `json:"advice,omitempty"`
 	// Applied is the advice whose files were written.
 	Applied *PlanApplied `json:"applied,omitempty"`
+	// Nearest are the public measurements nearest to the plan, one for each kind of device.
+	Nearest []published.Measurement `json:"nearest_measurements,omitempty"`
 	// StepTime is nil where nobody asked for it.
 	StepTime *StepTime   `json:"step_time,omitempty"`
 	Inputs   []Input     `json:"inputs"`
@@ -125,6 +128,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Estimate:     p.Estimate,
 		Limit:        newPlanLimit(p.Verdict),
+		Nearest:      nearestOf(p),
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
@@ -397,20 +401,24 @@ func (d *PlanDocument) Explain(name string) (*Page, error) {
 		device := &d.Devices[i]
 		phases := &Table{Style: Listed, Columns: []Column{{Title: "phase", Width: len("the steady backward")},
 			{Title: "bytes"}}}
-		var found ledger.Holding
+		var found ledger.Holding // where it is largest
+		when := ""
 		for k := range device.Phases {
 			p := &device.Phases[k]
-			for _, c := range p.Components {
+			for _, c := range slices.Concat(p.Components, device.Outside) {
 				names = append(names, c.Component.Title())
 				if strings.EqualFold(c.Component.Title(), name) || string(c.Component) == name {
 					phases.add(phaseText(p.Name, p.Iteration), c.Bytes.Exact())
-					found = c
+					if c.Bytes > found.Bytes {
+						found, when = c, phaseText(p.Name, p.Iteration)
+					}
 				}
 			}
 		}
 		if len(phases.Rows) > 0 {
 			all = append(all, Paragraph(fmt.Sprintf("%s on the %s", found.Component.Title(), device.Kind)), phases,
 				Paragraph("  why: "+found.Why))
+			all = append(all, d.addressOf(device, found, when)...)
 		}
 	}
 	if len(all) == 0 {

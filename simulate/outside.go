@@ -22,6 +22,14 @@ func process(j *job.Job) ledger.Holding {
 	return usualProcess
 }
 
+// asMeasured returns holdings whose bytes are measured figures, with that as their formula.
+func asMeasured(list ...ledger.Holding) []ledger.Holding {
+	for i := range list {
+		list[i].Formula = ledger.Formula{{ledger.Of(int64(list[i].Bytes), "B, as measured")}}
+	}
+	return list
+}
+
 // usualProcess is a process that trains on a GPU.
 var usualProcess = ledger.Holding{Component: ledger.PythonProcess, Bytes: processBytes,
 	Why: "a process that has imported torch and transformers and used CUDA: 2.96 GB resident, as PEFT's authors " +
@@ -36,13 +44,13 @@ const (
 // outside returns what a GPU holds outside torch's allocator.
 func outside(j *job.Job) []ledger.Holding {
 	if h, learned := j.Learned[ledger.OutsideAllocator]; learned {
-		return []ledger.Holding{h}
+		return asMeasured(h)
 	}
 	list := []ledger.Holding{contextOf(j.Versions.Torch, j.GPU.Capability)}
 	if j.World > 1 {
 		list = append(list, ncclOf(j.World))
 	}
-	return list
+	return asMeasured(list...)
 }
 
 // Apart returns how far memory outside the allocator was from the plan where others measured it, and why.

@@ -8,6 +8,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/origin"
 	"plimsoll/roads"
 )
 
@@ -17,7 +18,8 @@ type RankClass struct {
 	First, Ranks, RanksPerNode int
 	GPU                        *Memory // nil without GPUs
 	Host                       Memory
-	Trained                    int64 // elements of a rank's trainable parameters
+	Engine                     string // as package origin names it
+	Trained                    int64  // elements of a rank's trainable parameters
 	// Ahead is what the engine gathers at a time, ahead of its use; 0 if it gathers nothing.
 	Ahead ledger.Bytes
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
@@ -62,6 +64,8 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 		gpu = newTrace(cache)
 	}
 	s := newSimulation(j, gpu, host)
+	gpu.measures = s.measure()
+	host.measures = gpu.measures
 	s.run()
 	for _, t := range []*trace{gpu, host} {
 		if err := t.failure(capacity); err != nil {
@@ -69,8 +73,8 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 		}
 	}
 	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Ahead: s.ahead(),
-		Trained: s.trainedElements() + s.experts.trainedInExperts(),
-		Host:    Memory{host.phases, []ledger.Holding{process(j)}}}
+		Engine: s.engineClass(), Trained: s.trainedElements() + s.experts.trainedInExperts(),
+		Host: Memory{host.phases, asMeasured(process(j))}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
 	}
@@ -78,6 +82,23 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 		class.GPU = &Memory{gpu.phases, outside(j)}
 	}
 	return class, nil
+}
+
+// engineClass returns the engine as package origin names it.
+func (s *simulation) engineClass() string {
+	switch s.engine.(type) {
+	case *fsdp:
+		return map[int]string{1: origin.FSDP1, 2: origin.FSDP2}[s.FSDP.Version]
+	case *fp16Optimizer:
+		return origin.FP16
+	case *bf16Optimizer:
+		return origin.BF16
+	case *zero12:
+		return origin.ZeRO12
+	case *zero3:
+		return origin.ZeRO3
+	}
+	return origin.Plain
 }
 
 // ahead returns what the engine gathers at a time: the largest block with FSDP, the prefetched parameters with ZeRO-3.

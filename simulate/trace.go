@@ -15,22 +15,26 @@ type trace struct {
 	blocks  []block  // by id
 	unused  []int    // ids of freed blocks
 
-	live ledger.Bytes
-	held []ledger.Bytes // by component
+	live  ledger.Bytes
+	held  []ledger.Bytes // by component
+	tally tally
 
 	allocator replayer // nil counts requested bytes only
 	stream    int      // the CUDA stream of the next allocations
 	phases    []ledger.Phase
 	peak      ledger.Bytes // of the current phase
 	atPeak    []ledger.Bytes
-	atTop     bool // held is as at the peak, and not yet copied to atPeak
+	counts    []int // of blocks at the peak, by size
+	atTop     bool  // held is as at the peak, and not yet copied to atPeak and counts
 	failed    error
-	strict    bool // every allocation of a component must give the same reason
+	measures  *measures // what formulas count in; nil counts bytes
+	strict    bool      // every allocation of a component must give the same reason
 }
 
 type block struct {
 	bytes     ledger.Bytes
 	component int
+	size      int // in the tally
 }
 
 // replayer is the model of an allocator that a trace is replayed on: the caching
@@ -79,6 +83,7 @@ func because(format string, values ...any) func() string {
 // Allocate allocates a block and returns its id. why gives the reason for the component's size.
 func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component, why func() string) int {
 	b := block{bytes: bytes, component: t.component(component, why)}
+	b.size = t.tally.add(b.component, bytes)
 	id := len(t.blocks)
 	if n := len(t.unused); n > 0 {
 		id = t.unused[n-1]
@@ -102,6 +107,7 @@ func (t *trace) Allocate(bytes ledger.Bytes, component ledger.Component, why fun
 func (t *trace) leave() {
 	if t.atTop {
 		t.atPeak, t.atTop = append(t.atPeak[:0], t.held...), false
+		t.counts = append(t.counts[:0], t.tally.counts...)
 	}
 }
 
@@ -110,7 +116,9 @@ func (t *trace) Relabel(id int, component ledger.Component, why func() string) {
 	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
+	t.tally.remove(b.size)
 	b.component = t.component(component, why)
+	b.size = t.tally.add(b.component, b.bytes)
 	t.held[b.component] += b.bytes
 }
 
@@ -119,6 +127,7 @@ func (t *trace) Free(id int) {
 	t.leave()
 	b := &t.blocks[id]
 	t.held[b.component] -= b.bytes
+	t.tally.remove(b.size)
 	t.live -= b.bytes
 	if t.allocator != nil && t.failed == nil {
 		t.failed = t.allocator.Free(id)
@@ -156,8 +165,8 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 			u.PeakReserved, u.Allocated, u.Reserved
 	}
 	t.leave()
-	p.Components = t.components(t.atPeak)
-	p.End = t.components(t.held)
+	p.Components = t.components(t.atPeak, t.counts)
+	p.End = t.components(t.held, t.tally.counts)
 	t.add(p)
 }
 
@@ -180,12 +189,14 @@ func (t *trace) add(p ledger.Phase) {
 	t.phases = append(t.phases, p)
 }
 
-// components returns the components that hold memory, largest first.
-func (t *trace) components(held []ledger.Bytes) []ledger.Holding {
+// components returns the components that hold memory, largest first. Counts are those of the tally.
+func (t *trace) components(held []ledger.Bytes, counts []int) []ledger.Holding {
 	var list []ledger.Holding
+	blocks := t.tally.blocks(counts, len(held))
 	for i, bytes := range held {
 		if bytes > 0 {
-			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes, Why: t.reasons[i]})
+			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes, Why: t.reasons[i],
+				Formula: t.measures.formula(t.names[i], blocks[i])})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b ledger.Holding) int { return int(min(max(b.Bytes-a.Bytes, -1), 1)) })

@@ -34,6 +34,7 @@ type comparison struct {
 	verdict           plan.Result
 	lower, upper      float64 // of the planned interval, if there is one
 	deepSpeed, accel  float64
+	plan              *plan.Plan // nil for a kernel
 }
 
 // hasInterval reports whether the planned figure has an interval: modules by themselves have none.
@@ -107,7 +108,7 @@ func compare(r row, folder string) result {
 		if p := o.figure(r, f); ok && p.what != "" && bytes > 0 {
 			out.compared = append(out.compared, comparison{figure: f, Case: o.expression, measured: bytes,
 				verdict: o.verdict(), planned: p.value, what: p.what, lower: p.lower, upper: p.upper,
-				deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
+				plan: o.plan, deepSpeed: deepSpeedEstimate(o.expression), accel: accelerateEstimate(o.expression)})
 		} else {
 			out.left = append(out.left, f)
 		}

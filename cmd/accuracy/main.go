@@ -23,6 +23,7 @@ func run(args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
 	check := flags.String("check", "", "fail if this `file` is not the report of these measurements")
 	document := flags.String("write", "", "also write the report to this `file`, in Markdown")
+	list := flags.String("table", "", "also write the figures with their sources to this `file`, for package published")
 	detail := flags.Bool("detail", false, "show every quantity, and the command line of every row")
 	keep := flags.String("keep", "", "`folder` for the files that the rows are expressed in; without, they are removed")
 	golden := flags.String("megatron", "", "compare with a `file` of Megatron-LM's golden values instead")
@@ -63,6 +64,11 @@ func run(args []string, out io.Writer) error {
 	writeSummary(out, results)
 	if *detail {
 		writeDetail(out, results)
+	}
+	if *list != "" {
+		if err := os.WriteFile(*list, tableOf(results), 0o644); err != nil {
+			return err
+		}
 	}
 	if *check != "" {
 		return checkDocument(*check, results, megatronRuns)
