@@ -101,8 +101,8 @@ func (t *turns) part() float64 {
 	return float64(t.chunks) / float64(len(w.chunks))
 }
 
-// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or of
-// all together where some wait for each other's CPU.
+// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or
+// of all together where some wait for each other's CPU.
 func (t *turns) turn(pass int) (seconds float64) {
 	begin := time.Now()
 	engine.OnWorkers(t.shards, func(rank, worker int) { t.walk(t.walkers[rank][worker], pass) })
