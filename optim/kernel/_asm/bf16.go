@@ -10,8 +10,6 @@ import (
 	"github.com/mmcloughlin/avo/ir"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
-
-	"plimsoll/files"
 )
 
 // bf16 returns a group rounded to bf16, to nearest even, in memory order. A NaN becomes 0x7fc0. The group is given in
@@ -57,7 +55,7 @@ var bf16Line = regexp.MustCompile(`(?m)^\t(VCVTNE2?PS2BF16) +Z([0-9]+), (?:Z([0-
 
 // encodeBF16 replaces the instructions of a written file by their encodings.
 func encodeBF16(file string) error {
-	text, err := files.Read(file, 64<<20)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
