@@ -185,6 +185,7 @@ var mayOpen = map[string]string{
 	"experiments/":             "it is not a part of the program",
 	"host/hosttest/":           "it is for tests, and reads their data",
 	"files/filestest/":         "it is for tests",
+	"optim/kernel/_asm/":       "it is not a part of the program",
 	"packaging/":               "it is not a part of the program",
 	"scripts/":                 "it is not a part of the program",
 }

@@ -2,8 +2,8 @@
 
 // Package bench measures how near an update comes to the speed limit of memory. The speed of memory differs from host
 // to host and from second to second, so no time is judged alone. Turns of the update, of a millisecond each, come in
-// random order with turns that move the same bytes without arithmetic, over the same arenas and by the same workers. The
-// result is the median of the ratios. Rounds in which other processes used the CPUs are thrown away.
+// random order with turns that move the same bytes without arithmetic, over the same arenas and by the same workers.
+// The result is the median of the ratios. Rounds in which other processes used the CPUs are thrown away.
 package bench
 
 import (
@@ -152,8 +152,8 @@ func closeAll[T io.Closer](all []T) error {
 	return err
 }
 
-// leastSample is the least time of all whole steps of a sample together. It is long beside the kernel's clock tick of 10
-// ms, the unit in which the kernel counts other processes.
+// leastSample is the least time of all whole steps of a sample together. It is long beside the kernel's clock tick of
+// 10 ms, the unit in which the kernel counts other processes.
 const leastSample = 100 * time.Millisecond
 
 // steps measures whole steps of the engine.

@@ -101,8 +101,8 @@ func (t *turns) part() float64 {
 	return float64(t.chunks) / float64(len(w.chunks))
 }
 
-// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or of
-// all together where some wait for each other's CPU.
+// turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or
+// of all together where some wait for each other's CPU.
 func (t *turns) turn(pass int) (seconds float64) {
 	begin := time.Now()
 	engine.OnWorkers(t.shards, func(rank, worker int) { t.walk(t.walkers[rank][worker], pass) })
@@ -119,13 +119,21 @@ func (t *turns) turn(pass int) (seconds float64) {
 	return seconds
 }
 
+// chunksOf returns how many chunks make a turn of a pass. A norm moves a fifth or less of the bytes of an update.
+func (t *turns) chunksOf(pass int) int {
+	if pass == normPass {
+		return 5 * t.chunks
+	}
+	return t.chunks
+}
+
 func (t *turns) walk(w *walker, pass int) {
 	if len(w.chunks) == 0 {
 		return // there are fewer chunks than workers
 	}
 	begin := time.Now()
 	w.walked = 0
-	for range t.chunks {
+	for range t.chunksOf(pass) {
 		chunk := w.chunks[w.next]
 		w.next = (w.next + 1) % len(w.chunks)
 		w.walked += float64(chunk.Gradient.Len())

@@ -38,8 +38,10 @@ func TestTurnsWalkTheState(t *testing.T) {
 	}
 	w := turns.walkers[1][0]
 	turns.chunks = 3
-	for turn := 1; turn <= 20; turn++ {
-		if seconds := turns.turn(turn % passes); seconds <= 0 || w.next != 3*turn%len(w.chunks) {
+	walked := 0
+	for turn := range 20 {
+		walked += turns.chunksOf(turn % passes)
+		if seconds := turns.turn(turn % passes); seconds <= 0 || w.next != walked%len(w.chunks) {
 			t.Errorf("turn %d: %g s, then at chunk %d of %d", turn, seconds, w.next, len(w.chunks))
 		}
 	}

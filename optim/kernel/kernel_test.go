@@ -427,8 +427,8 @@ func TestSumSquaresAgrees(t *testing.T) {
 		for _, typ := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
 			f := Format{Parameter: dtype.BF16, Gradient: typ}
 			r := rand.New(rand.NewPCG(10, uint64(set)))
-			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1024, 1152, 4000, 4096,
-				5000} {
+			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 640, 1023, 1024,
+				1152, 4000, 4096, 5000} {
 				for _, shift := range []int{0, 1 + r.IntN(15)} {
 					c := newChunk(t, f, n, shift)
 					for _, strange := range []bool{false, true} {
