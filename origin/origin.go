@@ -13,6 +13,7 @@ import (
 type Job struct {
 	// Engine is the class that shards: one of the constants of this package.
 	Engine       string
+	OnCPU        bool
 	Optimizer    string
 	Architecture string // of transformers, such as LlamaForCausalLM
 	ModelType    string // of transformers, such as llama; empty for modules of another library
@@ -76,12 +77,22 @@ func Of(j Job, c ledger.Component) *ledger.Origin {
 
 // place returns the place of a component: of the engine, of the optimizer, or of any job.
 func (j Job) place(c ledger.Component) *Place {
+	switch c {
+	case ledger.MasterWeights, ledger.MasterGradients:
+		if j.Engine == FP16 && j.Optimizer != FusedAdam {
+			return nil // FP16_UnfusedOptimizer has them for some of these
+		}
+	case ledger.AdapterActivations:
+		return nil // every kind of adapter has modules of its own
+	case ledger.MatmulWorkspaces:
+		if j.OnCPU {
+			return nil // MKL and oneDNN are no part of PyTorch
+		}
+	case ledger.OptimizerStates, ledger.ManagedOptimizerStates, ledger.CompressionErrors:
+		return j.newest(ofOptimizers[j.Optimizer])
+	}
 	if p := j.newest(ofEngines[j.Engine][c]); p != nil {
 		return p
-	}
-	switch c {
-	case ledger.OptimizerStates, ledger.ManagedOptimizerStates, ledger.OptimizerTemporaries:
-		return j.newest(ofOptimizers[j.Optimizer])
 	}
 	if j.Engine == Megatron {
 		return j.newest(always[c])

@@ -53,6 +53,7 @@ var pinning = []Place{
 // ofEngines are the places of engines.
 var ofEngines = map[string]places{
 	Plain: {
+		ledger.DtypeConversions: ours,
 		ledger.CommunicationBuckets: torch("torch/nn/parallel/distributed.py",
 			"DistributedDataParallel._ddp_init_helper"),
 	},
@@ -64,6 +65,7 @@ var ofEngines = map[string]places{
 		ledger.CommunicationBuckets: torch(runtime, "_reduce_grad"),
 	},
 	FSDP2: {
+		ledger.DtypeConversions:     ours,
 		ledger.Parameters:           fully("_fsdp_param.py", "FSDPParam._init_sharded_param"),
 		ledger.UndividedUnits:       fully("_fsdp_param.py", "FSDPParam._init_sharded_param"),
 		ledger.GatheredParameters:   fully("_fsdp_collectives.py", "foreach_all_gather"),
@@ -90,14 +92,12 @@ var ofEngines = map[string]places{
 		ledger.CommunicationBuckets: deepSpeed("runtime/engine.py", "DeepSpeedEngine.buffered_allreduce_fallback"),
 	},
 	ZeRO12: {
-		ledger.Parameters:      deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
-		ledger.MasterWeights:   deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
-		ledger.Gradients:       deepSpeed(stages12, "DeepSpeedZeroOptimizer.get_flat_partition"),
-		ledger.MasterGradients: deepSpeed(stages12, "DeepSpeedZeroOptimizer.step"),
-		ledger.StagingBuffers:  deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
-		ledger.Bit16Staging:    deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
-		ledger.CommunicationBuckets: deepSpeed(stages12,
-			"DeepSpeedZeroOptimizer.reduce_independent_p_g_buckets_and_remove_grads"),
+		ledger.Parameters:           deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
+		ledger.MasterWeights:        deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
+		ledger.Gradients:            deepSpeed(stages12, "DeepSpeedZeroOptimizer.get_flat_partition"),
+		ledger.MasterGradients:      deepSpeed(stages12, "DeepSpeedZeroOptimizer.step"),
+		ledger.StagingBuffers:       deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
+		ledger.Bit16Staging:         deepSpeed(stages12, "DeepSpeedZeroOptimizer.__init__"),
 		ledger.ReductionTemporaries: deepSpeed(stages12, "DeepSpeedZeroOptimizer.get_grad_norm_direct"),
 		ledger.AccumulatedGradients: deepSpeed(stages12, "DeepSpeedZeroOptimizer.fill_grad_accum_attribute"),
 		ledger.PinningCopies:        pinning,
@@ -146,7 +146,6 @@ var ofOptimizers = map[string][]Place{
 	"muon":        torch("torch/optim/_muon.py", "Muon._init_group"),
 	"adafactor":   {{Project: Transformers, File: "transformers/optimization.py", Function: "Adafactor.step"}},
 	"lamb":        deepSpeed("ops/lamb/fused_lamb.py", "FusedLamb.step"),
-	"lion":        deepSpeed("ops/lion/fused_lion.py", "FusedLion.step"),
 	"onebitadam":  oneBit("adam.py", "OnebitAdam.step"),
 	"onebitlamb":  oneBit("lamb.py", "OnebitLamb.step"),
 	"zerooneadam": oneBit("zoadam.py", "ZeroOneAdam.step"),
@@ -157,7 +156,6 @@ var ofOptimizers = map[string][]Place{
 
 // always are the places of components that are the same in all engines.
 var always = places{
-	ledger.Batch:                 torch("torch/utils/data/_utils/collate.py", "default_collate"),
 	ledger.Parameters:            fromPretrained,
 	ledger.LoadStaging:           fromPretrained,
 	ledger.ReferenceModel:        fromPretrained,
@@ -166,20 +164,12 @@ var always = places{
 	ledger.OffloadedActivations:  torch("torch/autograd/graph.py", "save_on_cpu.__init__"),
 	ledger.RecomputedActivations: torch("torch/utils/checkpoint.py", "checkpoint"),
 	ledger.AutocastWeights:       torch("torch/amp/autocast_mode.py", "autocast.__enter__"),
-	ledger.OperationScratch:      torch("torch/include/c10/cuda/CUDACachingAllocator.h", "raw_alloc"),
 	ledger.MatmulWorkspaces:      torch("torch/include/ATen/cuda/CUDAContextLight.h", "getCurrentCUDABlasHandle"),
 	ledger.PinnedRounding:        torch("torch/include/ATen/core/CachingHostAllocator.h", "CachingHostAllocatorImpl"),
-	ledger.PythonProcess:         torch("torch/__init__.py", "_load_global_deps"),
 	ledger.CUDAContext:           torch("torch/cuda/__init__.py", "_lazy_init"),
-	ledger.NCCL:                  torch("torch/distributed/distributed_c10d.py", "init_process_group"),
-	ledger.OutsideAllocator:      torch("torch/cuda/__init__.py", "_lazy_init"),
-	ledger.CompressionErrors:     oneBit("adam.py", "OnebitAdam.step"),
-	ledger.AdapterActivations: {{Project: PEFT, File: "peft/tuners/lora/layer.py",
-		Function: "Linear.forward"}},
-	ledger.HeldStates:       ours,
-	ledger.HeldControl:      ours,
-	ledger.StatesWindow:     ours,
-	ledger.DtypeConversions: ours,
+	ledger.HeldStates:            ours,
+	ledger.HeldControl:           ours,
+	ledger.StatesWindow:          ours,
 }
 
 var fromPretrained = []Place{{Project: Transformers, File: "transformers/modeling_utils.py",

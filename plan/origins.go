@@ -9,9 +9,10 @@ import (
 
 // originsOf returns what decides the origins of a job's components.
 func originsOf(j *job.Job, engine string) origin.Job {
-	o := origin.Job{Engine: engine, Optimizer: j.Optimizer.Name, Releases: map[origin.Project]version.Version{
+	o := origin.Job{Engine: engine, OnCPU: j.OnCPU, Optimizer: j.Optimizer.Name}
+	o.Releases = map[origin.Project]version.Version{
 		origin.PyTorch: j.Versions.Torch, origin.DeepSpeed: j.Versions.DeepSpeed,
-		origin.Transformers: j.Versions.Transformers, origin.BitsAndBytes: j.Versions.BitsAndBytes}}
+		origin.Transformers: j.Versions.Transformers, origin.BitsAndBytes: j.Versions.BitsAndBytes}
 	if d := j.DeepSpeed; d != nil && (o.Optimizer == "adam" || o.Optimizer == "adamw") {
 		switch {
 		case d.OffloadOptimizer.Device != "none":
