@@ -72,8 +72,8 @@ func (r *resolver) recompute() error {
 		}
 	}
 	switch way {
-	case "", "none":
-	case "full":
+	case "", "none", "false": // as programs write that they recompute nothing
+	case "full", "true":
 		j.Recompute = &autograd.Checkpoint{}
 	case "reentrant":
 		j.Recompute = &autograd.Checkpoint{Reentrant: true}
