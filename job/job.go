@@ -88,6 +88,11 @@ type Job struct {
 	// ZeROInit means that parameters are sharded while the model is made, as
 	// transformers does with ZeRO-3 if the Trainer is made first.
 	ZeROInit bool
+	// WrapsTrained means that FSDP1 has a unit for every trained module of an adapter (PEFT's
+	// fsdp_auto_wrap_policy), so that frozen parameters have no gradient. The Trainer sets that policy
+	// (update_fsdp_plugin_peft in transformers). Without use_orig_params FSDP1 refuses units that are trained in
+	// parts. litgpt's are.
+	WrapsTrained bool
 	// SyncEachBatch means that gradients are reduced after every micro batch:
 	// without, FSDP keeps full gradients until the last (no_sync).
 	SyncEachBatch bool

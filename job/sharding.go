@@ -99,6 +99,7 @@ func (r *resolver) sharding() error {
 	// For an unknown GPU, 80 GiB of memory are assumed.
 	j.SplitsDecay = r.training != nil
 	j.SyncEachBatch = r.training != nil && r.training.SyncEachBatch
+	j.WrapsTrained = j.Adapter != nil && j.FSDP != nil && (r.training != nil || !j.FSDP.UseOrigParams)
 	// Published runs of Trainers whose DeepSpeed configuration stands elsewhere loaded the model in full.
 	byTrainer := r.training != nil && r.training.DeepSpeed != nil
 	j.ZeROInit = byTrainer || r.launch != nil && r.launch.ZeRO3Init || whole > cmp.Or(j.GPU.Memory, 80*ledger.GiB)

@@ -311,8 +311,7 @@ func (e *fsdp) reduces() bool { return e.SyncEachBatch || e.micro == e.micros-1 
 
 // accumulate keeps the full gradient of a unit. FSDP1 has one gradient for the
 // flat parameter, frozen parameters included. The backward pass concatenates it of those of its views, and adds it to
-// that of the micro batches before. With an adapter, PEFT's fsdp_auto_wrap_policy makes a unit of every trained module,
-// and the frozen rest has no gradient: the Trainer sets that policy (update_fsdp_plugin_peft in transformers).
+// that of the micro batches before.
 func (e *fsdp) accumulate(u *unit) {
 	if e.FSDP.Version != 1 ||
 		u.elements(func(p *autograd.Parameter) bool { return p.HasGradient() }, (*autograd.Parameter).Bytes) == 0 {
@@ -320,7 +319,7 @@ func (e *fsdp) accumulate(u *unit) {
 	}
 	joined := e.gpu.hold(u.elements(
 		func(p *autograd.Parameter) bool {
-			return p.Quantized == autograd.Unquantized && (e.Adapter == nil || p.Trainable)
+			return p.Quantized == autograd.Unquantized && (p.Trainable || !e.WrapsTrained)
 		},
 		func(p *autograd.Parameter) int64 { return p.Elements * p.DType.Size() },
 	), ledger.Gradients, e.whyGradients)
