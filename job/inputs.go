@@ -110,6 +110,9 @@ func (in *Inputs) readModel() (err error) {
 		if storage == "" && in.framework != nil {
 			storage = in.framework.Packed
 		}
+		if storage == "" {
+			storage = model.UsualPacking(name)
+		}
 		if before := model.Before(name, storage); before != name {
 			in.model, err = load(before)
 			in.storage = storage

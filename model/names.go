@@ -218,6 +218,21 @@ func Before(name, quantization string) string {
 	return name
 }
 
+// usualPacking matches the ends of names of repositories whose weights have the usual form of their quantization: GPTQ
+// and AWQ in 4 bits with a scale for 128 inputs, AQLM in 2 bits with a code of 16 bits for 8 inputs.
+var usualPacking = regexp.MustCompile(
+	`-(?:(gptq|awq)(?:-(?:int4|4bits?)(?:-(?:128g|g128))?)?|(aqlm)-2bit-1x16(?:-hf)?)$`)
+
+// UsualPacking returns the quantization that the name of a repository tells, "gptq", "awq" or "aqlm", or "" if it tells
+// none or an unusual form.
+func UsualPacking(name string) string {
+	match := usualPacking.FindStringSubmatch(strings.ToLower(name))
+	if match == nil || !hub.IsRepository(name) {
+		return ""
+	}
+	return match[1] + match[2]
+}
+
 // quantizedName is the error for the name of quantized weights of a model that
 // is called base without them.
 func quantizedName(name, base, kind string) error {

@@ -175,3 +175,18 @@ func TestCacheAndHub(t *testing.T) {
 		t.Errorf("from the cache: got %v, %v", m, err)
 	}
 }
+
+// TestUsualPacking: a name that tells an unusual form, or none, tells no quantization.
+func TestUsualPacking(t *testing.T) {
+	for name, want := range map[string]string{
+		"TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ": "gptq", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": "gptq",
+		"owner/model-AWQ": "awq", "owner/model-GPTQ-4bit-128g": "gptq", "owner/model-AQLM-2Bit-1x16": "aqlm",
+		"owner/model-AQLM-2Bit-1x16-hf": "aqlm",
+		"owner/model-AQLM-2Bit-2x8":     "", "owner/model-AQLM": "", "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8": "",
+		"owner/model-GPTQ-3bit": "", "owner/model-GPTQ-4bit-32g": "", "owner/model-GGUF": "", "model-GPTQ": "", "": "",
+	} {
+		if got := UsualPacking(name); got != want {
+			t.Errorf("%q has %q, want %q", name, got, want)
+		}
+	}
+}

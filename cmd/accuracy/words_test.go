@@ -71,7 +71,7 @@ func TestWordsOfSources(t *testing.T) {
 		{`{"model": {"hf_id": "LLaMA 7B"}}`, "--model=llama-7b"},
 		{`{"model": {"hf_id": "lmsys/vicuna-13b"}}`, "--model=llama-13b"},
 		{`{"model": {"hf_id": "llama-7b", "total_params": 7000000000}}`, "--model=llama-7b"},
-		{`{"model": {"hf_id": "gpt-neo", "layers": 2, "hidden": 64, "heads": 2, "vocab": 100}}`,
+		{`{"model": {"hf_id": "codegen", "layers": 2, "hidden": 64, "heads": 2, "vocab": 100}}`,
 			"not of an architecture that Plimsoll describes"},
 	} {
 		e, err := express(rowWith(t, c.changes), "whole run", t.TempDir())
@@ -165,7 +165,7 @@ func TestArchitectures(t *testing.T) {
 		"google/gemma-5b": "GemmaForCausalLM", "Gemma 2 5B": "Gemma2ForCausalLM", "phi-1_5": "PhiForCausalLM",
 		"Phi-3 small": "Phi3ForCausalLM", "google-bert/bert-x": "BertForPreTraining", "roberta-x": "RobertaForMaskedLM",
 		"a GPT of 10B": "GPT2LMHeadModel", "GPT-3 style": "GPT2LMHeadModel", "gpt-j-x": "GPTJForCausalLM",
-		"gpt-neo-x": "", "Qwen3-5B": "Qwen3ForCausalLM", "pythia-5b": "GPTNeoXForCausalLM", "a Transformer": "",
+		"codegen-x": "", "Qwen3-5B": "Qwen3ForCausalLM", "pythia-5b": "GPTNeoXForCausalLM", "a Transformer": "",
 	} {
 		if got, _ := architectureOf(name); got != expected {
 			t.Errorf("%s: %q, expected %q", name, got, expected)
