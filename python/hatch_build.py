@@ -1,4 +1,5 @@
 """Puts the program plimsoll into the wheel: the one that $PLIMSOLL_BINARY names, for the platform $PLIMSOLL_PLATFORM.
+The licenses of what the program contains, which $PLIMSOLL_NOTICES names, go beside it.
 
 Without them the wheel is for every platform, and its users install the program by themselves.
 """
@@ -15,5 +16,6 @@ class ProgramHook(BuildHookInterface):
         if not program:
             return
         build_data["shared_scripts"][os.path.abspath(program)] = "plimsoll"
+        build_data["shared_data"][os.path.abspath(os.environ["PLIMSOLL_NOTICES"])] = "share/doc/plimsoll/NOTICES.txt"
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + os.environ["PLIMSOLL_PLATFORM"]

@@ -8,7 +8,6 @@ import (
 	"io"
 	"log"
 	"os"
-	"path"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -22,11 +21,12 @@ import (
 func main() {
 	out := flag.String("out", "", "folder of the image, in OCI's layout")
 	version := flag.String("version", "", "version of the program")
+	notices := flag.String("notices", "", "file with the licenses of what the program contains")
 	flag.Parse()
 	index := v1.ImageIndex(empty.Index)
 	for _, argument := range flag.Args() { // ARCHITECTURE=PROGRAM
 		architecture, program, _ := strings.Cut(argument, "=")
-		image, err := imageOf(program, architecture, *version)
+		image, err := imageOf(program, *notices, architecture, *version)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -39,8 +39,8 @@ func main() {
 	}
 }
 
-func imageOf(program, architecture, version string) (v1.Image, error) {
-	files, err := archive(program)
+func imageOf(program, notices, architecture, version string) (v1.Image, error) {
+	files, err := archive(program, notices)
 	if err != nil {
 		return nil, err
 	}
@@ -75,14 +75,10 @@ func configOf(image v1.Image, architecture, version string) *v1.ConfigFile {
 }
 
 // archive returns the files of the image. All times are zero, so the same program makes the same image.
-func archive(program string) ([]byte, error) {
-	text, err := os.ReadFile(program)
-	if err != nil {
-		return nil, err
-	}
+func archive(program, notices string) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, folder := range []string{"usr", "usr/bin", "tmp"} {
+	for _, folder := range []string{"usr", "usr/bin", "usr/share", "usr/share/doc", "usr/share/doc/plimsoll", "tmp"} {
 		mode := int64(0o755)
 		if folder == "tmp" {
 			mode = 0o1777
@@ -91,15 +87,26 @@ func archive(program string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	header := &tar.Header{
-		Typeflag: tar.TypeReg, Name: path.Join("usr/bin", "plimsoll"), Mode: 0o755, Size: int64(len(text)),
-	}
-	if err := w.WriteHeader(header); err != nil {
+	if err := add(w, program, "usr/bin/plimsoll", 0o755); err != nil {
 		return nil, err
 	}
-	if _, err := w.Write(text); err != nil {
+	if err := add(w, notices, "usr/share/doc/plimsoll/NOTICES.txt", 0o644); err != nil {
 		return nil, err
 	}
-	err = w.Close() // writes the end of the archive
+	err := w.Close() // writes the end of the archive
 	return b.Bytes(), err
+}
+
+// add writes a file of this host into an archive.
+func add(w *tar.Writer, file, name string, mode int64) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(text))}
+	if err := w.WriteHeader(header); err != nil {
+		return err
+	}
+	_, err = w.Write(text)
+	return err
 }
