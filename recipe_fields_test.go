@@ -28,9 +28,8 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Freeze.Extra Freeze.Layers Freeze.Modules Freeze.Spread": "read by Freeze.Trained",
 
-	"FSDP.ForwardPrefetch": "the next unit is gathered before this one is done in any case",
-	"FSDP.SyncModuleStates FSDP.UseOrigParams FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; " +
-		"views of the same memory; refused with the policy",
+	"FSDP.ForwardPrefetch":                  "the next unit is gathered before this one is done in any case",
+	"FSDP.SyncModuleStates FSDP.WrapBySize": "follow from cpu_ram_efficient_loading; refused with the policy",
 
 	"Quantization.OffloadCPU Quantization.StorageDType": "other values in as many bytes; " +
 		"without effect on a model that is trained",

@@ -106,13 +106,7 @@ func (in *Inputs) readModel() (err error) {
 		load = model.LoadOnline
 	}
 	if in.model, err = load(name); err != nil {
-		storage := in.request.Quantization
-		if storage == "" && in.framework != nil {
-			storage = in.framework.Packed
-		}
-		if storage == "" {
-			storage = model.UsualPacking(name)
-		}
+		storage := in.packing(name)
 		if before := model.Before(name, storage); before != name {
 			in.model, err = load(before)
 			in.storage = storage
@@ -174,6 +168,14 @@ func (in *Inputs) readModel() (err error) {
 		in.reference, err = described(in.reference)
 	}
 	return err
+}
+
+// packing returns how the weights of a repository were quantized, as a flag, a file or the repository's name says it.
+func (in *Inputs) packing(name string) string {
+	if in.framework != nil {
+		return cmp.Or(in.request.Quantization, in.framework.Packed, model.UsualPacking(name))
+	}
+	return cmp.Or(in.request.Quantization, model.UsualPacking(name))
 }
 
 // answers returns how the framework's file trains on answers, or nil.

@@ -87,7 +87,8 @@ func (r *resolver) sharding() error {
 	default:
 		return fault.Inputf("--fsdp is %q, expected the version of FSDP: %s",
 			r.Request.FSDP, fault.OneOf(FSDPVersions...)).
-			WithHint("both shard parameters, gradients and states (FULL_SHARD); for another strategy give accelerate's file")
+			WithHint("both shard parameters, gradients and states (FULL_SHARD); for another strategy give " +
+				"accelerate's file")
 	}
 	if j.FSDP != nil && r.OffloadParameters {
 		offloaded := *j.FSDP
