@@ -2,7 +2,6 @@ package job
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"strings"
 
@@ -17,7 +16,6 @@ func (r *resolver) adapter() (err error) {
 	if r.Inputs.adapter == nil {
 		return r.noAdapter()
 	}
-	defer func() { err = r.hintTargets(err) }()
 	j.Adapter = r.Inputs.adapter
 	r.note(j.Adapter.Notes)
 	if err := r.fusedTargets(); err != nil {
@@ -57,17 +55,6 @@ func (r *resolver) adapter() (err error) {
 			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
 	}
 	return nil
-}
-
-// hintTargets says how the flags of a short adapter name its targets, where an
-// error asks for a key of its file.
-func (r *resolver) hintTargets(err error) error {
-	var input *fault.Input
-	if r.Inputs.adapter.File != shortAdapterFlag || !errors.As(err, &input) ||
-		!strings.HasPrefix(input.Hint, "add \"target_modules\"") {
-		return err
-	}
-	return input.WithHint("add --lora-targets all-linear, or a list such as --lora-targets q_proj,v_proj")
 }
 
 // noAdapter refuses settings that need an adapter.

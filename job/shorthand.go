@@ -94,11 +94,13 @@ func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return recipe.ParseAdapter(shortAdapterFlag, text)
+	a, err := recipe.ParseAdapter("--lora", text)
+	if err != nil {
+		return nil, err
+	}
+	a.TargetsHint = "add --lora-targets all-linear, or a list such as --lora-targets q_proj,v_proj"
+	return a, nil
 }
-
-// shortAdapterFlag stands for the file of an adapter that flags describe.
-const shortAdapterFlag = "--lora"
 
 // allLinear is PEFT's word for all linear modules but the head.
 const allLinear = "all-linear"

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -43,7 +44,7 @@ func (r *resolver) fusedTargets() error {
 	}
 	if !a.NamesTargets() && a.Parameters == nil {
 		return a.Place().Inputf("target_modules is not given, but PEFT has no default for %s of transformers 5",
-			r.job.Model.Type).WithHint(`add "target_modules": ["q_proj", "v_proj"]`)
+			r.job.Model.Type).WithHint(cmp.Or(a.TargetsHint, `add "target_modules": ["q_proj", "v_proj"]`))
 	}
 	if a.AllLinear() {
 		leaves := lastNames(slices.DeleteFunc(network.Linears(), func(path string) bool { return !a.Targets(path) }))

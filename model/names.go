@@ -100,7 +100,6 @@ var irregular = map[string]string{
 	"trinity-nano-preview":            "trinity-nano",
 	"mimo-7b-rl":                      "mimo-7b",
 	"mimo-7b-rl-zero":                 "mimo-7b",
-	"mimo-7b-rl-0530":                 "mimo-7b",
 }
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or

@@ -452,3 +452,29 @@ func (v variant) windowed(s scope, index int64) bool {
 		return false
 	}
 }
+
+// nanoChat's norms have no weights. One comes before the first block, too.
+func nanoChat(s scope) {
+	variant{
+		inputBias: attentionBias, outputBias: attentionBias, heads: qkNorms, late: true, kind: RMSNormF32, bare: true,
+		feedForward: upAndDown("fc1", "fc2"), activation: "relu2",
+	}.describe(s)
+	stack := s.network.Stacks[0]
+	stack.EmbeddingNorm = stack.FinalNorm
+	s.network.Head.Soft = !s.isNull("final_logit_softcapping")
+}
+
+// vaultGemma is Gemma 2 without norms behind the halves of a block.
+func vaultGemma(s scope) {
+	variant{
+		tied: true, keyValueHeads: 4, width: 256, inputBias: attentionBias, outputBias: attentionBias,
+		norms: []blockNorm{{name: "input_layernorm", place: beforeAttention},
+			{name: "pre_feedforward_layernorm", place: beforeFeedForward}},
+		kind: RMSNormF32, activation: "gelu_pytorch_tanh", windows: 2, window: 4096, scalesEmbedding: true,
+	}.describe(s)
+	for i := range s.network.Stacks[0].Blocks {
+		a := &s.network.Stacks[0].Blocks[i].Attention
+		a.Soft, a.NoSDPA = !s.isNull("attn_logit_softcapping"), true
+	}
+	s.network.Head.Soft = !s.isNull("final_logit_softcapping")
+}

@@ -14,7 +14,9 @@ import (
 // trained in place of the model's. The defaults are those of PEFT 0.20.
 type Adapter struct {
 	File string
-	Type string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
+	// TargetsHint says how targets are given to an adapter that no file describes.
+	TargetsHint string
+	Type        string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
 
 	Rank        int // of LORA and VERA; of ADALORA the initial rank
 	Alpha       float64

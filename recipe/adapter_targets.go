@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -240,7 +241,7 @@ func (a *Adapter) ForModel(modelType string) (*Adapter, error) {
 			return &with, nil
 		default:
 			return nil, a.place.Inputf("target_modules is not given, and PEFT's %s has no default for %s",
-				a.Type, modelType).WithHint(`add "target_modules": "all-linear", or a list`)
+				a.Type, modelType).WithHint(cmp.Or(a.TargetsHint, `add "target_modules": "all-linear", or a list`))
 		}
 		with.targets.given = true
 	}

@@ -28,12 +28,12 @@ func (m *measures) formula(component ledger.Component, held []alike) ledger.Form
 
 // formulas returns the formulas that a component may have, the likeliest first.
 func (m *measures) formulas(component ledger.Component) []ledger.Formula {
-	make, known := m.sums[component]
+	combine, known := m.sums[component]
 	if !known {
 		return nil
 	}
 	if _, done := m.combined[component]; !done {
-		m.combined[component] = make()
+		m.combined[component] = combine()
 	}
 	return m.combined[component]
 }

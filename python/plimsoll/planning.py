@@ -18,7 +18,6 @@ from plimsoll.service import find_program
 
 _ANSWERS = (0, 3)  # it fits, and it does not
 _FORMATS = ("explain", "format", "help", "json", "markdown", "table")  # they change what the program prints
-_CHECKPOINTING = {True: "full", False: "none"}
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash", "flash_attention_3": "flash"}
 # Keywords that say which of a model's parameters are trained.
@@ -180,8 +179,6 @@ def _flag(name: str, value: Any, flags: Dict[str, Any], folder: str) -> List[str
     if value is None:
         return []
     flag = "--" + name.replace("_", "-")
-    if name == "gradient_checkpointing" and isinstance(value, bool):
-        value = _CHECKPOINTING[value]
     if name == "training_args" and hasattr(value, "to_dict"):
         value = value.to_dict()
         # Where there is no GPU, TrainingArguments takes use_cpu=True or refuses bf16. The job is for another machine.
