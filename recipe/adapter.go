@@ -14,9 +14,7 @@ import (
 // trained in place of the model's. The defaults are those of PEFT 0.20.
 type Adapter struct {
 	File string
-	// TargetsHint says how targets are given to an adapter that no file describes.
-	TargetsHint string
-	Type        string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
+	Type string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
 
 	Rank        int // of LORA and VERA; of ADALORA the initial rank
 	Alpha       float64
@@ -28,6 +26,8 @@ type Adapter struct {
 	FanInFanOut bool
 	Weights     string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
 
+	// TargetsHint says how targets are given to an adapter that no file describes.
+	TargetsHint string
 	// ModulesToSave are modules that are fully trained, beside the adapter.
 	ModulesToSave []string
 	// TrainableTokens are the rows of embeddings that are trained, by module;
