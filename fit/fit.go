@@ -219,18 +219,23 @@ func (s *search) fits(m *member) bool {
 	return r == plan.Fits || s.tight && r == plan.Tight
 }
 
-// limits finds how many members of each group fit. Times come before plans where they need none. Groups that recompute
-// all blocks come first: where these take too much memory for the answer, so do the others like them. Then groups are
-// taken in the order of their fastest members, and one that cannot add to the answer is passed over.
+// limits finds how many members of each group fit. Times come before plans where they need none. Groups without a
+// pipeline come first: their plans cost least, and recipes found there pass many pipelines over. Of both, groups that
+// recompute all blocks come first: where these take too much memory for the answer, so do the others like them. Then
+// groups are taken in the order of their fastest members, and one that cannot add to the answer is passed over.
 func (s *search) limits(groups []*group) error {
 	if err := each(groups, s.time); err != nil {
 		return err
 	}
-	for _, least := range []bool{true, false} {
-		order := slices.DeleteFunc(slices.Clone(groups), func(g *group) bool { return (g.less == nil) != least })
-		slices.SortStableFunc(order, func(a, b *group) int { return cmp.Compare(b.fastest(), a.fastest()) })
-		if err := each(order, s.limitOf); err != nil {
-			return err
+	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(b.fastest(), a.fastest()) })
+	for _, pipelined := range []bool{false, true} {
+		for _, least := range []bool{true, false} {
+			next := slices.DeleteFunc(slices.Clone(groups), func(g *group) bool {
+				return (g.degrees.pipeline > 1) != pipelined || (g.less == nil) != least
+			})
+			if err := each(next, s.limitOf); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

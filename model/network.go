@@ -327,8 +327,11 @@ func (m *Mixture) Fused() bool { return m.GateUp != "" }
 // ExpertsPath returns the path of the module of the fused experts.
 func (m *Mixture) ExpertsPath() string { return m.Path + ".experts" }
 
-// Blocks returns the blocks of all stacks.
+// Blocks returns the blocks of all stacks. They belong to the network, and callers do not change them.
 func (n *Network) Blocks() []Block {
+	if len(n.Stacks) == 1 {
+		return slices.Clip(n.Stacks[0].Blocks)
+	}
 	var blocks []Block
 	for _, s := range n.Stacks {
 		blocks = append(blocks, s.Blocks...)

@@ -54,7 +54,7 @@ func simulated(j *job.Job) *simulation {
 // ends returns what a trace holds at the end of a phase.
 func ends(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) map[ledger.Component]int64 {
 	t.Helper()
-	for _, p := range tr.phases {
+	for _, p := range tr.phases() {
 		if p.Name == name && p.Iteration == iteration {
 			held := map[ledger.Component]int64{}
 			for _, c := range p.End {
@@ -284,7 +284,7 @@ func TestNVMe(t *testing.T) {
 // peak returns the most that a trace holds in a phase.
 func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Iteration) int64 {
 	t.Helper()
-	for _, p := range tr.phases {
+	for _, p := range tr.phases() {
 		if p.Name == name && p.Iteration == iteration {
 			return int64(p.PeakRequested)
 		}
@@ -295,7 +295,7 @@ func peak(t testing.TB, tr *trace, name ledger.PhaseName, iteration ledger.Itera
 
 // componentAt returns the bytes of a component at the peak of a phase.
 func componentAt(tr *trace, name ledger.PhaseName, component ledger.Component) int64 {
-	for _, p := range tr.phases {
+	for _, p := range tr.phases() {
 		for _, c := range p.Components {
 			if p.Name == name && c.Component == component {
 				return int64(c.Bytes)
@@ -554,7 +554,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 		s := simulated(j)
 		checkReasons(r, s)
 		for _, tr := range []*trace{s.gpu, s.host} {
-			for _, p := range tr.phases {
+			for _, p := range tr.phases() {
 				for _, list := range []struct {
 					sum        ledger.Bytes
 					components []ledger.Holding
@@ -597,7 +597,7 @@ func TestLamb(t *testing.T) {
 	if held[ledger.MasterWeights] != 4*n || held[ledger.OptimizerStates] != 8*n {
 		t.Errorf("held: %v", held)
 	}
-	for _, p := range s.gpu.phases {
+	for _, p := range s.gpu.phases() {
 		if want := int64(2+4+8+2+2+4) * n; p.Name == ledger.Step && int64(p.PeakRequested) != want {
 			// weights, masters, states, two flat tensors, and one in fp32; this test has no backward pass
 			t.Errorf("a peak of %d, want %d", p.PeakRequested, want)
@@ -614,7 +614,7 @@ func TestBF16OptimizerReduces(t *testing.T) {
 	const elements = 4 << 20
 	for more, want := range map[string]ledger.Bytes{"": 2 * elements, `, "communication_data_type": "fp32"`: 0} {
 		s := stepped(onRanks(4, deepSpeedJob(t, m, fmt.Sprintf(config, "", more), "0.19.8")))
-		for _, p := range s.gpu.phases {
+		for _, p := range s.gpu.phases() {
 			if p.Name == ledger.Backward && p.PeakRequested-p.EndRequested < want {
 				t.Errorf("%s: the backward pass has %d B beside what stays, expected %d for the all-reduce", more,
 					p.PeakRequested-p.EndRequested, want)

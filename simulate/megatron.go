@@ -33,8 +33,8 @@ func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capaci
 	if world := int(j.Degrees.World()); world > 1 {
 		outside = append(outside, ncclOf(world))
 	}
-	return Memory{Phases: s.gpu.phases, Outside: asMeasured(outside...)},
-		Memory{Phases: host.phases, Outside: asMeasured(usualProcess)}, nil
+	return Memory{Phases: s.gpu.phases(), Outside: asMeasured(outside...)},
+		Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.

@@ -24,7 +24,7 @@ func TestGatherOfGroupsAndBytes(t *testing.T) {
 		j := onRanks(2, deepSpeedJob(t, m, zero(3, test.section), "0.19.6"))
 		s := newSimulation(j, newTrace(nil), newTrace(nil))
 		s.phase(ledger.Forward, ledger.First, func() { s.engine.(*zero3).coordinator.fetch(s.parameters) })
-		if got := int64(s.gpu.phases[0].PeakRequested); got < test.peak-4096 || got > test.peak+4096 {
+		if got := int64(s.gpu.phases()[0].PeakRequested); got < test.peak-4096 || got > test.peak+4096 {
 			t.Errorf("%s: a peak of %d bytes, want %d of %d elements", test.name, got, test.peak, 2*n)
 		}
 	}

@@ -39,7 +39,7 @@ func TestOneBit(t *testing.T) {
 			held := ends(t, s.gpu, ledger.Step, ledger.Steady)
 			var states, peak int64
 			states = held[ledger.OptimizerStates] + held[ledger.CompressionErrors]
-			for _, p := range s.gpu.phases {
+			for _, p := range s.gpu.phases() {
 				for _, c := range p.Components {
 					if p.Iteration == ledger.Steady && c.Component == ledger.OptimizerTemporaries {
 						peak = int64(c.Bytes)

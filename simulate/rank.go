@@ -74,12 +74,12 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 	}
 	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Ahead: s.ahead(),
 		Engine: s.engineClass(), Trained: s.trainedElements() + s.experts.trainedInExperts(),
-		Host: Memory{host.phases, asMeasured(process(j))}}
+		Host: Memory{host.phases(), asMeasured(process(j))}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
 	}
 	if !j.OnCPU {
-		class.GPU = &Memory{gpu.phases, outside(j)}
+		class.GPU = &Memory{gpu.phases(), outside(j)}
 	}
 	return class, nil
 }

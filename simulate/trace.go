@@ -21,7 +21,7 @@ type trace struct {
 
 	allocator replayer // nil counts requested bytes only
 	stream    int      // the CUDA stream of the next allocations
-	phases    []ledger.Phase
+	recorded  []phase
 	peak      ledger.Bytes // of the current phase
 	atPeak    []ledger.Bytes
 	counts    []int // of blocks at the peak, by size
@@ -35,6 +35,24 @@ type block struct {
 	bytes     ledger.Bytes
 	component int
 	size      int // in the tally
+}
+
+// phase is a phase of a trace. Components are made of its moments when somebody asks: a pipeline has thousands of passes,
+// and all passes of one name are one phase.
+type phase struct {
+	ledger.Phase
+	peak, end moment
+}
+
+// moment is what a device holds at a time.
+type moment struct {
+	held   []ledger.Bytes // by component
+	counts []int          // of blocks, by index in the tally
+}
+
+// set copies what is held. It uses the memory of the moment before.
+func (m *moment) set(held []ledger.Bytes, counts []int) {
+	m.held, m.counts = append(m.held[:0], held...), append(m.counts[:0], counts...)
 }
 
 // replayer is the model of an allocator that a trace is replayed on: the caching
@@ -165,35 +183,44 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 			u.PeakReserved, u.Allocated, u.Reserved
 	}
 	t.leave()
-	p.Components = t.components(t.atPeak, t.counts)
-	p.End = t.components(t.held, t.tally.counts)
 	t.add(p)
 }
 
-// add adds a phase, or merges it into the phase of the same name and iteration.
-// The passes of several micro batches are one phase, with the highest peak.
+// add adds a phase that ends now, or merges it into the phase of the same name and iteration. The passes of several
+// micro batches are one phase, with the highest peak.
 func (t *trace) add(p ledger.Phase) {
-	for i := range t.phases {
-		before := &t.phases[i]
-		if before.Name != p.Name || before.Iteration != p.Iteration {
-			continue
-		}
-		if before.PeakRequested > p.PeakRequested {
-			p.PeakRequested, p.Components = before.PeakRequested, before.Components
-		}
-		p.PeakAllocated = max(p.PeakAllocated, before.PeakAllocated)
-		p.PeakReserved = max(p.PeakReserved, before.PeakReserved)
-		*before = p
-		return
+	at := slices.IndexFunc(t.recorded, func(q phase) bool { return q.Name == p.Name && q.Iteration == p.Iteration })
+	if at < 0 {
+		at = len(t.recorded)
+		t.recorded = append(t.recorded, phase{Phase: ledger.Phase{PeakRequested: -1}})
 	}
-	t.phases = append(t.phases, p)
+	of := &t.recorded[at]
+	if p.PeakRequested >= of.PeakRequested {
+		of.peak.set(t.atPeak, t.counts)
+	}
+	of.end.set(t.held, t.tally.counts)
+	p.PeakRequested = max(p.PeakRequested, of.PeakRequested)
+	p.PeakAllocated = max(p.PeakAllocated, of.PeakAllocated)
+	p.PeakReserved = max(p.PeakReserved, of.PeakReserved)
+	of.Phase = p
 }
 
-// components returns the components that hold memory, largest first. Counts are those of the tally.
-func (t *trace) components(held []ledger.Bytes, counts []int) []ledger.Holding {
+// phases returns the phases so far.
+func (t *trace) phases() []ledger.Phase {
+	list := make([]ledger.Phase, len(t.recorded))
+	for i := range t.recorded {
+		p := &t.recorded[i]
+		list[i] = p.Phase
+		list[i].Components, list[i].End = t.components(&p.peak), t.components(&p.end)
+	}
+	return list
+}
+
+// components returns the components that hold memory at a moment, largest first.
+func (t *trace) components(at *moment) []ledger.Holding {
 	var list []ledger.Holding
-	blocks := t.tally.blocks(counts, len(held))
-	for i, bytes := range held {
+	blocks := t.tally.blocks(at.counts, len(at.held))
+	for i, bytes := range at.held {
 		if bytes > 0 {
 			list = append(list, ledger.Holding{Component: t.names[i], Bytes: bytes, Why: t.reasons[i],
 				Formula: t.measures.formula(t.names[i], blocks[i])})
