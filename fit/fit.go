@@ -74,7 +74,8 @@ type Answer struct {
 
 // decided is a job of a search with every setting decided.
 type decided interface {
-	// within returns no plan for a job that needs more than its GPUs have.
+	// within returns no plan for a job that needs more than its GPUs have. Of a pipeline it plans the stages that may
+	// hold most.
 	within() (*plan.Plan, error)
 	plan() (*plan.Plan, error)
 	// time returns the time of a step. A plan of the same variant says what a rank holds of the states.
@@ -110,6 +111,7 @@ type member struct {
 	micro int
 	job   decided
 	plan  *plan.Plan // nil before it is planned, and if it is large
+	whole bool       // the plan has all stages of a pipeline
 	large bool       // it needs more than its GPUs have
 	step  *steptime.Step
 }
@@ -208,6 +210,35 @@ func (s *search) planned(m *member) error {
 	}
 	m.step, err = m.job.time(p, s.machine)
 	return err
+}
+
+// settle plans all stages of a member that is to be reported.
+func (s *search) settle(m *member) error {
+	if err := s.planned(m); err != nil || m.plan == nil || m.whole || m.job.size().Pipeline == 1 {
+		return err
+	}
+	return s.planWhole(m)
+}
+
+// planWhole plans a member whether it fits or not, with all stages of a pipeline.
+func (s *search) planWhole(m *member) (err error) {
+	if m.plan, err = m.job.plan(); err != nil {
+		return err
+	}
+	m.whole = true
+	m.step, err = m.job.time(m.plan, s.machine)
+	return err
+}
+
+// settled returns the recipe of a member that fits, or another if a stage of it that was not planned does not.
+func (s *search) settled(m *member, other *Recipe) (*Recipe, error) {
+	if m == nil {
+		return other, nil
+	}
+	if err := s.settle(m); err != nil || !s.fits(m) {
+		return other, err
+	}
+	return m.recipe(), nil
 }
 
 // fits reports whether a planned member fits.
@@ -369,6 +400,12 @@ func (s *search) choose(groups []*group) error {
 		if err := s.planned(m); err != nil {
 			return err
 		}
+		if !s.fits(m) || m.recipe().Peak() >= least-least/100 {
+			continue
+		}
+		if err := s.settle(m); err != nil {
+			return err
+		}
 		if r := m.recipe(); s.fits(m) && r.Peak() < least-least/100 {
 			least = r.Peak()
 			s.answer.Front = append(s.answer.Front, r)
@@ -414,24 +451,25 @@ func (m *member) recipe() *Recipe {
 // closest picks the smallest member that takes least memory of the device that lacks it, among variants that recompute
 // most.
 func (s *search) closest(groups []*group) error {
+	var closest *member
 	for _, g := range groups {
 		m := g.members[0]
 		if g.less != nil {
 			continue
 		}
 		if m.plan == nil {
-			var err error
-			if m.plan, err = m.job.plan(); err != nil {
-				return err
-			}
-			if m.step, err = m.job.time(m.plan, s.machine); err != nil {
+			if err := s.planWhole(m); err != nil {
 				return err
 			}
 		}
-		if r := m.recipe(); s.answer.Closest == nil || lack(r) < lack(s.answer.Closest) {
-			s.answer.Closest = r
+		if closest == nil || lack(m.recipe()) < lack(closest.recipe()) {
+			closest = m
 		}
 	}
+	if err := s.settle(closest); err != nil {
+		return err
+	}
+	s.answer.Closest = closest.recipe()
 	return nil
 }
 
@@ -472,6 +510,7 @@ func (s *search) largest(groups []*group) error {
 			high = m.micro
 		}
 	}
-	s.answer.LargestBatch = best.recipe()
-	return nil
+	var err error
+	s.answer.LargestBatch, err = s.settled(best, least)
+	return err
 }

@@ -185,51 +185,54 @@ const sequenceStep = 256
 // longest finds the longest sequence that the recipe with least memory takes, with a micro batch of one sequence.
 func (s *torchSearch) longest() error {
 	least := s.answer.Front[len(s.answer.Front)-1]
-	at := slices.IndexFunc(s.variants, func(v variant) bool { return v.name == least.Name })
-	of := s.variants[at]
-	try := func(steps int) (*Recipe, error) {
-		o := least.Overrides
-		o.MicroBatch, o.Sequence = 1, steps*sequenceStep
-		in := s.in
-		if of.inputs != nil {
-			in = of.inputs
+	var best *member
+	fits := func(steps int) (bool, error) {
+		m, err := s.ofLength(least, steps*sequenceStep)
+		if err != nil || m == nil || !s.fits(m) {
+			return false, err
 		}
-		j, err := job.Decide(in, o)
-		if err != nil {
-			return nil, nil // longer than the model's positions
-		}
-		v := of
-		v.overrides = o
-		m := &member{group: &group{variant: v}, micro: 1, job: &torchJob{j}}
-		s.answer.Candidates++
-		if err := s.planned(m); err != nil || !s.fits(m) {
-			return nil, err
-		}
-		return m.recipe(), nil
+		best = m
+		return true, nil
 	}
 	low, high := int(s.base.Sequence)/sequenceStep, 0
 	for step := max(1, low); high == 0; step *= 2 {
-		r, err := try(step)
+		fit, err := fits(step)
 		switch {
 		case err != nil:
 			return err
-		case r == nil || step > 1<<16:
+		case !fit || step > 1<<16:
 			high = step
 		default:
-			low, s.answer.Longest = step, r
+			low = step
 		}
 	}
 	for low+max(1, low/64) < high {
 		middle := (low + high) / 2
-		r, err := try(middle)
+		fit, err := fits(middle)
 		switch {
 		case err != nil:
 			return err
-		case r == nil:
+		case !fit:
 			high = middle
 		default:
-			low, s.answer.Longest = middle, r
+			low = middle
 		}
 	}
-	return nil
+	var err error
+	s.answer.Longest, err = s.settled(best, least)
+	return err
+}
+
+// ofLength plans a recipe with one sequence of a length, or returns nil if the model has no positions for it.
+func (s *torchSearch) ofLength(r *Recipe, sequence int) (*member, error) {
+	v := s.variants[slices.IndexFunc(s.variants, func(v variant) bool { return v.name == r.Name })]
+	v.overrides = r.Overrides
+	v.overrides.MicroBatch, v.overrides.Sequence = 1, sequence
+	j, err := job.Decide(cmp.Or(v.inputs, s.in), v.overrides)
+	if err != nil {
+		return nil, nil
+	}
+	m := &member{group: &group{variant: v}, micro: 1, job: &torchJob{j}}
+	s.answer.Candidates++
+	return m, s.planned(m)
 }

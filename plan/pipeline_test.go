@@ -127,6 +127,43 @@ func TestStagesKeepFullGradients(t *testing.T) {
 	}
 }
 
+// TestWithinFindsTheFullestStage: Within leaves stages of a pipeline out, and none of them holds more than those it
+// plans.
+func TestWithinFindsTheFullestStage(t *testing.T) {
+	for _, schedule := range []string{"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"} {
+		for _, stages := range []int{4, 8} {
+			request := job.Request{Model: "llama-3-8b", GPUs: stages, GPU: "H100-80GB", FSDP: "2", Sequence: 512,
+				PipelineParallel: stages, PipelineSchedule: schedule, Accumulation: 2 * stages, Precision: "amp-bf16"}
+			j, err := request.Resolve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole, err := New(j)
+			if err != nil {
+				t.Fatal(err)
+			}
+			part, err := Within(j)
+			if err != nil || part == nil {
+				t.Fatalf("%s, %d stages: %v, %v", schedule, stages, part, err)
+			}
+			if got, want := fullest(part), fullest(whole); got != want || len(part.Devices) >= len(whole.Devices) {
+				t.Errorf("%s: %d of %d devices were planned, the fullest with %v; of all it is %v", schedule,
+					len(part.Devices), len(whole.Devices), got, want)
+			}
+		}
+	}
+}
+
+// fullest returns the highest peak of the GPUs.
+func fullest(p *Plan) (most ledger.Bytes) {
+	for i := range p.Devices {
+		if d := &p.Devices[i]; d.Kind == ledger.GPU {
+			most = max(most, d.Peak().PeakUsed)
+		}
+	}
+	return most
+}
+
 func heldAtPeak(p *ledger.Phase, name ledger.Component) (bytes ledger.Bytes) {
 	for _, c := range p.Components {
 		if c.Component == name {

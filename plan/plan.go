@@ -81,9 +81,13 @@ func New(j *job.Job) (*Plan, error) {
 }
 
 // Within plans a job on its GPU only. It returns no plan for one that needs more than the GPU has, which it finds out
-// in a part of the time of New.
+// in a part of the time of New. Of a pipeline it plans the stages that may hold most.
 func Within(j *job.Job) (*Plan, error) {
-	p, err := newWithin(j, j.GPU.Memory)
+	simulated := simulate.RunHeaviest
+	if j.Adapter != nil || j.Offload != nil {
+		simulated = simulate.Run // such a plan counts what all stages train
+	}
+	p, err := newWithin(j, j.GPU.Memory, simulated)
 	if errors.As(err, new(*allocator.OutOfMemory)) {
 		return nil, nil
 	}
@@ -96,18 +100,21 @@ func withOperations(j *job.Job) (*Plan, error) {
 	// of memory. If the job still does not fit, the plan shows what it needs
 	// without a limit.
 	if j.GPU.Memory > 0 && !j.OnCPU {
-		p, err := newWithin(j, j.GPU.Memory)
+		p, err := newWithin(j, j.GPU.Memory, simulate.Run)
 		var full *allocator.OutOfMemory
 		if !errors.As(err, &full) {
 			return p, err
 		}
 	}
-	return newWithin(j, 0)
+	return newWithin(j, 0, simulate.Run)
 }
 
+// simulator simulates a job on GPUs of a capacity.
+type simulator func(*job.Job, ledger.Bytes) ([]simulate.RankClass, error)
+
 // newWithin plans a job on a GPU of a capacity; 0 is no limit.
-func newWithin(j *job.Job, capacity ledger.Bytes) (*Plan, error) {
-	classes, err := simulate.Run(j, capacity)
+func newWithin(j *job.Job, capacity ledger.Bytes, simulated simulator) (*Plan, error) {
+	classes, err := simulated(j, capacity)
 	if err != nil {
 		return nil, err
 	}

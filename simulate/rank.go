@@ -3,6 +3,7 @@ package simulate
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"plimsoll/allocator"
 	"plimsoll/fault"
@@ -39,14 +40,57 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 		class, err := runClass(j, capacity)
 		return []RankClass{class}, err
 	}
-	var classes []RankClass
-	each := j.World / int(j.Pipeline.Degree)
+	return runStages(j, stagesOf(j), capacity)
+}
+
+// RunHeaviest simulates a job as Run does. Of a pipeline it simulates the stages that may hold most.
+func RunHeaviest(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	if j.Pipeline == nil {
+		return Run(j, capacity)
+	}
+	return runStages(j, heaviest(stagesOf(j)), capacity)
+}
+
+// stagesOf returns the jobs of all pipeline stages.
+func stagesOf(j *job.Job) (stages []*job.Job) {
 	for stage := range j.Pipeline.Degree {
-		class, err := runClass(j.OfStage(stage), capacity)
+		stages = append(stages, j.OfStage(stage))
+	}
+	return stages
+}
+
+// heaviest leaves out stages that hold no more than one before.
+func heaviest(stages []*job.Job) (list []*job.Job) {
+	for _, j := range stages {
+		if !slices.ContainsFunc(list, func(before *job.Job) bool { return holdsAsMuch(before, j) }) {
+			list = append(list, j)
+		}
+	}
+	return list
+}
+
+// holdsAsMuch reports whether a stage has at least the layers, parameters and micro batches under way of another, and
+// sends and receives the same.
+func holdsAsMuch(j, other *job.Job) bool {
+	for i := range j.Stage.Chunks {
+		a, b := &j.Stage.Chunks[i], &other.Stage.Chunks[i]
+		if a.Receives != b.Receives || a.Sends != b.Sends || len(a.Network.Blocks()) < len(b.Network.Blocks()) {
+			return false
+		}
+	}
+	return j.Model.Elements() >= other.Model.Elements() &&
+		j.Pipeline.UnderWay(j.Stage.Index) >= other.Pipeline.UnderWay(other.Stage.Index)
+}
+
+// runStages simulates a rank of each of these stages.
+func runStages(j *job.Job, stages []*job.Job, capacity ledger.Bytes) (classes []RankClass, err error) {
+	each := j.World / int(j.Pipeline.Degree)
+	for _, stage := range stages {
+		class, err := runClass(stage, capacity)
 		if err != nil {
 			return nil, err
 		}
-		class.First, class.Ranks = int(stage)*each, each
+		class.First, class.Ranks = int(stage.Stage.Index)*each, each
 		classes = append(classes, class)
 	}
 	return classes, nil
