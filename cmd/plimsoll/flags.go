@@ -139,6 +139,11 @@ func usages(flags *pflag.FlagSet) string {
 func usagesOf(flags *pflag.FlagSet) string {
 	const terminal, longestName = 80, 30
 	all := flagUsage.FindAllStringSubmatch(flags.FlagUsages(), -1)
+	for _, usage := range all {
+		if !strings.HasSuffix(usage[2], "(default true)") { // the name of a switch turns it on
+			usage[1] = strings.TrimSuffix(usage[1], "[=true|false]")
+		}
+	}
 	column := 0
 	for _, usage := range all {
 		if n := len(usage[1]); n <= longestName {

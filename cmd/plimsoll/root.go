@@ -98,6 +98,9 @@ func rootCommand() *cobra.Command {
 		Long: `Plimsoll plans the memory of a training job before it starts, holds its
 optimizer state on the host in the fewest bytes, and shows afterwards where
 every byte went.`,
+		Example: `  plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --lora 16
+  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB ds_config.json
+  plimsoll explain train.log`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -106,9 +109,36 @@ every byte went.`,
 	}
 	root.SetFlagErrorFunc(badFlag)
 	root.AddCommand(commands()...)
+	groupCommands(root)
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root
+}
+
+// commandGroups are the titles of the help, each with its commands.
+var commandGroups = []struct {
+	title    string
+	commands []string
+}{
+	{"Before a run:", []string{"plan", "fit", "roads", "rehearse", "models"}},
+	{"This host:", []string{"topology", "binding", "tune", "bench"}},
+	{"Run:", []string{"run", "watch", "serve", "stat", "restore", "checkpoint"}},
+	{"After a run:", []string{"explain", "compare", "export"}},
+}
+
+// groupCommands puts commands below the titles of the help.
+func groupCommands(root *cobra.Command) {
+	for _, g := range commandGroups {
+		for _, c := range root.Commands() {
+			if !slices.Contains(g.commands, c.Name()) {
+				continue
+			}
+			if !root.ContainsGroup(g.title) {
+				root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+			}
+			c.GroupID = g.title
+		}
+	}
 }
 
 // noArguments refuses arguments, and names the nearest command.
