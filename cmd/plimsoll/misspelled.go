@@ -107,7 +107,8 @@ func badFlag(c *cobra.Command, err error) error {
 	}
 	if value != nil && inner == nil {
 		kind := value.GetFlag().Value.Type()
-		if number := measured.FindStringSubmatch(value.GetValue()); number != nil && (kind == "float64" || kind == "int") {
+		number := measured.FindStringSubmatch(value.GetValue())
+		if number != nil && (kind == "float64" || kind == "int") {
 			bad.Hint = "write " + number[1] + ", without a unit"
 		}
 		return bad
