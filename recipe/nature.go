@@ -25,7 +25,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
 	case errors.As(err, &other):
-		return "", fault.File(path).Inputf("%v", other).WithHint("name the files in it, or give a model's folder as --model")
+		return "", fault.File(path).Inputf("%v", other).
+			WithHint("name the files in it, or give a model's folder as --model")
 	case err != nil:
 		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
