@@ -203,7 +203,9 @@ func (p *parser) setting(c *Configuration) error {
 	i := slices.IndexFunc(settings, func(s setting) bool { return s.key == p.key })
 	if i < 0 {
 		hint := "the keys are in https://pytorch.org/docs/stable/notes/cuda.html"
-		if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
+		if variable, rest, given := strings.Cut(p.key, "="); given && strings.HasPrefix(variable, "PYTORCH") {
+			hint = "leave out " + variable + "=, and begin with " + rest
+		} else if nearest := fault.Nearest(p.key, p.knownKeys()); nearest != "" {
 			hint = "did you mean " + nearest + "?"
 		}
 		return fault.Inputf("allocator configuration: %q is not a key of torch %s", p.key, p.version).WithHint(hint)

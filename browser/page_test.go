@@ -222,8 +222,16 @@ func mistakes(t *testing.T) map[string]question {
 		"no model":             plan("--gpu H100-80GB"),
 		"YAML with a tab": plan("--model gpt2",
 			text("a.yaml", "accelerate", "distributed_type: NO\n\tmixed_precision: bf16\n")),
-		"unknown flag":        plan("--model gpt2 --batch-size 4"),
-		"size without a unit": plan("--model gpt2 --gpu-memory 80"),
+		"missing file":                plan("--model gpt2 --deepspeed missing.json"),
+		"missing file of any kind":    plan("--model gpt2 missing.yaml"),
+		"missing config.json":         plan("--model missing/config.json"),
+		"missing model's folder":      plan("--model ./missing"),
+		"missing quantization":        plan("--model gpt2 --quantization missing.json"),
+		"missing arguments":           plan("--megatron missing.sh"),
+		"missing factors":             plan("--model gpt2 --factors missing.json"),
+		"a folder in place of a file": plan("--model gpt2 --deepspeed ."),
+		"unknown flag":                plan("--model gpt2 --batch-size 4"),
+		"size without a unit":         plan("--model gpt2 --gpu-memory 80"),
 	}
 }
 

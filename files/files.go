@@ -57,11 +57,11 @@ func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, 
 	case err == nil && !info.Mode().IsRegular():
 		return nil, nil, notRegular(path, info)
 	case err != nil && !(flags&os.O_CREATE != 0 && errors.Is(err, fs.ErrNotExist)):
-		return nil, nil, err
+		return nil, nil, inOneWording(err)
 	}
 	file, err := os.OpenFile(path, flags|nonblocking, mode)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, inOneWording(err)
 	}
 	info, err = file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -73,6 +73,39 @@ func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, 
 	}
 	return file, info, nil
 }
+
+// wordings are what is said of common causes on every system. Linux says the same.
+var wordings = []struct {
+	cause error
+	text  string
+}{
+	{fs.ErrNotExist, "no such file or directory"},
+	{fs.ErrPermission, "permission denied"},
+	{fs.ErrExist, "file exists"},
+}
+
+// inOneWording gives a common cause the wording that it has on Linux.
+func inOneWording(err error) error {
+	var at *fs.PathError
+	if !errors.As(err, &at) {
+		return err
+	}
+	for _, w := range wordings {
+		if errors.Is(at.Err, w.cause) && at.Err.Error() != w.text {
+			return &fs.PathError{Op: at.Op, Path: at.Path, Err: &worded{at.Err, w.text}}
+		}
+	}
+	return err
+}
+
+// worded is a cause in other words.
+type worded struct {
+	cause error
+	text  string
+}
+
+func (w *worded) Error() string { return w.text }
+func (w *worded) Unwrap() error { return w.cause }
 
 func notRegular(path string, info fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: &NotRegular{info.Mode()}}

@@ -59,7 +59,7 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	if err != nil {
 		return nil, err
 	}
-	base, err := job.Decide(in, job.Overrides{})
+	base, err := job.Decide(in, job.Overrides{AnyMicroBatch: true})
 	if err != nil {
 		return nil, err
 	}

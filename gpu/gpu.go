@@ -176,6 +176,10 @@ func Find(name string) (Model, error) {
 			return m.named(wanted, isCard), nil
 		}
 	}
+	if number := countedAfter.FindStringSubmatch(name); number != nil {
+		return Model{}, fault.Inputf("%q is a number of GPUs, expected the name of one", name).
+			WithHint(fmt.Sprintf("give --gpus %s and --gpu %s", number[2], number[1]))
+	}
 	if number := counted.FindStringSubmatch(name); number != nil {
 		return Model{}, fault.Inputf("%q is a number of GPUs, expected the name of one", name).
 			WithHint(fmt.Sprintf("give --gpus %s and --gpu %s", number[1], number[2]))
@@ -221,8 +225,11 @@ func nearest(name string) string {
 	return fault.Nearest(name, Names())
 }
 
-// counted is a name with a number of GPUs before it: 8xH100, 8 x H100.
-var counted = regexp.MustCompile(`^(\d+) ?[xX*] ?(\S.*)$`)
+// counted is a name with a number of GPUs before it: 8xH100, 8 x H100. Or the number stands behind it: H100x8.
+var (
+	counted      = regexp.MustCompile(`^(\d+) ?[xX*] ?(\S.*)$`)
+	countedAfter = regexp.MustCompile(`^(\S.*?) ?[xX*] ?(\d{1,3})$`)
+)
 
 // words returns the words of a name that distinguish models.
 func words(name string) []string {

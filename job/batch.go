@@ -59,7 +59,9 @@ func (r *resolver) batch() error {
 		if j.Model.Network.OnlyImages() {
 			what = "image"
 		}
-		r.assume("a micro batch of 1 %s: --micro-batch was not given", what)
+		if !r.anyMicroBatch {
+			r.assume("a micro batch of 1 %s: --micro-batch was not given", what)
+		}
 	}
 	j.Accumulation = max(1, j.Accumulation)
 	j.UsualSequence = int64(r.UsualSequence)

@@ -13,6 +13,7 @@ import (
 type Overrides struct {
 	GPUs, Nodes                        int
 	Sequence, MicroBatch, Accumulation int
+	AnyMicroBatch                      bool   // a search tries several, so none is assumed
 	Recompute                          string // one of Recomputes
 	FSDP                               string // one of FSDPVersions, or NoFSDP for a request without
 	FSDPOffload                        bool
@@ -97,7 +98,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &resolver{Request: o.apply(in.request), Inputs: in,
+	r := &resolver{Request: o.apply(in.request), Inputs: in, anyMicroBatch: o.AnyMicroBatch,
 		job: &Job{Model: in.model, Reference: in.reference, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
 			Allocator: in.request.Allocator}}
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,
@@ -116,8 +117,9 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 type resolver struct {
 	Request
 	*Inputs
-	job     *Job
-	assumed []string
+	job           *Job
+	assumed       []string
+	anyMicroBatch bool
 }
 
 func (r *resolver) assume(format string, arguments ...any) {

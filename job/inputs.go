@@ -285,7 +285,7 @@ func (in *Inputs) readQuantization() (err error) {
 		if _, err := os.Stat(name); err != nil && !strings.ContainsAny(name, "./") {
 			return fault.Inputf("unknown quantization %q", name).
 				WithHint("expected " + strings.Join(Quantizations(), ", ") + ", or a file with BitsAndBytesConfig in " +
-					"JSON")
+					"JSON; nf4 is load_in_4bit, and int8 is load_in_8bit")
 		}
 		in.quantization, err = recipe.LoadQuantization(name)
 	}

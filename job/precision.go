@@ -23,7 +23,7 @@ func (r *resolver) precision() error {
 	named, known := precisions[strings.ToLower(cmp.Or(r.Precision, r.loadedAs()))]
 	switch {
 	case r.Precision != "" && !known:
-		hint := "expected one of " + strings.Join(Precisions, ", ")
+		hint := "expected one of " + strings.Join(Precisions, ", ") + "; those with amp- are autocast over fp32 weights"
 		if near := fault.Nearest(r.Precision, Precisions); near != "" {
 			hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 		}

@@ -297,8 +297,12 @@ func TestLoadFaults(t *testing.T) {
 	foreign := t.TempDir()
 	write(t, filepath.Join(foreign, configName), `{"architectures": ["Rwkv7ForCausalLM"]}`)
 	for _, test := range []struct{ path, what, hint string }{
-		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, "'plimsoll models' lists the catalog"},
-		{filepath.Join(empty, configName), "unknown model", "'plimsoll models' lists the catalog"},
+		{"qwen2.5-0.6b", `unknown model "qwen2.5-0.6b"`, "'plimsoll models qwen 2.5' lists"},
+		{"qwen2.5-9b-base", `unknown model "qwen2.5-9b-base"`, "'plimsoll models qwen 2.5' lists"},
+		{"llama-3-8", `unknown model "llama-3-8"`, `did you mean "llama-3-8b"?`},
+		{"llama3", `unknown model "llama3"`, "the catalog has llama-3-70b, llama-3-8b"},
+		{"claude", `unknown model "claude"`, "'plimsoll models' lists the catalog"},
+		{filepath.Join(empty, configName), "there is no such file or folder", "give the path of a config.json"},
 		{"", `unknown model ""`, "lists the catalog"},
 		{empty, "the folder holds no config.json", "name the folder"},
 		{foreign, `unknown architecture "Rwkv7ForCausalLM"`, "safetensors"},

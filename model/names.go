@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -191,16 +192,61 @@ func unknownName(name string, online bool) error {
 	if match := quantized.FindStringSubmatchIndex(lower); match != nil {
 		return quantizedName(name, lower[:match[0]], lower[match[2]:match[3]])
 	}
-	hint := "'plimsoll models' lists the catalog; a config.json, a *.safetensors file or a folder that holds " +
-		"one will do as well"
+	const files = "; a config.json, a *.safetensors file or a folder that holds one will do as well"
+	hint := "'plimsoll models' lists the catalog" + files
+	last := lower[strings.LastIndexByte(lower, '/')+1:]
+	near := nearest(last, Catalog())
+	if near == "" && looksLikePath(name) {
+		return fault.File(name).Inputf("there is no such file or folder").
+			WithHint("give the path of a config.json, of a *.safetensors file or of a folder that holds one, or a " +
+				"name that 'plimsoll models' lists")
+	}
+	like := alike(last)
+	if near == "" && like != "" {
+		hint = like + files
+	}
 	if hub.IsRepository(name) && !online {
 		hint = "--online asks the Hugging Face hub; or download its config.json and name that file"
 	}
-	if near := nearest(lower[strings.LastIndexByte(lower, '/')+1:], Catalog()); near != "" {
+	if near != "" {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
 	return fault.Inputf("unknown model %q: no file, no folder, no model of the catalog and none in the cache of "+
 		"huggingface_hub has that name", name).WithHint(hint)
+}
+
+// looksLikePath reports whether a name can only be that of a file or of a folder.
+func looksLikePath(name string) bool {
+	ends := slices.ContainsFunc([]string{".json", ".safetensors", ".gguf", ".bin", ".pt", ".yaml", ".yml"},
+		func(end string) bool { return strings.HasSuffix(strings.ToLower(name), end) })
+	return ends || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "~") || filepath.IsAbs(name)
+}
+
+// alike says which models of the catalog have names that begin as a name does, or are of the same series. It is empty
+// where there are none.
+func alike(name string) string {
+	const most = 8
+	apart := func(r rune) bool { return strings.ContainsRune("-_ ", r) }
+	words := strings.FieldsFunc(joint.ReplaceAllString(name, "$1-$3"), apart)
+	for n := len(words); n > 0; n-- {
+		var found []string
+		for _, known := range Catalog() {
+			begins := strings.Join(words[:n], "-")
+			rest, same := strings.CutPrefix(joint.ReplaceAllString(known, "$1-$3"), begins)
+			if same && len(begins) > 2 && !strings.ContainsAny(rest[:min(1, len(rest))], ".0123456789") {
+				found = append(found, known)
+			}
+		}
+		switch {
+		case len(found) == 1 && n == len(words):
+			return fmt.Sprintf("did you mean %q? 'plimsoll models' lists the catalog", found[0])
+		case len(found) > most || len(found) > 0 && n == 1:
+			return fmt.Sprintf("'plimsoll models %s' lists those with a similar name", strings.Join(words[:n], " "))
+		case len(found) > 0:
+			return "the catalog has " + strings.Join(found, ", ")
+		}
+	}
+	return ""
 }
 
 // Before returns the name in the catalog of the model whose weights a repository has in a quantization ("gptq"), or the

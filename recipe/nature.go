@@ -20,9 +20,13 @@ import (
 // A file of any other kind is refused with what it is. Texts may stand for files. Every error is a *fault.Input.
 func Detect(path string, texts files.Texts) (flag string, err error) {
 	text, err := texts.Read(path, largest)
+	var other *files.NotRegular
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
+	case errors.As(err, &other):
+		return "", fault.File(path).Inputf("%v", other).
+			WithHint("name the files in it, or give a model's folder as --model")
 	case err != nil:
 		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
 	}
@@ -40,8 +44,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 		if what == "" {
 			return "", unreadable(path, text)
 		}
-		return "", fault.File(path).Inputf("this is %s: expected a configuration of a training", what).
-			WithHint(readable)
+		return "", noConfiguration(path, what)
 	}
 	found, m := recognized(d.Root)
 	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
@@ -72,10 +75,19 @@ func unclear(path string, text []byte) error {
 		}
 	}
 	if what := nature(text); what != "" {
-		return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(readable)
+		return noConfiguration(path, what)
 	}
 	_, err := strict.ParseYAML(path, text)
 	return err
+}
+
+// noConfiguration refuses a file by its nature.
+func noConfiguration(path, what string) error {
+	hint := readable
+	if what == script || what == shellScript {
+		hint += "; give a script of Megatron-LM as --megatron"
+	}
+	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
 }
 
 // unread refuses a file of a kind that plimsoll does not read, which the member m shows.
@@ -109,12 +121,18 @@ var (
 		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
 )
 
+// Natures of files that may hold arguments of a program.
+const (
+	script      = "a script"
+	shellScript = "a shell script"
+)
+
 // nature returns what a text is that is no configuration, or "".
 func nature(text []byte) string {
 	start := bytes.TrimSpace(text)
 	switch {
 	case bytes.HasPrefix(start, []byte("#!")):
-		return "a script"
+		return script
 	case bytes.IndexByte(text, 0) >= 0:
 		return "a binary file"
 	case bytes.HasPrefix(start, []byte{'{'}):
@@ -122,7 +140,7 @@ func nature(text []byte) string {
 	case pythonLine.Match(text):
 		return "Python source"
 	case shellLine.Match(text):
-		return "a shell script"
+		return shellScript
 	case sectionLine.Match(text):
 		return "TOML or INI"
 	case markdownLine.Match(text):

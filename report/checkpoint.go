@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"io"
 	"strings"
 
 	"plimsoll/checkpoint"
@@ -52,7 +51,7 @@ type CheckpointParameter struct {
 // AnyCheckpoint is the document of a checkpoint of shards, or of states.
 type AnyCheckpoint interface {
 	Page() *Page
-	WriteVerified(w io.Writer) error
+	Verified() *Page
 }
 
 // CheckpointOf makes the document of a checkpoint of either kind.
@@ -101,14 +100,11 @@ func (d *Checkpoint) Page() *Page {
 	}
 }
 
-// WriteVerified reports that every byte is as it was written.
-func (d *Checkpoint) WriteVerified(w io.Writer) error {
-	return writeVerified(w, d.Path, d.Step, len(d.Files), d.Bytes)
-}
+// Verified reports that every byte is as it was written.
+func (d *Checkpoint) Verified() *Page { return verified(d.Path, d.Step, len(d.Files), d.Bytes) }
 
-func writeVerified(w io.Writer, path string, step int64, files int, bytes ledger.Bytes) error {
-	_, err := fmt.Fprintf(w, "%s: step %d, %d files, %v: every byte is as it was written\n", path, step, files, bytes)
-	return err
+func verified(path string, step int64, files int, bytes ledger.Bytes) *Page {
+	return Sentence(fmt.Sprintf("%s: step %d, %d files, %v: every byte is as it was written", path, step, files, bytes))
 }
 
 func (d *Checkpoint) files() *Table {

@@ -1,8 +1,6 @@
 package report
 
 import (
-	"io"
-
 	"plimsoll/checkpoint"
 	"plimsoll/ledger"
 )
@@ -70,7 +68,5 @@ func (d *statesCheckpoint) Page() *Page {
 	return &Page{Title: "Checkpoint " + d.Path, Sections: []Section{{facts}, {files}, {tensors}}, Document: d}
 }
 
-// WriteVerified reports that every byte is as it was written.
-func (d *statesCheckpoint) WriteVerified(w io.Writer) error {
-	return writeVerified(w, d.Path, d.Step, len(d.Files), d.Bytes)
-}
+// Verified reports that every byte is as it was written.
+func (d *statesCheckpoint) Verified() *Page { return verified(d.Path, d.Step, len(d.Files), d.Bytes) }

@@ -35,6 +35,9 @@ type Block interface {
 	markdown() string
 }
 
+// Sentence is a page that says one thing.
+func Sentence(text string) *Page { return &Page{Sections: []Section{{Paragraph(text)}}} }
+
 // Facts are names with values.
 type Facts []Fact
 

@@ -61,13 +61,17 @@ func parsePlan(file string, text []byte) (*PlanDocument, error) {
 	return d, nil
 }
 
+const recordOne = "give a recording that plimsoll run --record has written"
+
 // ReadRecording reads a recording of run --record or watch --record. Every error is a *fault.Input.
 func ReadRecording(file string) (*reconcile.Recording, error) {
 	r, err := reconcile.Open(file)
 	var input *fault.Input
 	if err != nil && !errors.As(err, &input) {
-		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
-			Hint: "record a run with plimsoll run --record " + file}
+		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err), Hint: recordOne}
+	}
+	if input != nil && input.Hint == "" {
+		input.Hint = recordOne
 	}
 	return r, err
 }

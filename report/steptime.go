@@ -67,7 +67,7 @@ func (s *StepTime) addTo(facts *Facts) {
 	case s == nil:
 		return
 	case s.Refused != "":
-		facts.add("step", "no time: %s", s.Refused)
+		facts.add("step", "%s", s.Refused)
 		return
 	}
 	waits := ""

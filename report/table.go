@@ -127,9 +127,23 @@ func (t *Table) narrow(page int) (text string, fits bool) {
 	for i := range narrow.Columns {
 		narrow.Columns[i].Width = 0
 	}
-	widths, least := narrow.widths()
+	widths, atBlanks, least := narrow.widths()
 	whole := narrow.rendered(func(_ int, cell string) string { return cell })
-	for excess := widthOf(whole) - page; excess > 0; excess-- {
+	excess := widthOf(whole) - page
+	if excess = reduce(widths, atBlanks, excess); excess > 0 {
+		excess = reduce(widths, least, excess)
+	}
+	if excess > 0 {
+		return "", false
+	}
+	return narrow.rendered(func(column int, cell string) string {
+		return strings.Join(wrapped(cell, widths[column]), "\n")
+	}), true
+}
+
+// reduce takes an excess from the widest columns that may be narrower, and returns what is left of it.
+func reduce(widths, least []int, excess int) int {
+	for ; excess > 0; excess-- {
 		widest := -1
 		for i := range widths {
 			if widths[i] > least[i] && (widest < 0 || widths[i] > widths[widest]) {
@@ -137,13 +151,11 @@ func (t *Table) narrow(page int) (text string, fits bool) {
 			}
 		}
 		if widest < 0 {
-			return "", false
+			break
 		}
 		widths[widest]--
 	}
-	return narrow.rendered(func(column int, cell string) string {
-		return strings.Join(wrapped(cell, widths[column]), "\n")
-	}), true
+	return excess
 }
 
 // picked returns a table of some of the columns.
@@ -221,8 +233,8 @@ func (t *Table) rendered(written func(int, string) string) string {
 }
 
 // widths returns the widths of the columns, and how narrow they may be: figures stay in one line, titles and words
-// break at blanks, and long words where they must.
-func (t *Table) widths() (natural, least []int) {
+// break at blanks and in paths behind slashes, and long words where they must.
+func (t *Table) widths() (natural, atBlanks, least []int) {
 	const leastWords = 16
 	for i, c := range t.Columns {
 		cells := []string{}
@@ -231,7 +243,7 @@ func (t *Table) widths() (natural, least []int) {
 				cells = append(cells, c.format(row[i]))
 			}
 		}
-		width, needed := widthOf(c.Title), 1
+		width, needed, word := widthOf(c.Title), 1, 0
 		if t.Style == Listed {
 			width = 0
 		} else if words := strings.Fields(c.Title); len(words) > 0 {
@@ -240,14 +252,17 @@ func (t *Table) widths() (natural, least []int) {
 		for _, cell := range cells {
 			width = max(width, widthOf(cell))
 			if c.Kind == Words {
+				parts := strings.Fields(strings.ReplaceAll(cell, "/", "/ "))
+				word = max(word, widthOf(strings.Join(parts, "\n")))
 				needed = max(needed, min(widthOf(cell), leastWords))
 			} else {
 				needed = max(needed, widthOf(cell))
 			}
 		}
 		natural, least = append(natural, width), append(least, min(needed, width))
+		atBlanks = append(atBlanks, min(max(needed, word), width))
 	}
-	return natural, least
+	return natural, atBlanks, least
 }
 
 // records lists the cells of every row below each other.

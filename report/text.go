@@ -94,11 +94,28 @@ func wrapped(value string, width int) []string {
 	if width == 0 {
 		return []string{value}
 	}
-	lines := strings.Split(text.WrapSoft(value, width), "\n")
+	lines := strings.Split(text.WrapSoft(breakPaths(value, width), width), "\n")
 	for i, line := range lines {
 		lines[i] = strings.TrimSpace(line)
 	}
 	return lines
+}
+
+// breakPaths breaks words that are longer than a line behind a slash, where they have one in the line.
+func breakPaths(value string, width int) string {
+	words := strings.Split(value, " ")
+	for i, word := range words {
+		var parts []string
+		for widthOf(word) > width {
+			slash := strings.LastIndex(word[:min(width, len(word))], "/")
+			if slash <= 0 {
+				break
+			}
+			parts, word = append(parts, word[:slash+1]), word[slash+1:]
+		}
+		words[i] = strings.Join(append(parts, word), "\n")
+	}
+	return strings.Join(words, " ")
 }
 
 func (t Tree) text(l layout) string {

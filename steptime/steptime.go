@@ -87,13 +87,13 @@ func Refusal(j *job.Job, m Machine) error {
 		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
 	}
 	if m.Device == 0 && j.GPU.Bandwidth == 0 {
-		lacks = append(lacks, "the memory of the GPU (--gpu)")
+		lacks = append(lacks, "the bandwidth of the GPU's memory (--gpu)")
 	}
 	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
-		lacks = append(lacks, "the network between nodes (--network)")
+		lacks = append(lacks, "the rate of the network between nodes (--network)")
 	}
 	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
-		lacks = append(lacks, "the links between GPUs (--gpu)")
+		lacks = append(lacks, "the rate of the links between GPUs (--gpu)")
 	}
 	if d := j.DeepSpeed; d != nil && (d.ZenFlow != nil || d.OffloadOptimizer.Device == "nvme" ||
 		d.OffloadParameters.Device == "nvme") {
@@ -101,13 +101,13 @@ func Refusal(j *job.Job, m Machine) error {
 			WithHint("plan it with offloading to the CPU")
 	}
 	if usesHost(j) && m.Host == 0 {
-		lacks = append(lacks, "the memory of the host (--host-bandwidth, --machine, or plimsoll tune)")
+		lacks = append(lacks, "the bandwidth of the host's memory (--host-bandwidth, --machine, or plimsoll tune)")
 	}
 	if usesHost(j) && m.Link.In == 0 && j.GPU.Speed.Host == 0 {
-		lacks = append(lacks, "the link to the GPU (--link-in, --link-out)")
+		lacks = append(lacks, "the rate of the link to the GPU (--link-in, --link-out)")
 	}
 	if len(lacks) > 0 {
-		return fault.Inputf("nothing is said of time without %s", strings.Join(lacks, ", ")).
+		return fault.Inputf("the time of a step is unknown without %s", strings.Join(lacks, ", ")).
 			WithHint("give the flag that it names")
 	}
 	return nil

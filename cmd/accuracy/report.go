@@ -200,8 +200,8 @@ func writeDetail(out io.Writer, results []result) {
 // method is the text of the report before its tables.
 const method = `# Accuracy
 
-` + "`make accuracy`" + ` compares ` + "`plimsoll plan`" + ` with public measurements of
-real training runs, and writes this page.
+How far may you trust a plan? Here are public measurements of real training runs, each beside its plan.
+` + "`make accuracy`" + ` compares them, and writes this page.
 
 Each measured run is expressed as a user would express it: config.json of the model, DeepSpeed's JSON,
 TrainingArguments, adapter_config.json and flags. One general mapping makes them for all runs from what the source

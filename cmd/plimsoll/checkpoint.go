@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -77,11 +76,12 @@ func runVerify(c *cobra.Command, path string) error {
 	}
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
 	progress.Begin("verifying "+opened.Path(), opened.Bytes(), activity.Bytes)
-	defer progress.End()
-	if err := opened.Verify(interruptible(c), progress.Advance); err != nil {
+	err = opened.Verify(interruptible(c), progress.Advance)
+	progress.End()
+	if err != nil {
 		return err
 	}
-	return report.CheckpointOf(c.Root().Version, opened).WriteVerified(c.OutOrStdout())
+	return present(c, report.CheckpointOf(c.Root().Version, opened).Verified(), report.Text)
 }
 
 // Formats of other programs.
@@ -249,13 +249,12 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 		return leave(c, opened, out, flags, progress)
 	}
 	progress.Begin("writing "+out, -1, activity.Bytes) // the size depends on the format
-	defer progress.End()
 	written, err := opened.Convert(c.Context(), out, to, progress.Advance)
+	progress.End()
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s\n", written, opened.Step(), opened.Path())
-	return err
+	return say(c, "%s: step %d of %s", written, opened.Step(), opened.Path())
 }
 
 // leave writes the checkpoint for another program.
@@ -285,12 +284,12 @@ func leave(
 		}
 	}
 	progress.Begin("writing "+out, opened.ExportBytes(), activity.Bytes)
-	defer progress.End()
-	if err := write(c.Context(), out, progress.Advance); err != nil {
+	err := write(c.Context(), out, progress.Advance)
+	progress.End()
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(c.OutOrStdout(), "%s: step %d of %s, for %s\n", out, opened.Step(), opened.Path(), reader)
-	return err
+	return say(c, "%s: step %d of %s, for %s", out, opened.Step(), opened.Path(), reader)
 }
 
 // open opens the checkpoint to convert.

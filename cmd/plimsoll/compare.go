@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"plimsoll/fault"
@@ -63,6 +65,10 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 		return fault.Inputf("--tolerance is %v: expected 0 or more", o.tolerance)
 	}
 	planFile, plan, recording, err := readCompared(arguments)
+	var input *fault.Input
+	if errors.As(err, &input) && len(arguments) == 1 {
+		input.Hint = "give a plan and a recording: plimsoll compare plan.json run.jsonl"
+	}
 	if err != nil {
 		return err
 	}

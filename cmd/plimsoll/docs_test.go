@@ -45,21 +45,33 @@ func TestDocumentedCommands(t *testing.T) {
 	commands := 0
 	for _, document := range append(documents, filepath.Join(root, "README.md")) {
 		document, _ = filepath.Rel(root, document)
-		text, err := os.ReadFile(document)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-			for _, part := range strings.Split(block[1], "$ ")[1:] {
-				command, output, _ := strings.Cut(part, "\n")
-				commands++
-				t.Run(document+": "+command, func(t *testing.T) { checkCommand(t, command, output) })
-			}
+		for _, command := range documentedCommands(t, document) {
+			commands++
+			t.Run(document+": "+command.line, func(t *testing.T) { checkCommand(t, command.line, command.output) })
 		}
 	}
 	if commands == 0 {
 		t.Error("no documented command was found")
 	}
+}
+
+// documentedCommand is a command as a document shows it.
+type documentedCommand struct{ line, output string }
+
+// documentedCommands returns the commands of a document.
+func documentedCommands(t *testing.T, document string) (commands []documentedCommand) {
+	t.Helper()
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		for _, part := range strings.Split(block[1], "$ ")[1:] {
+			line, output, _ := strings.Cut(part, "\n")
+			commands = append(commands, documentedCommand{line, output})
+		}
+	}
+	return commands
 }
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.

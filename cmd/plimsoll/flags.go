@@ -139,6 +139,11 @@ func usages(flags *pflag.FlagSet) string {
 func usagesOf(flags *pflag.FlagSet) string {
 	const terminal, longestName = 80, 30
 	all := flagUsage.FindAllStringSubmatch(flags.FlagUsages(), -1)
+	for _, usage := range all {
+		if !strings.HasSuffix(usage[2], "(default true)") { // the name of a switch turns it on
+			usage[1] = strings.TrimSuffix(usage[1], "[=true|false]")
+		}
+	}
 	column := 0
 	for _, usage := range all {
 		if n := len(usage[1]); n <= longestName {
@@ -226,11 +231,50 @@ func (b *bytesFlag) Type() string { return "size" }
 func (b *bytesFlag) Set(text string) error {
 	bytes, err := ledger.ParseBytes(text)
 	if err == nil && (bytes == 0 || text[len(text)-1] <= '9') { // a number without a unit is most likely a mistake
-		err = fmt.Errorf("expected a number above 0 with a unit, such as 80GiB")
+		return fault.Inputf("expected a number above 0 with a unit, such as 80GiB").WithHint(inUnits(bytes))
 	}
 	*b = bytesFlag(bytes)
 	return err
 }
+
+// inUnits returns the hint at a size without a unit: few are GiB, more are MiB, as nvidia-smi has them, and many bytes.
+func inUnits(n ledger.Bytes) string {
+	switch {
+	case n == 0:
+		return ""
+	case n < 2000:
+		return fmt.Sprintf("did you mean %dGiB?", n)
+	case n < ledger.MiB:
+		return fmt.Sprintf("did you mean %dMiB?", n)
+	}
+	return fmt.Sprintf("did you mean %dB, which is %v?", n, n)
+}
+
+// wholeNumber returns the error for a text that is no whole number from some number on, with what it may mean.
+func wholeNumber(text string, least int) error {
+	e := fault.Inputf("expected a whole number from %d on, in digits alone", least)
+	lower := strings.ToLower(text)
+	if thousands := inThousands.FindStringSubmatch(lower); thousands != nil {
+		n, _ := strconv.Atoi(thousands[1])
+		return e.WithHint(fmt.Sprintf("write %d, or %d", n*1024, n*1000))
+	}
+	if grouped.MatchString(text) {
+		return e.WithHint("write " + strings.NewReplacer(",", "", "_", "", "'", "").Replace(text))
+	}
+	if ofGPU := counted.FindStringSubmatch(lower); ofGPU != nil {
+		return e.WithHint("write " + ofGPU[1] + "; the name of a GPU goes to --gpu")
+	}
+	if lower == "auto" {
+		return e.WithHint("give a number, or leave it out; plimsoll fit searches for what is best")
+	}
+	return e
+}
+
+var (
+	inThousands = regexp.MustCompile(`^([0-9]{1,6})k$`)
+	counted     = regexp.MustCompile(`^([0-9]+) ?x ?[a-z]`)
+	grouped     = regexp.MustCompile(`^[0-9]{1,3}([,_'][0-9]{3})+$`)
+)
 
 // countFlag is a count on the command line. A missing flag differs from zero.
 type countFlag int
@@ -245,7 +289,7 @@ func (n *countFlag) Type() string { return "int" }
 func (n *countFlag) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 1 {
-		return fmt.Errorf("expected a whole number from 1 on, in digits alone")
+		return wholeNumber(text, 1)
 	}
 	*n = countFlag(count)
 	return nil
@@ -264,7 +308,7 @@ func (n optionalCount) Type() string { return "int" }
 func (n optionalCount) Set(text string) error {
 	count, err := strconv.Atoi(text)
 	if err != nil || count < 0 {
-		return fmt.Errorf("expected a whole number from 0 on, in digits alone")
+		return wholeNumber(text, 0)
 	}
 	*n.to = &count
 	return nil

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,12 +69,29 @@ var otherNames = map[string]string{
 	"offload-optimizer":           "--zero-offload optimizer with --zero, or --offload states",
 	"cpu-offload":                 "--zero-offload optimizer with --zero, or --offload states",
 	"offload-param":               "--zero-offload parameters with --zero",
+	"gpu-type":                    "--gpu",
+	"gpu-name":                    "--gpu",
+	"accelerator":                 "--gpu",
+	"device":                      "--gpu",
+	"num-gpus-per-node":           "--gpus",
+	"gpus-per-node":               "--gpus",
+	"output":                      "--out",
+	"o":                           "--out",
 	"use-lora":                    "--lora with a rank, or --adapter with an adapter_config.json of PEFT",
+}
+
+// withoutMemory are flags of trainers that change no byte of a plan.
+var withoutMemory = []string{
+	"learning-rate", "lr", "epochs", "num-train-epochs", "num-epochs", "max-steps", "weight-decay", "warmup-steps",
+	"warmup-ratio", "lr-scheduler-type", "seed", "dataset", "dataset-name", "output-dir", "logging-steps", "report-to",
 }
 
 var unknownShort = regexp.MustCompile(`^unknown shorthand flag: .* in (-\S+)$`)
 
 var unknownFlag = regexp.MustCompile(`^unknown flag: --([^\s=]+)`)
+
+// measured is a number with a unit.
+var measured = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?) ?[A-Za-z%]+(?:/s)?$`)
 
 // badFlag returns the error of flags that cannot be parsed, with the flag that was probably meant.
 func badFlag(c *cobra.Command, err error) error {
@@ -79,6 +99,26 @@ func badFlag(c *cobra.Command, err error) error {
 		return noArguments(c, before) // the flags are those of another command
 	}
 	bad := &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
+	var value *pflag.InvalidValueError
+	var inner *fault.Input
+	if errors.As(err, &value) && errors.As(err, &inner) && inner.Hint != "" { // the hint stands behind all of the error
+		bad.Hint, inner.Hint = inner.Hint, ""
+		return bad
+	}
+	if value != nil && inner == nil {
+		kind := value.GetFlag().Value.Type()
+		number := measured.FindStringSubmatch(value.GetValue())
+		if number != nil && (kind == "float64" || kind == "int") {
+			bad.Hint = "write " + number[1] + ", without a unit"
+		}
+		return bad
+	}
+	var lacking *pflag.ValueRequiredError
+	if errors.As(err, &lacking) {
+		kind, usage := pflag.UnquoteUsage(lacking.GetFlag())
+		bad.Hint = fmt.Sprintf("--%s %s: %s", lacking.GetFlag().Name, kind, usage)
+		return bad
+	}
 	found := unknownFlag.FindStringSubmatch(err.Error())
 	if short := unknownShort.FindStringSubmatch(err.Error()); short != nil {
 		bad = fault.Inputf("unknown flag: %s", short[1]).
@@ -102,8 +142,24 @@ func badFlag(c *cobra.Command, err error) error {
 			ours = "--" + nearest
 		}
 	}
-	if ours != "" {
+	if slices.Contains(withoutMemory, name) && c.Flags().Lookup("micro-batch") != nil {
+		bad.Hint = "leave it out: memory does not depend on it"
+	} else if ours != "" {
 		bad.Hint = "did you mean " + ours + "? " + bad.Hint
+	} else if others := commandsWith(c.Root(), name); len(others) > 0 {
+		bad.Hint = "a flag of " + fault.OneOf(others...) + "; " + bad.Hint
 	}
 	return bad
+}
+
+// commandsWith returns the commands that have a flag: at most three, plan first.
+func commandsWith(root *cobra.Command, flag string) (names []string) {
+	for _, g := range commandGroups {
+		for _, name := range g.commands {
+			if c, _, err := root.Find([]string{name}); err == nil && c != root && c.Flags().Lookup(flag) != nil {
+				names = append(names, c.CommandPath())
+			}
+		}
+	}
+	return names[:min(len(names), 3)]
 }

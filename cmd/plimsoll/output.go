@@ -48,6 +48,11 @@ func present(c *cobra.Command, page *report.Page, format report.Format) error {
 	})
 }
 
+// say prints a sentence within the terminal.
+func say(c *cobra.Command, format string, values ...any) error {
+	return present(c, report.Sentence(fmt.Sprintf(format, values...)), report.Text)
+}
+
 // formatFlag is the format of a result on the command line. It is empty if none was given.
 type formatFlag report.Format
 

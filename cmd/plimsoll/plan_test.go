@@ -54,7 +54,7 @@ func TestTypicalMistakes(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(folder, "folder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if commands := checkRefusals(t, "testdata/mistakes.txtar", folder); commands < 66 {
+	if commands := checkRefusals(t, "testdata/mistakes.txtar", folder); commands < 150 {
 		t.Errorf("only %d command lines", commands)
 	}
 }
@@ -86,7 +86,7 @@ func checkRefusals(t *testing.T, archived, folder string) (commands int) {
 		}
 		if isCommand {
 			commands++
-			head.WriteString(refusal(t, plimsoll, folder, strings.Fields(arguments)))
+			head.WriteString(refusal(t, plimsoll, folder, argument.FindAllString(arguments, -1)))
 		}
 	}
 	if *update {
@@ -102,6 +102,9 @@ func checkRefusals(t *testing.T, archived, folder string) (commands int) {
 	return commands
 }
 
+// argument is one of a command line. It may have blanks between quotes.
+var argument = regexp.MustCompile(`'[^']*'|\S+`)
+
 // variable is an argument that is a variable of the environment.
 var variable = regexp.MustCompile(`^[A-Z_]+=`)
 
@@ -111,6 +114,9 @@ func refusal(t *testing.T, plimsoll, folder string, arguments []string) string {
 	environment := os.Environ()
 	for variable.MatchString(arguments[0]) {
 		environment, arguments = append(environment, arguments[0]), arguments[1:]
+	}
+	for i, a := range arguments {
+		arguments[i] = strings.Trim(a, "'")
 	}
 	command := exec.Command(plimsoll, arguments...)
 	command.Dir, command.Env = folder, environment

@@ -40,7 +40,10 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetContext(context.Background())
-	c, err := root.ExecuteC()
+	c, err := root, typographic(arguments)
+	if err == nil {
+		c, err = root.ExecuteC()
+	}
 	code := exitCode(c.Context(), err)
 	hintFor(c, err)
 	var said outcome
@@ -48,6 +51,20 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "plimsoll: %s\n", fault.Printable(err.Error()))
 	}
 	return code
+}
+
+// typographic refuses a dash that a word processor has put in place of two hyphens.
+func typographic(arguments []string) error {
+	for _, a := range arguments {
+		if a == "--" {
+			break
+		}
+		if plain := strings.TrimLeft(a, "\u2013\u2014-"); strings.HasPrefix(strings.TrimLeft(a, "-"), "\u2013") ||
+			strings.HasPrefix(strings.TrimLeft(a, "-"), "\u2014") {
+			return fault.Inputf("%q begins with a typographic dash", a).WithHint("type two hyphens: --" + plain)
+		}
+	}
+	return nil
 }
 
 // anotherFlag is a hint at the flag that takes a file.
@@ -98,6 +115,9 @@ func rootCommand() *cobra.Command {
 		Long: `Plimsoll plans the memory of a training job before it starts, holds its
 optimizer state on the host in the fewest bytes, and shows afterwards where
 every byte went.`,
+		Example: `  plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --lora 16
+  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB ds_config.json
+  plimsoll explain train.log`,
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -106,9 +126,59 @@ every byte went.`,
 	}
 	root.SetFlagErrorFunc(badFlag)
 	root.AddCommand(commands()...)
+	root.SetHelpCommand(helpCommand(root))
+	groupCommands(root)
 	root.SetGlobalNormalizationFunc(presentName)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages |", "Flags | usages |"))
 	return root
+}
+
+// helpCommand is like cobra's, and refuses commands that there are not.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command",
+		Long:  `Help shows what a command is for, with its flags. It is the same as --help.`,
+		RunE:  func(_ *cobra.Command, arguments []string) error { return runHelp(root, arguments) },
+	}
+}
+
+func runHelp(root *cobra.Command, arguments []string) error {
+	c, rest, err := root.Find(arguments)
+	if err == nil && len(rest) == 0 {
+		c.InitDefaultHelpFlag()
+		return c.Help()
+	}
+	if len(rest) == 0 {
+		c, rest = root, arguments
+	}
+	return noArguments(c, rest)
+}
+
+// commandGroups are the titles of the help, each with its commands.
+var commandGroups = []struct {
+	title    string
+	commands []string
+}{
+	{"Before a run:", []string{"plan", "fit", "roads", "rehearse", "models"}},
+	{"This host:", []string{"topology", "binding", "tune", "bench"}},
+	{"Run:", []string{"run", "watch", "serve", "stat", "restore", "checkpoint"}},
+	{"After a run:", []string{"explain", "compare", "export"}},
+}
+
+// groupCommands puts commands below the titles of the help.
+func groupCommands(root *cobra.Command) {
+	for _, g := range commandGroups {
+		for _, c := range root.Commands() {
+			if !slices.Contains(g.commands, c.Name()) {
+				continue
+			}
+			if !root.ContainsGroup(g.title) {
+				root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+			}
+			c.GroupID = g.title
+		}
+	}
 }
 
 // noArguments refuses arguments, and names the nearest command.
@@ -141,5 +211,5 @@ var otherCommands = map[string]string{
 	"estimate": "plan", "estimate-memory": "plan", "memory": "plan", "size": "plan", "check": "plan", "launch": "run",
 	"train": "run", "search": "fit", "advise": "plan", "status": "stat", "top": "watch", "monitor": "watch",
 	"benchmark": "bench", "info": "topology", "why": "explain", "diagnose": "explain", "list": "models",
-	"gpus": "models",
+	"gpus": "models", "predict": "plan", "calculate": "plan", "calc": "plan", "fits": "fit", "show": "inspect",
 }

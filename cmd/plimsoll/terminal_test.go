@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -177,7 +178,7 @@ func TestPictureInColor(t *testing.T) {
 }
 
 // TestTerminalWidths: what the program shows keeps within windows of 80 and of 50 columns. The verdict has a color, and
-// a progress bar stays in its line.
+// a progress bar leaves no line.
 func TestTerminalWidths(t *testing.T) {
 	config, err := filepath.Abs("../../examples/config.json")
 	if err != nil {
@@ -185,24 +186,59 @@ func TestTerminalWidths(t *testing.T) {
 	}
 	for _, columns := range []int{80, 50} {
 		s := newScreen(t, uint16(columns), 24)
-		s.types(t, "export LANG=C.UTF-8; unset LC_ALL COLUMNS; echo ready=$((1+1))\n", "ready=2")
 		for command, shows := range map[string]string{
-			"plan --model " + config + " --gpu RTX-4090": "\x1b[1;30;42mfits\x1b[m: ",
-			"rehearse --model " + config + " --steps 2":  "optimizer steps",
-			"bench --parameters 1Mi --rounds 2":          "adamw, state split",
+			"plan --model " + config + " --gpu RTX-4090":       "\x1b[1;30;42mfits\x1b[m: ",
+			"rehearse --model " + config + " --steps 2":        "optimizer steps",
+			"bench --parameters 1Mi --rounds 2 --checks=false": "adamw, state split",
 		} {
-			before := len(s.text())
-			s.types(t, "$plimsoll "+command+"; echo exit=$?\n", "exit=0")
-			text := s.text()[before:]
-			if !strings.Contains(text, shows) {
+			if text := s.keeps(t, command, columns); !strings.Contains(text, shows) {
 				t.Errorf("%q is not shown:\n%s", shows, text)
-			}
-			_, text, _ = strings.Cut(text, "echo exit=$?") // the shell breaks what is typed
-			for _, line := range strings.FieldsFunc(text, func(r rune) bool { return r == '\r' || r == '\n' }) {
-				if n := ansi.StringWidth(line); n > columns {
-					t.Errorf("%s: a line of %d columns on a terminal of %d: %q", command, n, columns, line)
-				}
 			}
 		}
 	}
+}
+
+// TestQuickstarts types the commands of the README and of the cookbook into a terminal of 80 columns.
+func TestQuickstarts(t *testing.T) {
+	t.Chdir("../..")
+	s := newScreen(t, 80, 24)
+	converted := filepath.Join(t.TempDir(), "converted")
+	count := 0
+	for _, document := range []string{"README.md", "docs/cookbook.md"} {
+		for _, documented := range documentedCommands(t, document) {
+			command := strings.ReplaceAll(documented.line, " converted ", " "+converted+" ")
+			s.keeps(t, strings.TrimPrefix(command, "plimsoll "), 80)
+			count++
+		}
+	}
+	if count < 15 {
+		t.Errorf("%d commands were found, expected those of the README and of the cookbook", count)
+	}
+}
+
+// drawnBar is what a progress bar draws: its share, or the time since it began.
+var drawnBar = regexp.MustCompile(`\d% \||\[\d+[hms]`)
+
+// keeps runs a command, and checks that each line keeps within the terminal and that no progress bar stays there. It
+// returns what the command has shown.
+func (s *terminal) keeps(t *testing.T, command string, columns int) string {
+	t.Helper()
+	before := len(s.text())
+	s.types(t, "export LANG=C.UTF-8; unset LC_ALL COLUMNS; $plimsoll "+command+"; echo code=$((40+2))\n", "code=42")
+	_, text, _ := strings.Cut(s.text()[before:], "echo code=") // the shell breaks what is typed
+	_, text, _ = strings.Cut(text, "\n")
+	for line := range strings.Lines(text) {
+		seen := "" // when all of the line is drawn
+		for _, drawn := range strings.Split(strings.TrimRight(line, "\r\n"), "\r") {
+			if n := ansi.StringWidth(drawn); n > columns {
+				t.Errorf("%s: a line of %d columns on a terminal of %d: %q", command, n, columns, drawn)
+			}
+			drawn = ansi.Strip(drawn)
+			seen = drawn + string([]rune(seen)[min(len([]rune(seen)), len([]rune(drawn))):])
+		}
+		if drawnBar.MatchString(seen) {
+			t.Errorf("%s: a progress bar stays on the terminal: %q", command, seen)
+		}
+	}
+	return text
 }
