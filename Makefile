@@ -174,6 +174,10 @@ scoreboard: ## Hold the binding against the rules of other programs, on the corp
 exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (5 minutes)
 	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./fit -args -exhaustive
 
+.PHONY: advice
+advice: ## Apply every advised edit to all public configurations that do not fit, on three GPUs (needs them)
+	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./advice -args -all
+
 .PHONY: bench-overlap
 bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)
 	$(GO) test -count=1 -v -run '^TestSweep$$' ./rehearse -args -sweep

@@ -86,8 +86,9 @@ func (r *resolver) globalBatch() error {
 	}
 	each := int(j.MicroBatch) * max(1, ranks)
 	if f.GlobalBatch.Sequences%each != 0 {
-		return f.GlobalBatch.Place.Inputf("global_batch_size is %d, expected a multiple of %d: %d sequences on each of "+
-			"%d ranks", f.GlobalBatch.Sequences, each, j.MicroBatch, ranks).WithHint("change --gpus, or one of the sizes")
+		return f.GlobalBatch.Place.Inputf("global_batch_size is %d, expected a multiple of %d: %d sequences on each "+
+			"of %d ranks", f.GlobalBatch.Sequences, each, j.MicroBatch, ranks).
+			WithHint("change --gpus, or one of the sizes")
 	}
 	j.Accumulation = f.GlobalBatch.Sequences / each
 	return nil

@@ -144,8 +144,8 @@ func (r *frameworkReader) refuseTorchtitan() error {
 	if v := r.Find("model.converters"); v != nil {
 		for _, name := range v.Texts() {
 			if !strings.HasSuffix(name, "float8") || strings.Contains(name, "grouped_mm") {
-				return r.Fault("model.converters", fmt.Sprintf("is %q: it quantizes layers, which is not planned yet", name),
-					"remove it to plan the job without, and expect its memory to differ")
+				return r.Fault("model.converters", fmt.Sprintf("is %q: it quantizes layers, which is not planned yet",
+					name), "remove it to plan the job without, and expect its memory to differ")
 			}
 			r.Note("model.converters", "has float8, which is not planned: products save what they read in 16 bits")
 		}
