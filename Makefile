@@ -70,7 +70,7 @@ test: ## Run all tests (a few that fail run once more, as tests of real processe
 	$(GO) -C experiments test ./...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 

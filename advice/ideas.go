@@ -20,8 +20,8 @@ func on(why string, settings ...amend.Setting) idea { return idea{why, settings}
 
 func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }
 
-// batch returns the settings of another micro batch with the same batch of all ranks. A pipeline makes its micro batches
-// of the batch that a file says, or of those between two optimizer steps.
+// batch returns the settings of another micro batch with the same batch of all ranks. A pipeline makes its micro
+// batches of the batch that a file says, or of those between two optimizer steps.
 func batch(j *job.Job, micro int) []amend.Setting {
 	if j.DividesBatch {
 		return []amend.Setting{to(recipe.PipelineMicroBatch, micro)}

@@ -93,7 +93,8 @@ func accumulates(all []*recipe.Settings, settings []Setting) bool {
 	return slices.ContainsFunc(all, follows) && slices.ContainsFunc(settings, several)
 }
 
-// set changes one setting. Without a key, the batch of all ranks follows from others, unless accumulation follows from it.
+// set changes one setting. Without a key, the batch of all ranks follows from others, unless accumulation follows from
+// it.
 func (r *Result) set(all []*recipe.Settings, setting Setting, accumulates bool) error {
 	var first *int
 	given := false
