@@ -141,7 +141,8 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// TestGlobalBatch: torchtitan makes as many micro batches of the batch of all ranks as it takes.
+// TestGlobalBatch: torchtitan and LLaMA-Factory's trainer v1 make as many micro batches of the batch of all ranks as it
+// takes.
 func TestGlobalBatch(t *testing.T) {
 	const titan = `[model]
 name = "qwen3"
@@ -170,5 +171,17 @@ mode = "full"
 		if err != nil || j.Accumulation != c.accumulation || j.Parallel.Expert != int64(c.experts) {
 			t.Errorf("%+v: %+v, %v", c, j, err)
 		}
+	}
+	const factory = `model: x
+train_dataset: d
+micro_batch_size: 2
+global_batch_size: 32
+cp_size: 2
+flash_attn: flash_attention_2
+dist_config: {name: fsdp2}
+`
+	j, err := Request{Model: "qwen3-8b", Configs: []string{file("v1.yaml", factory)}, GPUs: 8, GPU: "H200"}.Resolve()
+	if err != nil || j.Accumulation != 4 {
+		t.Errorf("%+v, %v", j, err)
 	}
 }
