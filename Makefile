@@ -70,7 +70,7 @@ test: ## Run all tests (a few that fail run once more, as tests of real processe
 	$(GO) -C experiments test ./...
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
@@ -173,6 +173,10 @@ scoreboard: ## Hold the binding against the rules of other programs, on the corp
 .PHONY: exhaustive
 exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (5 minutes)
 	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./fit -args -exhaustive
+
+.PHONY: advice
+advice: ## Apply every advised edit to all public configurations that do not fit, on three GPUs (needs them)
+	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./advice -args -all
 
 .PHONY: bench-overlap
 bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)

@@ -258,6 +258,8 @@ func isGiven(q *job.Request, name recipe.Setting) bool {
 		return q.OffloadParameters || q.FSDP != ""
 	case recipe.Stage, recipe.OptimizerDevice, recipe.ParameterDevice:
 		return q.ZeRO != ""
+	case recipe.PipelineSchedule:
+		return q.PipelineParallel > 0
 	case sharded: // of the program that starts the ranks
 		return true
 	}
@@ -288,6 +290,8 @@ func set(q *job.Request, s amend.Setting) {
 		if s.To == "cpu" {
 			q.ZeROOffload = append(q.ZeROOffload, what)
 		}
+	case recipe.PipelineSchedule:
+		q.PipelineSchedule = s.To.(string)
 	case sharded:
 		q.FSDP = "2"
 	}
@@ -316,6 +320,8 @@ func flagOf(s amend.Setting) string {
 			return "--zero-offload " + zeroOffloads[s.Name]
 		}
 		return "without --zero-offload " + zeroOffloads[s.Name]
+	case recipe.PipelineSchedule:
+		return fmt.Sprintf("--pipeline-schedule %v", s.To)
 	case sharded:
 		return "--fsdp 2"
 	}

@@ -20,12 +20,24 @@ func on(why string, settings ...amend.Setting) idea { return idea{why, settings}
 
 func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }
 
-// batch returns the settings of another micro batch with the same batch of all ranks.
+// batch returns the settings of another micro batch with the same batch of all ranks. A pipeline makes its micro
+// batches of the batch that a file says, or of those between two optimizer steps.
 func batch(j *job.Job, micro int) []amend.Setting {
-	all := int(j.MicroBatch) * j.Accumulation
-	ranks := j.World / int(j.Parallel.Tensor*j.Parallel.Context)
+	if j.DividesBatch {
+		return []amend.Setting{to(recipe.PipelineMicroBatch, micro)}
+	}
+	all := int(j.MicroBatch) * micros(j)
+	ranks := j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages())
 	return []amend.Setting{to(recipe.MicroBatch, micro), to(recipe.Accumulation, all/micro),
 		to(recipe.TrainBatch, all*ranks)}
+}
+
+// micros returns the number of micro batches of an optimizer step.
+func micros(j *job.Job) int {
+	if j.Pipeline == nil {
+		return j.Accumulation
+	}
+	return j.Accumulation * j.Pipeline.Micros
 }
 
 // forGPU lists what frees memory of a GPU.
@@ -33,7 +45,8 @@ func forGPU(j *job.Job) []idea {
 	var list []idea
 	checkpointing := to(recipe.GradientCheckpointing, true)
 	const recomputes = "the backward pass recomputes activations instead of keeping them"
-	if j.Recompute == nil {
+	keeps := j.Recompute == nil || j.Recompute.Selective > 0 || j.RecomputeEvery > 1
+	if keeps {
 		list = append(list, on(recomputes, checkpointing))
 	}
 	micro := int(j.MicroBatch)
@@ -43,7 +56,7 @@ func forGPU(j *job.Job) []idea {
 		}
 		const why = "activations shrink with the micro batch, and accumulation keeps the batch of all ranks"
 		list = append(list, on(why, batch(j, smaller)...))
-		if j.Recompute == nil {
+		if keeps {
 			list = append(list, on(why+"; "+recomputes, append(batch(j, smaller), checkpointing)...))
 		}
 	}
@@ -55,11 +68,23 @@ func forGPU(j *job.Job) []idea {
 	case f != nil && !f.OffloadParameters:
 		list = append(list, on("shards, gradients and states of FSDP then lie in host memory",
 			to(recipe.FSDPOffload, true)))
-	case f == nil && j.DeepSpeed == nil && j.World > 1:
+	case f == nil && j.DeepSpeed == nil && j.World > int(j.Stages()):
 		list = append(list, on("ranks then hold a shard each of what all of them hold in full", to(sharded, "2")))
+	}
+	if f := j.FSDP; f != nil && f.Strategy == "shard_grad_op" {
+		list = append(list, on("parameters are gathered once more in the backward pass, and not kept for it",
+			to(recipe.Reshard, true)))
+	}
+	if p := j.Pipeline; p != nil && smallerSchedules[p.Schedule] != "" {
+		list = append(list, on("a stage has fewer micro batches under way",
+			to(recipe.PipelineSchedule, smallerSchedules[p.Schedule])))
 	}
 	return append(list, forZeRO(j)...)
 }
+
+// smallerSchedules are the schedules that hold less, for the same stages.
+var smallerSchedules = map[string]string{"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B",
+	"InterleavedZeroBubble": "Interleaved1F1B"}
 
 // forZeRO lists what DeepSpeed's keys free on a GPU.
 func forZeRO(j *job.Job) []idea {
@@ -139,7 +164,7 @@ func wasted(p *plan.Plan) []idea {
 	var list []idea
 	const larger = "larger products take less time for each token"
 	for times := 2; times <= 8; times *= 2 {
-		if j.Accumulation%times == 0 {
+		if micros(j)%times == 0 {
 			list = append(list, on(larger, batch(j, int(j.MicroBatch)*times)...))
 		}
 	}

@@ -75,15 +75,27 @@ func Apply(texts files.Texts, paths []string, settings []Setting) (*Result, erro
 		}
 	}
 	for _, setting := range settings {
-		if err := r.set(all, setting); err != nil {
+		follows := func(s *recipe.Settings) bool { return s.Follows(setting.Name) != "" }
+		if slices.ContainsFunc(all, follows) {
+			continue
+		}
+		if err := r.set(all, setting, accumulates(all, settings)); err != nil {
 			return nil, err
 		}
 	}
 	return r, nil
 }
 
-// set changes one setting.
-func (r *Result) set(all []*recipe.Settings, setting Setting) error {
+// accumulates reports whether a file says by the batch of all ranks that a step has several micro batches.
+func accumulates(all []*recipe.Settings, settings []Setting) bool {
+	follows := func(s *recipe.Settings) bool { return s.Follows(recipe.Accumulation) == recipe.TrainBatch }
+	several := func(s Setting) bool { return s.Name == recipe.Accumulation && s.To != 1 }
+	return slices.ContainsFunc(all, follows) && slices.ContainsFunc(settings, several)
+}
+
+// set changes one setting. Without a key, the batch of all ranks follows from others, unless accumulation follows from
+// it.
+func (r *Result) set(all []*recipe.Settings, setting Setting, accumulates bool) error {
 	var first *int
 	given := false
 	for i, s := range all {
@@ -99,7 +111,7 @@ func (r *Result) set(all []*recipe.Settings, setting Setting) error {
 		}
 	}
 	switch {
-	case given || setting.Name == recipe.TrainBatch || setting.To == "none": // follows from others, or is the default
+	case given || setting.Name == recipe.TrainBatch && !accumulates || setting.To == "none": // none is the default
 		return nil
 	case first == nil:
 		r.Rest = append(r.Rest, setting)

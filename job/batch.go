@@ -50,6 +50,9 @@ func (r *resolver) batch() error {
 			}
 		}
 	}
+	if err := r.globalBatch(); err != nil {
+		return err
+	}
 	if err := r.length(); err != nil {
 		return err
 	}
@@ -69,6 +72,28 @@ func (r *resolver) batch() error {
 		return fault.Inputf("--usual-seq-len is %d, but the first and longest sequences have %d tokens",
 			j.UsualSequence, j.Sequence).WithHint("give the longest length as --seq-len")
 	}
+	return nil
+}
+
+// globalBatch sets the accumulation from the batch of all ranks, as torchtitan (train.py) and LLaMA-Factory's trainer v1
+// do (core/utils/batching.py).
+func (r *resolver) globalBatch() error {
+	j := r.job
+	f := r.Inputs.framework
+	if f == nil || f.GlobalBatch == nil || r.Accumulation > 0 || r.MicroBatch > 0 && f.Pipeline != nil {
+		return nil
+	}
+	ranks := j.World / max(1, r.PipelineParallel, f.Stages())
+	if p := f.Parallelism; p != nil {
+		ranks /= p.Tensor * p.Context
+	}
+	each := int(j.MicroBatch) * max(1, ranks)
+	if f.GlobalBatch.Sequences%each != 0 {
+		return f.GlobalBatch.Place.Inputf("global_batch_size is %d, expected a multiple of %d: %d sequences on each "+
+			"of %d ranks", f.GlobalBatch.Sequences, each, j.MicroBatch, ranks).
+			WithHint("change --gpus, or one of the sizes")
+	}
+	j.Accumulation = f.GlobalBatch.Sequences / each
 	return nil
 }
 

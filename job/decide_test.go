@@ -140,3 +140,48 @@ func TestOverrides(t *testing.T) {
 		t.Errorf("without overrides it is %+v, %v", asked, err)
 	}
 }
+
+// TestGlobalBatch: torchtitan and LLaMA-Factory's trainer v1 make as many micro batches of the batch of all ranks as it
+// takes.
+func TestGlobalBatch(t *testing.T) {
+	const titan = `[model]
+name = "qwen3"
+flavor = "30B-A3B"
+[training]
+local_batch_size = 2
+global_batch_size = 64
+[parallelism]
+tensor_parallel_degree = %d
+expert_parallel_degree = %d
+[activation_checkpoint]
+mode = "full"
+`
+	file := filestest.InNewFolder(t)
+	for _, c := range []struct {
+		tensor, experts, gpus, accumulation int
+	}{{1, 8, 8, 4}, {2, 1, 8, 8}, {1, 1, 6, 0}, {2, 8, 8, 0}} {
+		path := file(fmt.Sprintf("%d-%d.toml", c.tensor, c.gpus), fmt.Sprintf(titan, c.tensor, c.experts))
+		j, err := Request{Configs: []string{path}, GPUs: c.gpus, GPU: "H200"}.Resolve()
+		if c.accumulation == 0 {
+			if err == nil {
+				t.Errorf("%+v: %d micro batches", c, j.Accumulation)
+			}
+			continue
+		}
+		if err != nil || j.Accumulation != c.accumulation || j.Parallel.Expert != int64(c.experts) {
+			t.Errorf("%+v: %+v, %v", c, j, err)
+		}
+	}
+	const factory = `model: x
+train_dataset: d
+micro_batch_size: 2
+global_batch_size: 32
+cp_size: 2
+flash_attn: flash_attention_2
+dist_config: {name: fsdp2}
+`
+	j, err := Request{Model: "qwen3-8b", Configs: []string{file("v1.yaml", factory)}, GPUs: 8, GPU: "H200"}.Resolve()
+	if err != nil || j.Accumulation != 4 {
+		t.Errorf("%+v, %v", j, err)
+	}
+}

@@ -42,6 +42,9 @@ type Job struct {
 	UsualSequence int64
 	Images        forward.Images // of a pass
 	Accumulation  int
+	// DividesBatch says that a file has the batch of a rank, and the size of a pipeline's micro batches, which divide
+	// it.
+	DividesBatch bool
 
 	// ParameterType is the type of the stored parameters. AutocastType is the type
 	// that torch.autocast computes in, or Invalid. CastType is the type that an

@@ -305,7 +305,7 @@ func (r *resolver) pipelineMicros(p *Pipeline, asked *recipe.Pipeline) error {
 		return asked.Place.Inputf("a batch of %d sequences cannot be divided into micro batches of %d", all, each).
 			WithHint("change one of the two")
 	}
-	p.Micros, j.MicroBatch = all/each, int64(each)
+	p.Micros, j.MicroBatch, j.DividesBatch = all/each, int64(each), r.MicroBatch == 0
 	return nil
 }
 

@@ -25,6 +25,9 @@ func (r *resolver) parallel() error {
 	if n := r.sequenceRanks(); n > 1 {
 		j.Parallel.Context, j.Parallel.DeepSpeedUlysses = int64(n), true
 	}
+	if f := r.Inputs.framework; f != nil && r.ExpertParallel == 0 {
+		j.Parallel.Expert = int64(max(1, f.Experts))
+	}
 	if p, file := r.divided(); p != nil {
 		if ranks := p.Ranks() * int(j.Stages()); ranks != j.World {
 			return fault.File(file).Inputf("parallelism_config makes %d ranks, but the job has %d", ranks, j.World).
@@ -190,6 +193,9 @@ func (r *resolver) sayPadding() {
 		first, ranks := p.Shape[0], j.Parallel.Shard
 		if fused[p.Name] {
 			first, ranks = max(1, first/j.Parallel.Expert), max(1, ranks/j.Parallel.Expert)
+			if j.Modules == "torchtitan" && j.Parallel.Expert > 1 && ranks > first { // which shares the rows of each
+				continue
+			}
 		}
 		all := (first + ranks - 1) / ranks * ranks * (p.Elements() / p.Shape[0])
 		own := first * (p.Elements() / p.Shape[0])

@@ -1,7 +1,10 @@
 package plan
 
 import (
+	"encoding/json"
+	"fmt"
 	"math"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -11,6 +14,7 @@ import (
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/megatron"
+	"plimsoll/optim/optimtest"
 	"plimsoll/recipe"
 	"plimsoll/version"
 )
@@ -265,5 +269,64 @@ func TestMegatronRandomJobs(t *testing.T) {
 	})
 	if planned < 5 {
 		t.Errorf("%d random jobs were planned", planned)
+	}
+}
+
+// TestMegatronHybridAgainstMegatronCore compares what --optimizer-cpu-offload holds on the GPU and on the host with
+// megatron-core's class.
+func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs Python")
+	}
+	python := optimtest.Python(t, "megatron.core")
+	c, err := allocator.ParseConfiguration("", version.Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(fraction float64) *megatron.Job {
+		return megatronJob(t, smallGPT+fmt.Sprintf("--use-distributed-optimizer --use-precision-aware-optimizer "+
+			"--optimizer-cpu-offload --optimizer-offload-fraction %v --no-pin-cpu-params --no-pin-cpu-grads", fraction),
+			megatron.Request{World: 1})
+	}
+	fractions := []float64{1, 0.3}
+	arguments := []string{"../scripts/measure/hybrid.py", "--fractions", "1", "0.3", "--sizes"}
+	var largest int64
+	for _, p := range of(1).Parameters(of(1).Table[0][0]) {
+		arguments, largest = append(arguments, fmt.Sprint(p.Elements)), max(largest, p.Elements)
+	}
+	output, err := exec.Command(python, arguments...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var measured []struct{ CUDA, CPU int64 }
+	if err := json.Unmarshal(output, &measured); err != nil || len(measured) != len(fractions) {
+		t.Fatalf("%s, %v", output, err)
+	}
+	for i, fraction := range fractions {
+		devices, _, err := NewMegatron(of(fraction), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := func(d *ledger.Device) (sum ledger.Bytes) {
+			last := d.Phases[len(d.Phases)-1]
+			for _, x := range last.End {
+				if x.Component == ledger.MasterWeights || x.Component == ledger.OptimizerStates ||
+					d.Kind == ledger.Host && x.Component == ledger.MasterGradients {
+					sum += x.Bytes
+				}
+			}
+			return sum
+		}
+		// The host takes whole tensors, in the order of the optimizer's groups.
+		margin := 16 * largest
+		if fraction == 1 {
+			margin = 0
+		}
+		for n, d := range devices[:2] {
+			want := []int64{measured[i].CUDA, measured[i].CPU}[n]
+			if got := int64(held(&d)); got < want-margin || got > want+margin {
+				t.Errorf("%v on the host, %s: %d bytes, megatron-core has %d", fraction, d.Kind, got, want)
+			}
+		}
 	}
 }

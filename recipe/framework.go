@@ -68,6 +68,8 @@ type Framework struct {
 
 	Pipeline    *Pipeline    // nil without
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
+	Experts     int          // ranks that divide the experts, 0 or 1 without
+	GlobalBatch *GlobalBatch // nil where the file says accumulation
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
 	ReducesIn32 bool      // FSDP reduces gradients in fp32
@@ -105,6 +107,13 @@ type Pipeline struct {
 	LayersEach int    // layers of a stage, 0 for the fewest stages
 	LayersLess [2]int // layers that the first and the last stage have less than others
 	Layers     []int  // of each stage, nil for an even cut
+}
+
+// GlobalBatch is the number of sequences of all ranks in an optimizer step, where a program makes as many micro batches
+// of it as it takes.
+type GlobalBatch struct {
+	Place     fault.Position
+	Sequences int
 }
 
 // Stages returns the number of pipeline stages, 1 without.

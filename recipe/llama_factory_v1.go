@@ -38,7 +38,8 @@ var llamaFactoryV1 = family{kind: llamaFactoryV1Kind, program: "LLaMA-Factory's 
 		"quant_config": object(keys{"name": worded.Default("bnb"), "quantization_bit": counted.Default(4),
 			"compute_dtype": worded.Default("float16"), "double_quantization": switched.Default(true),
 			"quantization_type": oneOf("fp4", "nf4").OrNull().Default("nf4")}).AndOthers().OrNull(),
-	}, anything.For(`global_batch_size learning_rate num_train_epochs max_steps batching_strategy batching_workers
+		"global_batch_size": counted.OrNull(),
+	}, anything.For(`learning_rate num_train_epochs max_steps batching_strategy batching_workers
 		dp_size cp_mode mp_shard_size dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint
 		save_steps save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_loss pref_beta pref_ftx simpo_gamma
 		dpo_label_smoothing ld_alpha output_dir custom_chat_template trust_remote_code train_dataset eval_dataset
@@ -56,8 +57,13 @@ func readFactoryV1(r *frameworkReader) error {
 	r.longest("cutoff_len")
 	r.Note("model", "is trained as by 'llamafactory-cli sft': 'dpo' and 'rm' take the same files, and other memory")
 	give(r.arguments, "per_device_train_batch_size", r.At("micro_batch_size"), r.Value("micro_batch_size"))
-	if on(r.Find("global_batch_size")) {
-		r.Note("global_batch_size", "makes several micro batches of a step, and one is planned: give --grad-accum")
+	const all = "global_batch_size"
+	switch v := r.Find("batching_strategy"); {
+	case r.Integer(all) == 0:
+	case v == nil || v.Text == "normal":
+		r.to.GlobalBatch = &GlobalBatch{Place: r.Place(all), Sequences: int(r.Integer(all))}
+	default:
+		r.Note(all, "makes several micro batches of a step, and one is planned: give --grad-accum")
 	}
 	r.set("max_grad_norm", "max_grad_norm", r.Number("max_grad_norm"))
 	r.set("optim", "optim_config", "adamw_torch")

@@ -33,6 +33,7 @@ const (
 	PipelineDegree        Setting = "pipeline parallel degree"
 	PipelineSchedule      Setting = "pipeline schedule"
 	PipelineMicroBatch    Setting = "micro batch of the pipeline"
+	Reshard               Setting = "resharding after the forward pass"
 )
 
 // settingKey is the key of a setting in one kind of file. A value is written as the kind says it.
@@ -40,6 +41,8 @@ type settingKey struct {
 	path  string
 	says  func(any) any // nil for as it is
 	unset any           // what a file says that lacks the key; nil where that is not known
+	// follows is the setting that a program computes this one from, where files have no key of it.
+	follows Setting
 }
 
 func inverse(x any) any { return x != true }
@@ -50,6 +53,22 @@ func modeOf(x any) any {
 		return "full"
 	}
 	return "none"
+}
+
+// policyOf is torchtitan's name of resharding.
+func policyOf(x any) any {
+	if x == true {
+		return "always"
+	}
+	return "never"
+}
+
+// strategyOf is accelerate's name of what FSDP1 shards.
+func strategyOf(x any) any {
+	if x == true {
+		return "FULL_SHARD"
+	}
+	return "SHARD_GRAD_OP"
 }
 
 var deepSpeedKeys = map[Setting]settingKey{
@@ -77,8 +96,13 @@ var settingKeys = map[*kind]map[Setting]settingKey{
 	axolotlKind: {MicroBatch: {path: "micro_batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
 		GradientCheckpointing: {path: "gradient_checkpointing"}, OptimizerName: {path: "optimizer"}},
 	torchtuneKind: {MicroBatch: {path: "batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
-		GradientCheckpointing: {path: "enable_activation_checkpointing"}},
+		GradientCheckpointing: {path: "enable_activation_checkpointing"},
+		FSDPOffload:           {path: "fsdp_cpu_offload"}},
 	torchtitanKind: {MicroBatch: {path: "training.local_batch_size"},
+		Accumulation:          {follows: TrainBatch},
+		TrainBatch:            {path: "training.global_batch_size"},
+		FSDPOffload:           {path: "training.enable_cpu_offload"},
+		Reshard:               {path: "parallelism.fsdp_reshard_after_forward", says: policyOf},
 		GradientCheckpointing: {path: "activation_checkpoint.mode", says: modeOf},
 		TensorDegree:          {path: "parallelism.tensor_parallel_degree", unset: 1},
 		ContextDegree:         {path: "parallelism.context_parallel_degree", unset: 1},
@@ -130,8 +154,25 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 		s.keys = map[Setting]settingKey{MicroBatch: {path: "training.batch_size"},
 			GradientCheckpointing: s.keys[GradientCheckpointing]}
 	}
+	if v := d.Root.Find("distributed_type"); found == accelerateKind && v != nil && v.Text == "FSDP" {
+		s.keys = fsdpKeysOf(d.Root)
+	}
 	return s, nil
 }
+
+// fsdpKeysOf returns the keys of an accelerate configuration with FSDP. What FSDP2 reshards is a key of its own.
+func fsdpKeysOf(root *strict.Value) map[Setting]settingKey {
+	of := map[Setting]settingKey{FSDPOffload: {path: "fsdp_config.fsdp_offload_params"},
+		GradientCheckpointing: {path: "fsdp_config.fsdp_activation_checkpointing", unset: false},
+		Reshard:               {path: "fsdp_config.fsdp_sharding_strategy", says: strategyOf}}
+	if v := root.Find("fsdp_config.fsdp_version"); v != nil && v.String() == "2" {
+		of[Reshard] = settingKey{path: "fsdp_config.fsdp_reshard_after_forward"}
+	}
+	return of
+}
+
+// Follows returns the setting that a program computes another one from, or "" if files have a key of it.
+func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].follows }
 
 // Key returns the key of a setting, or "" if files of this kind do not have it.
 func (s *Settings) Key(setting Setting) string { return s.keys[setting].path }

@@ -92,10 +92,10 @@ func TestTorchtitan(t *testing.T) {
 		t.Errorf("not fused: %+v, %v", f, err)
 	}
 	for text, key := range map[string]string{
-		"[model]\nconverters = [\"float8\"]\n[parallelism]\n":                   "model.converters",
+		"[model]\nconverters = [\"mx\"]\n[parallelism]\n":                       "model.converters",
 		"[optimizer]\nname = \"Muon\"\n[parallelism]\n":                         "optimizer.name",
 		"[activation_checkpoint]\nmode = \"memory_budget\"\n[parallelism]\n":    "activation_checkpoint.mode",
-		"[training]\ndtype = \"bfloat16\"\n[parallelism]\n":                     "training.dtype",
+		"[training]\ndtype = \"float16\"\n[parallelism]\n":                      "training.dtype",
 		"[optimizer]\nearly_step_in_backward = true\n[activation_checkpoint]\n": "optimizer.early_step_in_backward",
 		"[training]\ntensor_parallel_degree = 8\n[parallelism]\n":               "training.tensor_parallel_degree",
 		"[experimental]\ncontext_parallel_degree = 2\n[parallelism]\n":          "experimental.context_parallel_degree",
@@ -103,6 +103,51 @@ func TestTorchtitan(t *testing.T) {
 		_, err := ParseFramework("train.toml", []byte(text), Source{})
 		if err == nil || !strings.Contains(err.Error(), key+" is") {
 			t.Errorf("%s: %v, want %s", text, err, key)
+		}
+	}
+}
+
+// TestTorchtitanPresets reads what torchtitan's own files say: lists of components and converters, mixtures of experts,
+// and the batch of all ranks.
+func TestTorchtitanPresets(t *testing.T) {
+	read := func(text string) *Framework {
+		t.Helper()
+		f, err := ParseFramework("train.toml", []byte(text), Source{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	const sparse = `[model]
+name = "deepseek_v3"
+flavor = "16B"
+converters = ["float8"]
+[training]
+local_batch_size = 4
+global_batch_size = 64
+dtype = "bfloat16"
+[parallelism]
+expert_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+components = ["loss"]
+`
+	f := read(sparse)
+	if f.Model != "deepseek-v2-lite" || f.Experts != 8 || f.GlobalBatch.Sequences != 64 || f.Weights != "bf16" ||
+		f.Training.TorchCompile || len(f.Notes) < 2 {
+		t.Errorf("got %+v, %+v", f, f.Training)
+	}
+	whole := read(strings.Replace(sparse, `["loss"]`, `["model", "loss"]`, 1))
+	if !whole.Training.TorchCompile {
+		t.Errorf("not compiled: %+v", whole.Training)
+	}
+	for flavor, want := range map[string]string{"8B_flex": "llama-3-8b", "70B_varlen_attn": "llama-3-70b",
+		"405B": "llama-3.1-405b", "debugmodel_flex_attn": "llama3 debugmodel_flex_attn"} {
+		text := strings.NewReplacer("deepseek_v3", "llama3", "16B", flavor).Replace(sparse)
+		if f := read(text); f.Model != want {
+			t.Errorf("%s is %q, want %q", flavor, f.Model, want)
 		}
 	}
 }

@@ -15,19 +15,19 @@ func section(lists ...keys) strict.Rule { return object(lists...).AndOthers() }
 // torchtitan is torchtitan's JobConfig of 2025 in TOML (torchtitan/config/job_config.py), with the older names of keys.
 var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readTorchtitan,
 	own: keys{
-		"model": section(worded.For("name flavor"), free.Or(text).OrNull().For("converters")),
+		"model": section(worded.For("name flavor"), strict.List(text).OrNull().For("converters")),
 		"optimizer": section(keys{"name": worded.Default("AdamW"),
 			"implementation": oneOf("for-loop", "foreach", "fused").Default("fused"), "fused": boolean.OrNull()},
 			switched.For("early_step_in_backward")),
 		"training": section(counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
 			keys{"seq_len": counted.Default(2048), "max_norm": measured.Default(1.),
 				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
-			keys{"mixed_precision_reduce": oneOf("float32")}, worded.For("dtype"),
+			keys{"mixed_precision_reduce": oneOf("float32"), "dtype": oneOf("float32", "bfloat16").Default("float32")},
 			switched.For("compile enable_cpu_offload"), integer.For(`tensor_parallel_degree data_parallel_degree
 				data_parallel_replicate_degree data_parallel_shard_degree`)),
 		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
 			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
-			expert_parallel_degree`), keys{
+			expert_parallel_degree expert_tensor_parallel_degree`), keys{
 			"pipeline_parallel_schedule":                worded.Default("1F1B"),
 			"pipeline_parallel_schedule_csv":            text.OrNull(),
 			"pipeline_parallel_microbatch_size":         counted.Default(1),
@@ -39,7 +39,7 @@ var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readT
 			"fsdp_reshard_after_forward":                oneOf("default", "always", "never").Default("default")}),
 		"activation_checkpoint": section(keys{"mode": worded.Default("selective"),
 			"selective_ac_option": worded.Or(integer).Default("2")}),
-		"compile": section(switched.For("enable"), free.For("components")),
+		"compile": section(switched.For("enable"), strict.List(text).For("components")),
 		"job":     free, "profiling": free, "metrics": free, "lr_scheduler": free, "checkpoint": free, "float8": free,
 		"mx": free, "comm": free, "memory_estimation": free, "fault_tolerance": free, "validation": free,
 		"experimental": section(integer.For("pipeline_parallel_degree context_parallel_degree")),
@@ -61,21 +61,33 @@ func readTorchtitan(r *frameworkReader) error {
 		size = 8
 	}
 	r.set("per_device_train_batch_size", batch, int(size))
-	if r.Integer("training.global_batch_size") > size {
-		r.set(accumulationKey, "training.global_batch_size", 2)
-		r.Note("training.global_batch_size", "is planned with accumulation over 2 micro batches: give --grad-accum")
+	if all := r.Integer("training.global_batch_size"); all > 0 {
+		r.to.GlobalBatch = &GlobalBatch{Place: r.Place("training.global_batch_size"), Sequences: int(all)}
 	}
 	r.set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
-	r.set("torch_compile", "compile", r.Truth("training.compile") || r.Truth("compile.enable"))
+	r.compileTorchtitan()
 	name := "adamw_torch"
 	if r.Word("optimizer.implementation") == "fused" && (!r.Gives("optimizer.fused") || r.Truth("optimizer.fused")) {
 		name = "adamw_torch_fused"
 	}
 	r.set("optim", "optimizer.name", name)
 	r.to.Weights = "fp32"
+	if r.Word("training.dtype") == "bfloat16" {
+		r.to.Weights = "bf16"
+	}
 	r.set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
 	r.shardTorchtitan()
 	return cmp.Or(r.pipelineOfTorchtitan(), r.recomputeTorchtitan())
+}
+
+// compileTorchtitan reads what is compiled: the model and the loss, unless components name less.
+func (r *frameworkReader) compileTorchtitan() {
+	compiles := r.Truth("training.compile") || r.Truth("compile.enable")
+	if v := r.Find("compile.components"); v != nil && compiles && !slices.Contains(v.Texts(), "model") {
+		r.Note("compile.components", "has no model: the job is planned without compilation")
+		compiles = false
+	}
+	r.set("torch_compile", "compile", compiles)
 }
 
 // pipelineOfTorchtitan reads how the model is cut into pipeline stages.
@@ -118,11 +130,10 @@ func (r *frameworkReader) refuseTorchtitan() error {
 	if v := r.Find("optimizer.name"); v != nil && v.Text != "AdamW" {
 		return r.Fault("optimizer.name", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans AdamW")
 	}
-	if v := r.Find("training.dtype"); v != nil && v.Text != "float32" {
-		return r.Fault("training.dtype", fmt.Sprintf("is %s, which is not planned yet", v), "set it to float32")
-	}
-	if r.Integer("parallelism.expert_parallel_degree") > 1 {
-		return r.Fault("parallelism.expert_parallel_degree", "is above 1, which is not planned yet", "")
+	const experts, tensor = "parallelism.expert_parallel_degree", "parallelism.tensor_parallel_degree"
+	if r.Integer(experts) > 1 && r.Integer(tensor) > 1 {
+		return r.Fault(experts, "and tensor_parallel_degree are both above 1, which is not planned yet",
+			"set one of the two to 1")
 	}
 	for key := range strings.FieldsSeq(olderDegrees) {
 		if v := r.Find(key); v != nil && !slices.Contains([]string{"1", "0", "-1"}, v.String()) {
@@ -130,20 +141,34 @@ func (r *frameworkReader) refuseTorchtitan() error {
 				"move it there")
 		}
 	}
-	return cmp.Or(r.unplanned("converters quantize the model's layers", "model.converters"),
-		r.unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward"))
+	if v := r.Find("model.converters"); v != nil {
+		for _, name := range v.Texts() {
+			if !strings.HasSuffix(name, "float8") || strings.Contains(name, "grouped_mm") {
+				return r.Fault("model.converters", fmt.Sprintf("is %q: it quantizes layers, which is not planned yet",
+					name), "remove it to plan the job without, and expect its memory to differ")
+			}
+			r.Note("model.converters", "has float8, which is not planned: products save what they read in 16 bits")
+		}
+	}
+	return r.unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward")
 }
 
 // modelOfTorchtitan sets the name of the model in the catalog.
 func (r *frameworkReader) modelOfTorchtitan() error {
-	begin := map[string]string{"llama3": "llama-3-", "qwen3": "qwen3-"}[r.Word("model.name")]
+	begin := map[string]string{"llama3": "llama-3-", "qwen3": "qwen3-", "gpt_oss": "gpt-oss-",
+		"deepseek_v3": "deepseek-"}[r.Word("model.name")]
 	flavor := strings.ToLower(r.Word("model.flavor"))
 	r.to.place = r.Place("model.flavor")
 	r.to.Model = r.Word("model.name") + " " + flavor
 	if flavor == "405b" && begin == "llama-3-" {
 		begin = "llama-3.1-"
 	}
-	if begin != "" && flavor != "debugmodel" {
+	if begin == "deepseek-" { // flavors are earlier models, too
+		flavor = map[string]string{"16b": "v2-lite", "236b": "v2", "671b": "v3"}[flavor]
+	}
+	flavor, _, _ = strings.Cut(flavor, "_flex")
+	flavor, _, _ = strings.Cut(flavor, "_varlen")
+	if begin != "" && flavor != "" && !strings.HasPrefix(flavor, "debugmodel") {
 		r.to.Model = begin + flavor
 	}
 	return nil
@@ -157,6 +182,7 @@ func (r *frameworkReader) shardTorchtitan() {
 	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"), "SHARDED_STATE_DICT")
 	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
 		p+"context_parallel_degree")
+	r.to.Experts = int(r.Integer(p + "expert_parallel_degree"))
 }
 
 // shardFSDP2 sets FSDP2 for every block, as a program at a key does with several ranks. It saves checkpoints as saved

@@ -66,7 +66,7 @@ func newFSDP(s *simulation) *fsdp {
 		shard := *p
 		shard.Elements, shard.DType = e.shardOf(p, e.padded(p)), e.stored(p)
 		switch {
-		case p.Matrices > 0 && s.FSDP.Version == 2:
+		case p.Matrices > 0 && s.FSDP.Version == 2 && !e.shardsRows(p):
 			shard.Matrices = e.shardOf(p, p.Matrices)
 		case p.Rows > 0:
 			shard.Rows = e.shardOf(p, p.Rows)
@@ -96,7 +96,16 @@ func (e *fsdp) padded(p *autograd.Parameter) int64 {
 		return p.Elements
 	}
 	first := cmp.Or(p.Matrices, p.Rows, p.Elements)
+	if e.shardsRows(p) {
+		first = p.Rows
+	}
 	return e.shardOf(p, first) * (p.Elements / first) * e.sharers(p)
+}
+
+// shardsRows reports whether ranks share the rows of each expert, and not the experts: torchtitan does so if more ranks
+// than experts share them (apply_fsdp in models/llama4/infra/parallelize.py).
+func (e *fsdp) shardsRows(p *autograd.Parameter) bool {
+	return p.Expert && e.Parallel.Expert > 1 && e.Modules == "torchtitan" && e.sharers(p) > p.Matrices && p.Matrices > 0
 }
 
 // stored returns the type of a parameter's shards.

@@ -22,9 +22,10 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 		t.Skip("runs Python")
 	}
 	python := optimtest.Python(t, "torch")
-	for _, c := range []struct{ rows, ranks int64 }{{256, 2048}, {256, 256}, {10, 4}, {7, 8}} {
+	for _, c := range []struct{ rows, ranks, experts int64 }{{256, 2048, 0}, {256, 256, 0}, {10, 4, 0}, {7, 8, 0},
+		{64, 16, 4}} {
 		output, err := exec.Command(python, "../scripts/measure/shard.py", "--rows", fmt.Sprint(c.rows), "--ranks",
-			fmt.Sprint(c.ranks)).Output()
+			fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts)).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,6 +37,10 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 			ParameterType: dtype.F32,
 			FSDP:          &recipe.FSDP{Version: 2}}}}
 		p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
+		if c.experts > 0 { // of one of two expert parallel ranks: 32 ranks share 8 experts
+			p.Elements, p.Matrices, p.Expert = c.experts*p.Elements, c.experts, true
+			e.Modules, e.Parallel.Expert, e.Parallel.Shard = "torchtitan", 2, 2*c.ranks
+		}
 		if all := e.padded(p); all != measured.Gathered || e.shardOf(p, all) != measured.Shard {
 			t.Errorf("%d rows among %d ranks: a shard of %d of %d elements, FSDP2 has %d of %d", c.rows, c.ranks,
 				e.shardOf(p, all), all, measured.Shard, measured.Gathered)

@@ -60,12 +60,15 @@ func resolved(t *testing.T, q job.Request, m Machine) *Step {
 	return s
 }
 
-// primeRL predicts a step over 8 H200. With full offload a native AdamW updates each parameter when its gradient is
-// there, behind the backward pass, and the next step waits for all.
+// primeRLBytes is what full offload moves for each parameter: AdamW, gradients from 16 bits to 32, and the 16-bit copy.
+const primeRLBytes = adamBytes + 6 + 2
+
+// primeRL predicts a step over 8 H200 as the branch of the pull request configures it. With full offload a native AdamW
+// updates each parameter when its gradient is there, behind the backward pass, and the next step waits for all.
 func primeRL(sequence int, offloads bool) func(*testing.T) Time {
 	return func(t *testing.T) Time {
 		q := job.Request{Model: "qwen3-30b-a3b", GPUs: 8, GPU: "H200", FSDP: "2", Precision: "amp-bf16",
-			Attention: "flash", Sequence: sequence, Recompute: "full", Optimizer: "adamw/fused"}
+			ExpertParallel: 8, Attention: "flash", Sequence: sequence, Recompute: "full", Optimizer: "adamw"}
 		s := resolved(t, q, Machine{})
 		if !offloads {
 			return s.Total
@@ -83,7 +86,7 @@ func primeRL(sequence int, offloads bool) func(*testing.T) Time {
 			{&total.Least, s.Forward.Least, s.Backward.Least, s.Communication.Least}} {
 			r := ratesAt(j, Machine{Rates: roads.Rates{Host: twoXeons8480}}, end)
 			each := j.Model.Elements() / 8
-			wait := r.CPU(roads.CPU{Traffic: ledger.Bytes(each * adamBytes), Gradients: ledger.Bytes(2 * each),
+			wait := r.CPU(roads.CPU{Traffic: ledger.Bytes(each * primeRLBytes), Gradients: ledger.Bytes(2 * each),
 				Parameters: ledger.Bytes(2 * each), Mode: overlap.Backward, Layers: Layers(j)},
 				roads.Job{Ranks: 8, Backward: to.backward})
 			*to.to = to.forward + to.backward + to.exchanges + wait.Exposed

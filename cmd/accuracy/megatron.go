@@ -2,13 +2,17 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/allocator"
@@ -64,16 +68,23 @@ func planGolden(file string) ([]goldenResult, error) {
 	lines.Buffer(nil, 1<<24)
 	plans := map[string]goldenPlan{}
 	var results []goldenResult
-	for lines.Scan() {
+	for number := 1; lines.Scan(); number++ {
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
 		r, isMegatron := readGolden(lines.Bytes())
 		if !isMegatron {
 			continue
 		}
+		if r.Path == "" {
+			r.Path = fmt.Sprintf("line %d", number)
+		}
+		r.unread = cmp.Or(r.unread, r.checkDegrees())
 		if r.unread == nil {
 			key := r.key()
 			p, known := plans[key]
 			if !known {
-				p = r.goldenRow.plan()
+				p = r.goldenRow.reported()
 				plans[key] = p
 			}
 			r.plan = p
@@ -83,9 +94,48 @@ func planGolden(file string) ([]goldenResult, error) {
 	return results, lines.Err()
 }
 
+// reported plans a row. A panic becomes the reason why it is not planned, so that the other rows are.
+func (r goldenRow) reported() (p goldenPlan) {
+	defer func() {
+		if found := recover(); found != nil {
+			p = goldenPlan{err: fmt.Errorf("an internal error: %v", found)}
+		}
+	}()
+	return r.plan()
+}
+
+// checkDegrees refuses numbers that no count of GPUs follows from.
+func (r goldenRow) checkDegrees() error {
+	for _, name := range []string{"tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+		"expert-model-parallel-size", "expert-tensor-parallel-size", "num-experts", "micro-batch-size",
+		"global-batch-size"} {
+		value, given := r.Args[name]
+		if n, isWhole := wholeOf(value); given && value != nil && (!isWhole || n < 1 || n > 1<<20) {
+			return fmt.Errorf("%s is %v, expected a whole number from 1 to %d", name, value, 1<<20)
+		}
+	}
+	return nil
+}
+
+// wholeOf returns a value of JSON as a whole number, also where it is a text.
+func wholeOf(value any) (int64, bool) {
+	switch x := value.(type) {
+	case float64:
+		return int64(x), x == math.Trunc(x)
+	case string:
+		n, err := strconv.ParseInt(x, 10, 64)
+		return n, err == nil
+	}
+	return 0, false
+}
+
 // readGolden reads a row of golden values, or the run of Megatron-LM that a row of measurements has.
 func readGolden(line []byte) (r goldenResult, isMegatron bool) {
-	if r.unread = json.Unmarshal(line, &r.goldenRow); r.Path == "" {
+	r.unread = json.Unmarshal(line, &r.goldenRow)
+	if r.unread != nil && !json.Valid(line) {
+		return r, true
+	}
+	if r.Path == "" && len(r.Args) == 0 {
 		var measured struct {
 			row
 			Arguments map[string]any `json:"megatron_args"`
@@ -150,15 +200,18 @@ func compareMegatron(file string, out io.Writer) (covered, error) {
 	for _, r := range results {
 		switch p := r.plan; {
 		case r.unread != nil:
-			fmt.Fprintf(out, "%s\tthe row cannot be read: %v\n", r.Path, r.unread)
+			fmt.Fprintf(out, "%s\t%s\n", oneLine(r.Path), oneLine("the row cannot be read: "+r.unread.Error()))
 		case p.err != nil:
-			fmt.Fprintf(out, "%s\t%s\n", r.Path, strings.ReplaceAll(p.err.Error(), "\n", " "))
+			fmt.Fprintf(out, "%s\t%s\n", oneLine(r.Path), oneLine(p.err.Error()))
 		default:
-			fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", r.Path, r.allocated, p.allocated, r.most, p.peak)
+			fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", oneLine(r.Path), r.allocated, p.allocated, r.most, p.peak)
 		}
 	}
 	return coverageOfGolden(results), nil
 }
+
+// oneLine returns a text as one cell of a table.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // goldenPlan is what a row plans.
 type goldenPlan struct {
@@ -197,15 +250,17 @@ func (r goldenRow) world() int64 {
 	each := r.degree("tensor-model-parallel-size") * r.degree("pipeline-model-parallel-size") *
 		r.degree("context-parallel-size")
 	experts := r.degree("pipeline-model-parallel-size") * r.degree("expert-model-parallel-size")
-	if x, is := r.Args["expert-tensor-parallel-size"].(float64); is {
-		experts *= int64(x)
+	if n, given := wholeOf(r.Args["expert-tensor-parallel-size"]); given {
+		experts *= n
 	} else {
 		experts *= r.degree("tensor-model-parallel-size")
 	}
-	for world%each != 0 || r.degree("num-experts") > 1 && world%experts != 0 {
-		world += 4
+	for more := world; more <= 1<<20; more += 4 {
+		if more%each == 0 && (r.degree("num-experts") <= 1 || more%experts == 0) {
+			return more
+		}
 	}
-	return world
+	return world // which Megatron-LM refuses
 }
 
 // goldenKinds are the kinds of the families whose model the arguments of a row describe.
@@ -295,8 +350,8 @@ func (r goldenRow) group() int64 {
 
 // degree returns a whole number among the arguments, 1 without it.
 func (r goldenRow) degree(name string) int64 {
-	if x, is := r.Args[name].(float64); is {
-		return int64(x)
+	if n, given := wholeOf(r.Args[name]); given {
+		return n
 	}
 	return 1
 }
@@ -306,6 +361,7 @@ func (r goldenRow) arguments() string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(r.Args)) {
 		switch value := r.Args[name]; value {
+		case nil:
 		case true:
 			list = append(list, "--"+name)
 		default:

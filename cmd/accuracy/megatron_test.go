@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"plimsoll/files/filestest"
 	"plimsoll/host/hosttest"
 )
 
@@ -88,6 +91,46 @@ func TestMegatronRowsOfMeasurements(t *testing.T) {
 		if s := statisticsOf(errors); s.median > figure.mostMedian || s.ninetieth > figure.mostNinetieth {
 			t.Errorf("%s: the median of the absolute error is %.2f %% and the 90th percentile %.2f %%", figure.name,
 				100*s.median, 100*s.ninetieth)
+		}
+	}
+}
+
+// TestChangedGoldenRows: every row has a line with its path, and five cells or the reason why it is not planned.
+func TestChangedGoldenRows(t *testing.T) {
+	const row = `{"path": %q, "family": "gpt", "test": "x", "platform": "dev_dgx_h100", "args": {"num-layers": 2,
+		"hidden-size": 64, "num-attention-heads": 4, "seq-length": 64, "max-position-embeddings": 64,
+		"micro-batch-size": 1, "global-batch-size": 8, "vocab-size": 512, "bf16": true%s},
+		"allocated": {"1": 5e6}, "max_allocated": {"1": 6e6, "5": 7e6}}`
+	changes := map[string]string{"as it is": "", "in words": `, "tensor-model-parallel-size": "2"`,
+		"null":    `, "tensor-model-parallel-size": null`,
+		"unknown": `, "no-such-argument": 3`, "zero": `, "micro-batch-size": 0`, "huge": `, "num-experts": 1e12`,
+		"no divisor": `, "pipeline-model-parallel-size": 1048573, "tensor-model-parallel-size": 1048571`,
+		"negative":   `, "context-parallel-size": -2`, "a list": `, "hidden-size": [1, 2]`,
+		"a tab\tand\nlines": `, "transformer-impl": "a\tb\nc"`}
+	names := slices.Sorted(maps.Keys(changes))
+	var file strings.Builder
+	for _, name := range names {
+		file.WriteString(strings.ReplaceAll(fmt.Sprintf(row, name, changes[name]), "\n\t\t", "") + "\n")
+	}
+	file.WriteString("\n{\"path\": \"cut off\", \"args\": {\"num\n{\"args\": {\"num-layers\": 2}}\n")
+	var out bytes.Buffer
+	if _, err := compareMegatron(filestest.InNewFolder(t)("rows.jsonl", file.String()), &out); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")[1:]
+	names = append(names, fmt.Sprintf("line %d", len(names)+2), fmt.Sprintf("line %d", len(names)+3))
+	if len(lines) != len(names) {
+		t.Fatalf("%d lines of %d rows:\n%s", len(lines), len(names), out.String())
+	}
+	for i, line := range lines {
+		cells := strings.Split(line, "\t")
+		planned := slices.Contains([]string{"as it is", "in words", "null"}, names[i])
+		if cells[0] != strings.Join(strings.Fields(names[i]), " ") || planned != (len(cells) == 5) ||
+			!planned && len(cells) != 2 {
+			t.Errorf("%s: %q", names[i], line)
+		}
+		if planned && (cells[1] != "5000000" || cells[3] != "7000000") {
+			t.Errorf("%s: %q", names[i], line)
 		}
 	}
 }
