@@ -28,7 +28,7 @@ import (
 func formats() []*protocol.Document {
 	var all []*protocol.Document
 	for _, optimizer := range []string{"adamw", "adam", "lion", "adagrad", "sgd"} {
-		for _, state := range []string{"split", "fp32"} {
+		for _, state := range kernel.StateNames() {
 			for _, moments := range kernel.MomentNames() {
 				for _, parameter := range []string{"bf16", "fp16", "fp32"} {
 					for _, gradient := range []string{"bf16", "fp16", "fp32"} {

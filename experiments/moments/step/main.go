@@ -40,8 +40,8 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	optimizer := optim.DefaultAdamW()
 	flags := flag.NewFlagSet("step", flag.ContinueOnError)
 	moments := flags.String("moments", "fp32", "how moments are held")
-	masters := flags.String("masters", "fp32", "how master weights are held: fp32 and the model uses them, or, with bf16 "+
-		"parameters and gradients, "+strings.Join(roundedMasters(), ", "))
+	held := flags.String("masters", "fp32", "how master weights are held, fp32: the model uses them; the others have bf16 "+
+		"parameters and gradients: "+strings.Join(mastersNames(), ", "))
 	clip := flags.Float64("clip", 0, "clip gradients to this norm; 0: do not")
 	flags.Float64Var(&optimizer.WeightDecay, "weight-decay", optimizer.WeightDecay, "decoupled weight decay")
 	if err := flags.Parse(args); err != nil {
@@ -54,20 +54,20 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("moments are %w", err)
 	}
-	rounding, known := roundings[*masters]
-	if !known && *masters != "fp32" {
-		return fmt.Errorf("masters are %w", fault.Unknown(*masters, append(roundedMasters(), "fp32")))
+	masters, known := allMasters[*held]
+	if !known && *held != "fp32" {
+		return fmt.Errorf("masters are %w", fault.Unknown(*held, mastersNames()))
 	}
 	format := kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: kind, Parameter: dtype.F32,
 		Gradient: dtype.F32}
 	if known {
-		format.State, format.Parameter, format.Gradient = kernel.Split, dtype.BF16, dtype.BF16
+		format.State, format.Parameter, format.Gradient = masters.state, dtype.BF16, dtype.BF16
 	}
 	t, err := newTrainer(flags.Arg(0), format, optimizer, *clip)
 	if err != nil {
 		return err
 	}
-	t.rounding = rounding
+	t.round = masters.round
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		rate, isStep := strings.CutPrefix(lines.Text(), "step ")
@@ -89,7 +89,7 @@ type trainer struct {
 	shared                []byte
 	parameters, gradients []byte // the two halves of the shared memory
 	format                kernel.Format
-	rounding              rounding // of master weights after a step; nil for none
+	round                 func(master float32, step int64) float32 // of master weights after a step; nil for none
 	shard                 *engine.Shard
 	engine                *engine.Engine
 }
@@ -175,15 +175,15 @@ func (t *trainer) step(optimizer optim.Adam) error {
 	if t.engine.Step(1).Skipped {
 		return errors.New("a gradient is infinite or not a number")
 	}
-	step := uint32(t.engine.Steps())
+	step := int64(t.engine.Steps())
 	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i := range c.Len() {
 			p := c.MasterWeight(t.format, i)
-			if t.rounding != nil {
-				p = t.rounding(p, step, uint32(at.First)+uint32(i))
+			if t.round != nil {
+				p = t.round(p, step)
 				c.PutMasterWeight(t.format, i, p)
 			}
-			if t.format.State == kernel.Split {
+			if t.format.State != kernel.FP32 {
 				p = kernel.BF16ToFloat32(c.Parameter[i])
 			}
 			binary.LittleEndian.PutUint32(t.parameters[4*(at.First+int64(i)):], math.Float32bits(p))
