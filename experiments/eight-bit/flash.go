@@ -6,8 +6,8 @@ import "math"
 const flashGroup = 32
 
 // flash holds moments in the code of J. J. Gonzalez Ortiz et al., "FlashOptim: Optimizers for Memory Efficient
-// Training" (arXiv 2602.23349). A group has two scales in fp16: its largest |m| and its largest s = √v. With x = m/scale,
-// the code of m is 127 · 2x/(1 + |x|), with a sign. The code of s is 255 · s/scale.
+// Training" (arXiv 2602.23349). A group has two scales in fp16: its largest |m| and its largest s = √v. With
+// x = m/scale, the code of m is 127 · 2x/(1 + |x|), with a sign. The code of s is 255 · s/scale.
 type flash struct {
 	dither        dither
 	first, second [blockElements]float32    // codes, whole numbers

@@ -37,7 +37,8 @@ func drift(t *testing.T, s scenario, seed uint64) {
 	if chosen.vMean < 0.9 || chosen.vMean > 1.1 || chosen.vDrift < 0.9 || chosen.vDrift > 1.1 || chosen.vSpread > 0.4 {
 		t.Errorf("v is %.3f ± %.3f of the true v, and drifts by %.3f", chosen.vMean, chosen.vSpread, chosen.vDrift)
 	}
-	if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 || chosen.idle > 1e-3 {
+	if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 ||
+		chosen.idle > 1e-3 {
 		t.Errorf("updates %.3f, error %.3f; first moments' error %.3f; idle updates %.3g", chosen.uSlope, chosen.uError,
 			chosen.mError, chosen.idle)
 	}

@@ -135,8 +135,8 @@ func TestMastersOf24BitsFollow(t *testing.T) {
 				worst = max(worst, math.Abs(moved-1))
 			}
 			// The 1000 roundings of a weight add up to 5 % of the way. Codes of a byte add 1 % for all.
-			if allowed := map[MomentType]float64{MomentsFP32: 0.002, MomentsInt8: 0.02}[moments]; math.Abs(mean-1) > allowed ||
-				worst > 0.25 {
+			allowed := map[MomentType]float64{MomentsFP32: 0.002, MomentsInt8: 0.02}[moments]
+			if math.Abs(mean-1) > allowed || worst > 0.25 {
 				t.Errorf("%v %v: weights went %.4f of the way, one of them %.2f off", set, f, mean, worst)
 			}
 			t.Logf("%v %v: weights went %.4f of the way, none more than %.2f off", set, f, mean, worst)

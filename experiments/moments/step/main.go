@@ -40,8 +40,8 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	optimizer := optim.DefaultAdamW()
 	flags := flag.NewFlagSet("step", flag.ContinueOnError)
 	moments := flags.String("moments", "fp32", "how moments are held")
-	held := flags.String("masters", "fp32", "how master weights are held, fp32: the model uses them; the others have bf16 "+
-		"parameters and gradients: "+strings.Join(mastersNames(), ", "))
+	held := flags.String("masters", "fp32", "how master weights are held, fp32: the model uses them; the others have "+
+		"bf16 parameters and gradients: "+strings.Join(mastersNames(), ", "))
 	clip := flags.Float64("clip", 0, "clip gradients to this norm; 0: do not")
 	flags.Float64Var(&optimizer.WeightDecay, "weight-decay", optimizer.WeightDecay, "decoupled weight decay")
 	if err := flags.Parse(args); err != nil {
