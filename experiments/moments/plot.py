@@ -3,7 +3,7 @@
     python plot.py losses.csv losses.svg
 
 The first optimizer of the file is the reference. With --within PERCENT the
-program fails if the mean loss of another is further from it.
+program fails if the mean loss of another is further above it.
 """
 
 import argparse
@@ -88,11 +88,11 @@ def table(held_out, optimizers, seeds):
                f"| {statistics.mean(differences):+.6f} | {max(differences, key=abs):+.6f} |")
 
 
-def too_far(held_out, optimizers, seeds, percent):
-    """The optimizers whose mean loss is further from the first one's."""
+def too_high(held_out, optimizers, seeds, percent):
+    """The optimizers whose mean loss is further above the first one's."""
     means = {o: statistics.mean(held_out[o, seed] for seed in seeds) for o in optimizers}
     reference = means[optimizers[0]]
-    return [o for o in optimizers if abs(means[o] - reference) > percent / 100 * reference]
+    return [o for o in optimizers if means[o] > (1 + percent / 100) * reference]
 
 
 def main():
@@ -107,8 +107,8 @@ def main():
     with open(chosen.drawing, "w") as file:
         file.write("\n".join(draw(list(lines(training, optimizers, seeds)))) + "\n")
     print("\n".join(table(held_out, optimizers, seeds)))
-    if chosen.within is not None and (far := too_far(held_out, optimizers, seeds, chosen.within)):
-        sys.exit(f"{', '.join(far)}: the loss is more than {chosen.within:g} % from that of {optimizers[0]}")
+    if chosen.within is not None and (high := too_high(held_out, optimizers, seeds, chosen.within)):
+        sys.exit(f"{', '.join(high)}: the loss is more than {chosen.within:g} % above that of {optimizers[0]}")
 
 
 if __name__ == "__main__":
