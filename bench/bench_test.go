@@ -57,7 +57,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(results) != 4 {
+	if len(results) != 6 {
 		t.Fatalf("%d results", len(results))
 	}
 	checkSamples(t, r, results)

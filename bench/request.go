@@ -23,7 +23,7 @@ import (
 // Request is a benchmark as a user asks for it.
 type Request struct {
 	Optimizer    string   // a name of optim.Rules, or "all"
-	State        string   // "split", "fp32" or "all"
+	State        string   // "split", "fp32", "split24" or "all"
 	Moments      string   // "fp32", "bf16", "int8" or "all"
 	GradientType string   // "bf16", "fp16" or "fp32"
 	Parameters   []string // sizes such as "16Mi"; empty for a range from a core's cache to memory
@@ -133,7 +133,7 @@ func (r Request) formats() (names []string, formats []kernel.Format, err error) 
 		if !slices.Contains(chosen, rule.Name) {
 			continue
 		}
-		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
+		for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
 			for _, name := range moments {
 				moment, _ := kernel.ParseMoments(name)
 				if slices.Contains(states, state.String()) && moment.Suits(rule.Algorithm()) {

@@ -37,7 +37,7 @@ func TestPlanTakesEveryCombination(t *testing.T) {
 		}
 	}
 	// int8 moments are for the two Adams only.
-	if want := (5*2 + 2) * 2 * 2; len(seen) != want || len(p.Cases) != want {
+	if want := (5*2 + 2) * 3 * 2; len(seen) != want || len(p.Cases) != want {
 		t.Errorf("%d cases, %d of them different; want %d", len(p.Cases), len(seen), want)
 	}
 }

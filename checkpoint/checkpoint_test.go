@@ -148,10 +148,10 @@ func train(f failer, job []Shard, seed uint64, steps int) {
 			random := rand.New(rand.NewPCG(seed, uint64(s.Rank)<<40+uint64(at.First)))
 			for i := range c.Len() {
 				w := float32(random.NormFloat64())
-				if c.Low != nil {
-					c.Parameter[i], c.Low[i] = kernel.Separate(w)
-				} else {
+				if s.Format.State == kernel.FP32 {
 					c.Master[i] = w
+				} else {
+					c.PutMasterWeight(s.Format, i, w)
 				}
 			}
 		})
@@ -303,7 +303,7 @@ func TestSaveWithoutChunks(t *testing.T) {
 func formats() map[string]kernel.Format {
 	all := map[string]kernel.Format{}
 	for _, algorithm := range []kernel.Algorithm{kernel.Adam, kernel.Lion, kernel.Adagrad, kernel.SGD} {
-		for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
+		for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
 			for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
 				for _, parameter := range []dtype.Type{dtype.BF16, dtype.F16, dtype.F32} {
 					if f := format(algorithm, state, moments, parameter); f.Validate() == nil {

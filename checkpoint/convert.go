@@ -155,7 +155,7 @@ func (c *Checkpoint) converted(to Conversion) ([]Shard, error) {
 func (to Conversion) apply(s *Shard) error {
 	if to.State != nil {
 		s.Format.State = *to.State
-		if *to.State == kernel.Split {
+		if *to.State != kernel.FP32 {
 			s.Format.Parameter = dtype.BF16 // the upper half of the master
 		}
 	}

@@ -316,22 +316,25 @@ func isBlock(c kernel.Chunk, start, n int) bool {
 
 // putMaster sets n master weights, and the parameters that are rounded from them.
 func putMaster(format kernel.Format, to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
-	fromSplit := from.Low != nil
 	switch {
-	case to.Master == nil && to.Low == nil: // not asked for
+	case to.Master == nil && to.Low == nil && to.LowBytes == nil: // not asked for
 		return
-	case format.State == kernel.Split && fromSplit:
+	case to.Low != nil && from.Low != nil:
 		copy(to.Parameter[at:at+n], from.Parameter[start:])
 		copy(to.Low[at:at+n], from.Low[start:])
 		return
-	case format.State == kernel.Split:
-		for i, master := range from.Master[start : start+n] {
-			to.Parameter[at+i], to.Low[at+i] = kernel.Separate(master)
+	case to.LowBytes != nil && from.LowBytes != nil:
+		copy(to.Parameter[at:at+n], from.Parameter[start:])
+		copy(to.LowBytes[at:at+n], from.LowBytes[start:])
+		return
+	case format.State != kernel.FP32:
+		for i := range n {
+			to.PutMasterWeight(format, at+i, masterWeight(from, start+i))
 		}
 		return
-	case fromSplit:
+	case from.Master == nil:
 		for i := range n {
-			to.Master[at+i] = kernel.Merge(from.Parameter[start+i], from.Low[start+i])
+			to.Master[at+i] = masterWeight(from, start+i)
 		}
 	default:
 		copy(to.Master[at:at+n], from.Master[start:])
@@ -363,4 +366,15 @@ func putMoments(to kernel.Chunk, at int, from kernel.Chunk, start, n int) {
 			}
 		}
 	}
+}
+
+// masterWeight returns a master weight of a file's chunk, in any state.
+func masterWeight(c kernel.Chunk, i int) float32 {
+	state := kernel.FP32
+	if c.Low != nil {
+		state = kernel.Split
+	} else if c.LowBytes != nil {
+		state = kernel.Split24
+	}
+	return c.MasterWeight(kernel.Format{State: state}, i)
 }

@@ -22,11 +22,7 @@ func values(job []Shard) map[string][3][]float32 {
 		}
 		s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
 			for i := range c.Len() {
-				if c.Low != nil {
-					flat[0][at.First+int64(i)] = kernel.Merge(c.Parameter[i], c.Low[i])
-				} else {
-					flat[0][at.First+int64(i)] = c.Master[i]
-				}
+				flat[0][at.First+int64(i)] = c.MasterWeight(s.Format, i)
 				for m := range s.Format.Algorithm.Moments() {
 					flat[1+m][at.First+int64(i)] = c.Moment(m, i)
 				}

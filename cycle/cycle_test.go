@@ -354,6 +354,7 @@ func TestRequests(t *testing.T) {
 		{"--layers", Request{Request: rehearse.Request{Pace: rehearse.PaceRequest{Layers: 3}}}},
 		{"--forward-ms is 0", Request{Request: rehearse.Request{Pace: rehearse.PaceRequest{BackwardMilliseconds: 3}}}},
 		{"--moments int8", Request{Request: rehearse.Request{Moments: "int8"}}},
+		{"--state split24", Request{Request: rehearse.Request{State: "split24"}}},
 		{"gradients are fp16", Request{Request: rehearse.Request{Precision: "fp16"}}},
 		{"--world-size is 2", Request{Request: rehearse.Request{Optimizer: Muon, WorldSize: 2}}},
 		{`--optimizer is "munon"`, Request{Request: rehearse.Request{Optimizer: "munon"}}},

@@ -117,6 +117,9 @@ func (r Request) checkPace() error {
 // check refuses states that plimsoll.torch.StateOffload does not have.
 func (j *Job) check() error {
 	switch {
+	case j.Format.State == kernel.Split24:
+		return fault.Inputf("--state split24 is a format of the update by the CPU, which rounds at random: the " +
+			"device updates fp32 master weights").WithHint("--state split")
 	case j.Format.Moments == kernel.MomentsInt8:
 		return fault.Inputf("--moments int8 is a format of the update by the CPU: the device updates moments in fp32 " +
 			"or bf16").WithHint("--moments bf16")

@@ -47,6 +47,8 @@ func crashCases() []crashCase {
 		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil},
 		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil},
 		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed},
+		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed},
+		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil},
 		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil},
 		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil},
 		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil},
@@ -82,11 +84,7 @@ func fillShard(s *Shard) {
 	s.Each(func(at shard.Chunk, k kernel.Chunk) {
 		for i := range k.Len() {
 			place := float64(at.First + int64(i))
-			if w := float32(math.Sin(place)) * 0.1; k.Low == nil {
-				k.Master[i] = w
-			} else {
-				k.Parameter[i], k.Low[i] = kernel.Separate(w)
-			}
+			k.PutMasterWeight(s.Config().Format, i, float32(math.Sin(place))*0.1)
 			k.Gradient.Put(i, float32(math.Cos(3*place))*0.01)
 		}
 	})
@@ -260,8 +258,9 @@ func changePart(s *Shard, slot slot, unit, first int, random *rand.Rand) {
 
 // changed returns the streams that an update reads and overwrites.
 func changed(f kernel.Format, c *kernel.Chunk) [][]byte {
-	streams := [][]byte{c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers), bytesOf(c.Low), bytesOf(c.Master)}
-	if f.State == kernel.Split {
+	streams := [][]byte{c.Moments[0].Data, c.Moments[1].Data, bytesOf(c.Headers), c.Bytes(kernel.LowRole),
+		bytesOf(c.Master)}
+	if f.State != kernel.FP32 {
 		streams = append(streams, bytesOf(c.Parameter))
 	}
 	return streams

@@ -108,10 +108,10 @@ func (l Lion) Validate() error {
 }
 
 // Constants implements [Optimizer].
-func (l Lion) Constants(c *kernel.Constants, _ int64, gradScale float64) error {
+func (l Lion) Constants(c *kernel.Constants, step int64, gradScale float64) error {
 	return kernel.LionStep{
 		LearningRate: l.LearningRate, Beta1: l.Beta1, Beta2: l.Beta2,
-		WeightDecay: l.WeightDecay, GradScale: gradScale,
+		WeightDecay: l.WeightDecay, Step: step, GradScale: gradScale,
 	}.Constants(c)
 }
 

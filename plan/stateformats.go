@@ -36,6 +36,7 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 		{State: kernel.Split, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.BF16},
 		{State: kernel.Split, Moments: kernel.MomentsBF16, Parameter: dtype.BF16, Gradient: dtype.BF16},
 		{State: kernel.Split, Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16},
+		{State: kernel.Split24, Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16},
 		{State: kernel.FP32, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.F32},
 	} {
 		bytes, err := arenas(f, each)

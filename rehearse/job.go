@@ -37,7 +37,7 @@ type Request struct {
 	WorldSize int    // ranks of the whole job; 0 means Ranks
 	Steps     int
 	Optimizer string // a name of package optim
-	State     string // "split" or "fp32"
+	State     string // "split", "fp32" or "split24"
 	Moments   string // "fp32", "bf16" or "int8"
 	// EmbeddingMoments is "fp32" or "int8"; it applies where Moments is "int8".
 	EmbeddingMoments string

@@ -52,7 +52,8 @@ func checksums(t *training) map[string]uint64 {
 	var mutex sync.Mutex
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		h := fnv.New64a()
-		for _, stream := range []any{c.Parameter, c.Low, c.Master, c.Moments[0].Data, c.Moments[1].Data, c.Headers} {
+		for _, stream := range []any{c.Parameter, c.Low, c.LowBytes, c.Master, c.Moments[0].Data, c.Moments[1].Data,
+			c.Headers} {
 			if err := binary.Write(h, binary.LittleEndian, stream); err != nil {
 				panic(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/optim/kernel"
 	"plimsoll/plan"
 	"plimsoll/published"
 )
@@ -330,7 +331,10 @@ func (d *PlanDocument) stateFormats() Paragraph {
 			continue
 		}
 		name := h.State
-		if h.Moments != "fp32" {
+		switch {
+		case h.State == kernel.Split24.String():
+			name += " with " + h.Moments + " moments"
+		case h.Moments != "fp32":
 			name = h.Moments + " moments"
 		}
 		formats = append(formats, fmt.Sprintf("%s %v", name, h.Bytes))

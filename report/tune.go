@@ -71,7 +71,7 @@ func (d *Tuning) Page() *Page {
 
 // leftOut lists the formats for which there was no time.
 func (d *Tuning) leftOut() (formats []string) {
-	for _, state := range kernel.StateNames() {
+	for _, state := range []string{kernel.Split.String(), kernel.FP32.String()} { // others only where asked for
 		for _, moments := range kernel.MomentNames() {
 			for _, s := range d.Profile.TrainerTimes {
 				if name := state + "/" + moments; d.Profile.Split(s.Ranks, state, moments) == nil &&

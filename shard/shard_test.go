@@ -65,7 +65,7 @@ func TestSharesDoNotOverflow(t *testing.T) {
 func anyLayout(t *rapid.T) *Layout {
 	format := kernel.Format{
 		Algorithm: rapid.SampledFrom([]kernel.Algorithm{kernel.Adam, kernel.Lion}).Draw(t, "algorithm"),
-		State:     rapid.SampledFrom([]kernel.State{kernel.Split, kernel.FP32}).Draw(t, "state"),
+		State:     rapid.SampledFrom([]kernel.State{kernel.Split, kernel.FP32, kernel.Split24}).Draw(t, "state"),
 		Parameter: dtype.BF16, Gradient: dtype.BF16,
 	}
 	types := []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8}

@@ -44,13 +44,16 @@ func State(rank int, first int64, chunk kernel.Chunk) {
 	seed := mix(uint64(rank) + 1)
 	for i := range chunk.Len() {
 		w := math.Float32frombits(uint32(mix(seed+golden*uint64(first+int64(i))))&weightBits | weightExponent)
-		if chunk.Low != nil {
+		switch {
+		case chunk.Low != nil:
 			chunk.Parameter[i], chunk.Low[i] = kernel.Separate(w)
-		} else {
+		case chunk.LowBytes != nil:
+			chunk.Parameter[i], chunk.LowBytes[i] = kernel.Separate24(w)
+		default:
 			chunk.Master[i] = w
 		}
 	}
-	if chunk.Low == nil {
+	if chunk.Master != nil {
 		clear(chunk.Parameter)
 	}
 	for _, moment := range chunk.Moments {

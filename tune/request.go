@@ -136,9 +136,12 @@ func (t *Tuning) chooseFormats() error {
 	if err != nil {
 		return fault.Inputf("--moments is %v", err)
 	}
-	for _, state := range []kernel.State{kernel.Split, kernel.FP32} {
+	for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
 		for _, name := range kernel.MomentNames() {
 			m, _ := kernel.ParseMoments(name)
+			if state == kernel.Split24 && (state != own || m != moments) {
+				continue // only where it is asked for
+			}
 			f := kernel.Format{Algorithm: kernel.Adam, State: state, Moments: m, Parameter: dtype.BF16,
 				Gradient: dtype.BF16}
 			if state == own && m == moments {

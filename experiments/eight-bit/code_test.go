@@ -138,7 +138,7 @@ func TestRoundingIsUnbiased(t *testing.T) {
 func TestBits(t *testing.T) {
 	o := &ours{code: chosen}
 	r := runner{states: []state{o}}
-	source := newGradients(scenarios[3], blockElements)
+	source := newGradients(scenarios[3], blockElements, usualSeed)
 	g := make([]float32, blockElements)
 	for step := range 100 {
 		for i := range g {

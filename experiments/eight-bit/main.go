@@ -39,7 +39,7 @@ func run(args []string, out, progress io.Writer) error {
 	for _, beta2 := range []float32{0.999, 0.95} {
 		for _, s := range scenarios {
 			fmt.Fprintf(progress, "beta2 %g, %s\n", beta2, s.name)
-			results = append(results, simulate(s, contestants, *blocks, *steps, beta2)...)
+			results = append(results, simulate(s, contestants, *blocks, *steps, beta2, usualSeed)...)
 		}
 	}
 	if err := writeFile(filepath.Join(*directory, "results.csv"), results, writeTable); err != nil {

@@ -262,6 +262,8 @@ var contestants = []contestant{
 	{"3 digits, power of two, random", func() state { return &small{powers: true, dither: hash} }},
 	{"fourth root, largest as scale, random", func() state { return &relative{round: fourthRoots} }},
 	{"logarithm, least to largest, random", func() state { return &relative{round: logarithms} }},
+	{"FlashOptim, nearest", func() state { return &flash{dither: nearest} }},
+	{"FlashOptim's codes, random", func() state { return &flash{dither: sequence} }},
 	{"chosen, but always 4 digits", func() state { return &ours{code: code{sequence, 4, 4}} }},
 	{"chosen, but hash for sequence", func() state { return &ours{code: code{hash, 3, 6}} }},
 	{"chosen", func() state { return &ours{code: chosen} }},

@@ -35,15 +35,18 @@ var scenarios = []scenario{
 	{name: "waves", decades: 2, rarest: 1, waves: true},
 }
 
-// gradients draws the gradients of a scenario, the same in every run.
+// usualSeed is the seed of the results in README.md.
+const usualSeed = 7
+
+// gradients draws the gradients of a scenario, the same in every run with a seed.
 type gradients struct {
 	scenario
 	random                     *rand.Rand
 	scale, mean, chance, phase []float64
 }
 
-func newGradients(s scenario, elements int) *gradients {
-	g := &gradients{scenario: s, random: rand.New(rand.NewPCG(7, 9))}
+func newGradients(s scenario, elements int, seed uint64) *gradients {
+	g := &gradients{scenario: s, random: rand.New(rand.NewPCG(seed, 9))}
 	for range elements {
 		g.scale = append(g.scale, g.drawScale())
 		g.mean = append(g.mean, 2*g.random.Float64()-1)
@@ -137,9 +140,9 @@ type runner struct {
 }
 
 // simulate runs the codes side by side over the same gradients.
-func simulate(s scenario, codes []contestant, blocks, steps int, beta2 float32) []result {
+func simulate(s scenario, codes []contestant, blocks, steps int, beta2 float32, seed uint64) []result {
 	elements := blocks * blockElements
-	source, true64, drawn := newGradients(s, elements), make([]truth, elements), make([]float32, elements)
+	source, true64, drawn := newGradients(s, elements, seed), make([]truth, elements), make([]float32, elements)
 	runners := make([]*runner, len(codes))
 	for k, c := range codes {
 		runners[k] = &runner{contestant: c}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/csv"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -20,26 +21,52 @@ func find(t *testing.T, name string) contestant {
 	return contestant{}
 }
 
-// TestDrift runs six time constants of the second moment.
+// TestDrift runs six time constants of the second moment, with several seeds.
 func TestDrift(t *testing.T) {
+	for seed := range uint64(3) {
+		for _, s := range scenarios {
+			t.Run(fmt.Sprintf("%s, seed %d", s.name, seed), func(t *testing.T) { drift(t, s, usualSeed+seed) })
+		}
+	}
+}
+
+func drift(t *testing.T, s scenario, seed uint64) {
 	codes := []contestant{find(t, "chosen"), find(t, "3 digits, power of two, nearest")}
-	for _, s := range scenarios {
-		results := simulate(s, codes, 1, 6000, 0.999)
-		chosen, naive := results[0], results[1]
-		if chosen.vMean < 0.9 || chosen.vMean > 1.1 || chosen.vDrift < 0.9 || chosen.vDrift > 1.1 ||
-			chosen.vSpread > 0.4 {
-			t.Errorf("%s: v is %.3f ± %.3f of the true v, and drifts by %.3f", s.name, chosen.vMean, chosen.vSpread,
-				chosen.vDrift)
+	results := simulate(s, codes, 1, 6000, 0.999, seed)
+	chosen, naive := results[0], results[1]
+	if chosen.vMean < 0.9 || chosen.vMean > 1.1 || chosen.vDrift < 0.9 || chosen.vDrift > 1.1 || chosen.vSpread > 0.4 {
+		t.Errorf("v is %.3f ± %.3f of the true v, and drifts by %.3f", chosen.vMean, chosen.vSpread, chosen.vDrift)
+	}
+	if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 ||
+		chosen.idle > 1e-3 {
+		t.Errorf("updates %.3f, error %.3f; first moments' error %.3f; idle updates %.3g", chosen.uSlope, chosen.uError,
+			chosen.mError, chosen.idle)
+	}
+	if naive.vMean > 0.6 && naive.vMean < 1.6 && naive.uError < 0.3 {
+		t.Errorf("three digits, rounded to nearest, do not drift: v %.3f, error of the update %.3f", naive.vMean,
+			naive.uError)
+	}
+}
+
+// TestFlashExplodes: its roots become 0 where first moments do not.
+func TestFlashExplodes(t *testing.T) {
+	results := simulate(scenario{name: "4 decades", decades: 4, rarest: 1}, []contestant{find(t, "FlashOptim, nearest"),
+		find(t, "chosen")}, 1, 2000, 0.999, usualSeed)
+	if flash, chosen := results[0], results[1]; flash.uWorst < 1000 || chosen.uWorst > 1 {
+		t.Errorf("updates are up to %.3g off, expected above 1000; ours %.3g, expected below 1", flash.uWorst,
+			chosen.uWorst)
+	}
+}
+
+// TestHalf compares with fp16 numbers.
+func TestHalf(t *testing.T) {
+	for _, x := range []float32{0x1p-24, 0x1p-14, 1, 1.5, 0x1.ffcp3, 0} {
+		if half(x) != x {
+			t.Errorf("%g is rounded to %g", x, half(x))
 		}
-		if chosen.uSlope < 0.95 || chosen.uSlope > 1.05 || chosen.uError > 0.2 || chosen.mError > 0.06 ||
-			chosen.idle > 1e-3 {
-			t.Errorf("%s: updates %.3f, error %.3f; first moments' error %.3f; idle updates %.3g", s.name,
-				chosen.uSlope, chosen.uError, chosen.mError, chosen.idle)
-		}
-		if naive.vMean > 0.6 && naive.vMean < 1.6 && naive.uError < 0.3 {
-			t.Errorf("%s: three digits, rounded to nearest, do not drift: v %.3f, error of the update %.3f", s.name,
-				naive.vMean, naive.uError)
-		}
+	}
+	if half(1+0x1p-12) != 1 || half(0x1p-26) != 0 || half(1+0x1.8p-10) != 1+0x1p-9 {
+		t.Error("numbers are not rounded to nearest even")
 	}
 }
 

@@ -1,8 +1,12 @@
 """Draws what train.py measured, as SVG, and prints the table of README.md.
 
     python plot.py losses.csv losses.svg
+
+The first optimizer of the file is the reference. With --within PERCENT the
+program fails if the mean loss of another is further above it.
 """
 
+import argparse
 import collections
 import csv
 import math
@@ -11,7 +15,7 @@ import sys
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 200, 20, 50
 FLOOR = 1e-7  # differences below it are drawn on it
-COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b"]
+COLOURS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22"]
 
 
 def read(path):
@@ -30,14 +34,15 @@ def read(path):
 def lines(training, optimizers, seeds):
     """Label -> a value for each step."""
     steps = range(len(training[optimizers[0], seeds[0]]))
-    reference = [[training["torch", seed][step] for seed in seeds] for step in steps]
-    yield "loss, torch", [statistics.mean(losses) for losses in reference]
+    first = optimizers[0]
+    reference = [[training[first, seed][step] for seed in seeds] for step in steps]
+    yield f"loss, {first}", [statistics.mean(losses) for losses in reference]
     if len(seeds) > 1:
-        yield "spread over seeds, torch", [statistics.stdev(losses) for losses in reference]
+        yield f"spread over seeds, {first}", [statistics.stdev(losses) for losses in reference]
     for optimizer in optimizers:
-        if optimizer != "torch":
-            yield f"{optimizer}, distance from torch", [
-                statistics.mean(abs(training[optimizer, seed][step] - training["torch", seed][step]) for seed in seeds)
+        if optimizer != first:
+            yield f"{optimizer}, distance", [
+                statistics.mean(abs(training[optimizer, seed][step] - training[first, seed][step]) for seed in seeds)
                 for step in steps]
 
 
@@ -73,23 +78,37 @@ def draw(curves):
 
 
 def table(held_out, optimizers, seeds):
-    yield "| optimizer | loss on held-out text | over seeds ± | minus torch, same seed: mean | largest |"
+    yield f"| optimizer | loss on held-out text | over seeds ± | minus {optimizers[0]}, same seed: mean | largest |"
     yield "|---|---|---|---|---|"
     for optimizer in optimizers:
         losses = [held_out[optimizer, seed] for seed in seeds]
-        differences = [held_out[optimizer, seed] - held_out["torch", seed] for seed in seeds]
+        differences = [held_out[optimizer, seed] - held_out[optimizers[0], seed] for seed in seeds]
         spread = statistics.stdev(losses) if len(seeds) > 1 else math.nan
         yield (f"| {optimizer} | {statistics.mean(losses):.4f} | {spread:.4f} "
                f"| {statistics.mean(differences):+.6f} | {max(differences, key=abs):+.6f} |")
 
 
+def too_high(held_out, optimizers, seeds, percent):
+    """The optimizers whose mean loss is further above the first one's."""
+    means = {o: statistics.mean(held_out[o, seed] for seed in seeds) for o in optimizers}
+    reference = means[optimizers[0]]
+    return [o for o in optimizers if means[o] > (1 + percent / 100) * reference]
+
+
 def main():
-    training, held_out = read(sys.argv[1])
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("losses")
+    arguments.add_argument("drawing")
+    arguments.add_argument("--within", type=float, metavar="PERCENT")
+    chosen = arguments.parse_args()
+    training, held_out = read(chosen.losses)
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in training))
     seeds = sorted({seed for _, seed in training})
-    with open(sys.argv[2], "w") as file:
+    with open(chosen.drawing, "w") as file:
         file.write("\n".join(draw(list(lines(training, optimizers, seeds)))) + "\n")
     print("\n".join(table(held_out, optimizers, seeds)))
+    if chosen.within is not None and (high := too_high(held_out, optimizers, seeds, chosen.within)):
+        sys.exit(f"{', '.join(high)}: the loss is more than {chosen.within:g} % above that of {optimizers[0]}")
 
 
 if __name__ == "__main__":

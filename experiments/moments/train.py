@@ -1,8 +1,9 @@
 """Trains a small character-level transformer, with the optimizer step done by
-torch.optim.AdamW or by Plimsoll's kernels with moments of some type, and writes
-the losses as CSV.
+torch.optim.AdamW, by Plimsoll's kernels with moments of some type, or with
+FlashOptim's codes, and writes the losses as CSV.
 
-    python train.py --optimizers torch,fp32,bf16,int8 --output losses.csv
+    python train.py --optimizers torch,fp32,bf16,int8,flash --output losses.csv
+    python train.py --optimizers split/fp32,split24/int8 --output masters.csv
 
 README.md beside this file says why.
 """
@@ -111,17 +112,80 @@ class TorchStepper:
         pass
 
 
+def whole(x):
+    """Rounds to nearest, halves up."""
+    return torch.floor(x + 0.5)
+
+
+class FlashStepper:
+    """AdamW whose state is held in the codes of FlashOptim (arXiv 2602.23349):
+    moments in a byte each with two fp16 scales for 32 elements, and, with
+    corrections, a bf16 parameter and a byte that corrects it."""
+
+    GROUP = 32
+
+    def __init__(self, elements, corrected):
+        self.parameters, self.gradients = torch.zeros(elements), torch.zeros(elements)
+        room = -(-elements // self.GROUP) * self.GROUP
+        self.first, self.second = torch.zeros(room), torch.zeros(room)
+        self.master = None
+        self.corrected, self.steps = corrected, 0
+
+    def step(self, rate):
+        self.steps += 1
+        g = self.gradients.bfloat16().float() if self.corrected else self.gradients
+        g = g * min(1.0, CLIP / (g.norm().item() + 1e-6))
+        if self.master is None:
+            self.master = self.hold(self.parameters) if self.corrected else self.parameters
+        elements = len(g)
+        m = self.first[:elements].lerp_(g, 0.1)
+        v = self.second[:elements].mul_(0.999).addcmul_(g, g, value=0.001)
+        p = self.master.mul_(1 - rate * WEIGHT_DECAY)
+        root = (v / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
+        p.addcdiv_(m, root, value=-rate / (1 - 0.9**self.steps))
+        self.first, self.second = self.round_first(self.first), self.round_second(self.second)
+        if self.corrected:
+            self.master = self.hold(p)
+            self.parameters.copy_(p.bfloat16())
+
+    def scales(self, x):
+        groups = x.view(-1, self.GROUP)
+        most = groups.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
+        return groups, most, most.half().float()
+
+    def round_first(self, m):
+        groups, most, scale = self.scales(m)
+        x = groups / most
+        y = whole(2 * x / (1 + x.abs()) * 127) / 127
+        return (y / (2 - y.abs()) * scale).flatten()
+
+    def round_second(self, v):
+        groups, most, scale = self.scales(v.sqrt())
+        return (whole(groups / most * 255) / 255 * scale).square().flatten()
+
+    @staticmethod
+    def hold(p):
+        """What a bf16 number and 255 steps over its last digit hold of p."""
+        narrow = p.bfloat16().float()
+        half = torch.ldexp(torch.ones_like(p), torch.frexp(narrow).exponent - 9)  # of its last digit
+        part = ((p - narrow) / half).clamp(-1, 1) * 127
+        return narrow + torch.copysign(whole(part.abs()), part) / 127 * half
+
+    def close(self):
+        pass
+
+
 class PlimsollStepper:
     """The command in step/, which maps the file that holds parameters and
     gradients, too, and updates the parameters in place."""
 
-    def __init__(self, elements, command, moments):
+    def __init__(self, elements, command, masters, moments):
         self.file = tempfile.NamedTemporaryFile()
         self.file.truncate(8 * elements)
         both = torch.from_file(self.file.name, shared=True, size=2 * elements, dtype=torch.float32)
         self.parameters, self.gradients = both[:elements], both[elements:]
         self.process = subprocess.Popen(
-            [*command, "-moments", moments, "-weight-decay", str(WEIGHT_DECAY), "-clip", str(CLIP), self.file.name],
+            [*command, "-masters", masters, "-moments", moments, "-weight-decay", str(WEIGHT_DECAY), "-clip", str(CLIP), self.file.name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=HERE)
 
     def step(self, rate):
@@ -157,13 +221,22 @@ def move(model, stepper):
         first = place.stop
 
 
+def make_stepper(optimizer, elements, command):
+    if optimizer == "torch":
+        return TorchStepper(elements)
+    if optimizer in ("flash", "flash24"):
+        return FlashStepper(elements, corrected=optimizer == "flash24")
+    masters, _, moments = optimizer.rpartition("/")
+    return PlimsollStepper(elements, command, masters or "fp32", moments)
+
+
 def train(data, optimizer, seed, steps, command):
     """Yields step, training loss and, at some steps, the loss on text that is
     held out."""
     torch.manual_seed(seed)
     model = Transformer(data.vocabulary)
     elements = sum(p.numel() for p in model.parameters())
-    stepper = TorchStepper(elements) if optimizer == "torch" else PlimsollStepper(elements, command, optimizer)
+    stepper = make_stepper(optimizer, elements, command)
     move(model, stepper)
     generator = torch.Generator().manual_seed(seed)
     for step in range(1, steps + 1):
@@ -181,7 +254,8 @@ def train(data, optimizer, seed, steps, command):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--optimizers", default="torch,fp32,bf16,int8", help="torch, or types of moments; default %(default)s")
+    arguments.add_argument("--optimizers", default="torch,fp32,bf16,int8", 
+                           help="torch, flash, flash24, types of moments, or MASTERS/MOMENTS; default %(default)s")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--step-command", help="a built step command; default: go run ./step")
@@ -197,6 +271,7 @@ def main():
             for optimizer in chosen.optimizers.split(","):
                 for step, loss, held_out in train(data, optimizer, seed, chosen.steps, command):
                     table.writerow([optimizer, seed, step, f"{loss:.6f}", "" if held_out is None else f"{held_out:.6f}"])
+                file.flush()
                 print(f"{optimizer} seed {seed}: loss {held_out:.4f} on held-out text", file=sys.stderr)
 
 

@@ -124,3 +124,29 @@ func Separate(master float32) (parameter, low uint16) {
 	bits := math.Float32bits(master)
 	return uint16((bits + 0x8000) >> 16), uint16(bits)
 }
+
+// Merge24 returns the master of a parameter and its low 8 bits in split24 state.
+func Merge24(parameter uint16, low byte) float32 {
+	return Merge(parameter, uint16(low)<<8)
+}
+
+// Separate24 splits the upper 24 bits of a master into a bf16 parameter, rounded half away
+// from zero, and the low 8 bits. The lowest 8 bits of the master are lost: round before.
+func Separate24(master float32) (parameter uint16, low byte) {
+	parameter, bits := Separate(master)
+	return parameter, byte(bits >> 8)
+}
+
+// lost are the bits of a master that split24 state does not hold.
+const lost = 1<<8 - 1
+
+// RoundTo24 rounds a master to 24 bits, half away from zero.
+func RoundTo24(master float32) float32 {
+	return math.Float32frombits((math.Float32bits(master) + (lost+1)/2) &^ lost)
+}
+
+// ditherTo24 rounds a master to 24 bits at random. The part that is cut off is the
+// probability of rounding away from zero.
+func ditherTo24(master float32, dither uint32) float32 {
+	return math.Float32frombits((math.Float32bits(master) + dither*dither>>24) &^ lost)
+}

@@ -66,7 +66,7 @@ func (s Set) arguments(n int, f Format, c *Chunk) abi.Arguments {
 		GradientKind: kind(f.Gradient),
 		CopyKind:     kind(f.Parameter),
 		Parameter:    pointer(c.Parameter),
-		Low:          pointer(c.Low),
+		Low:          pointer(c.low()),
 		Master:       pointer(c.Master),
 		Moment1:      pointer(c.Moments[0].Data),
 		Moment2:      pointer(c.Moments[1].Data),
@@ -89,6 +89,7 @@ func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo
 	a := s.arguments(n, f, c)
 	a.Start, a.Undo = first, undo
 	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First+int64(first))
+	a.MasterDither = constants.masterDitherOf(c.First + int64(first))
 	if f.Moments == MomentsInt8 {
 		a.Dither, a.Block = constants.stride, uint32(c.First/Block)
 	}

@@ -25,8 +25,9 @@ type State = abi.State
 
 // The states.
 const (
-	Split = abi.Split
-	FP32  = abi.FP32
+	Split   = abi.Split
+	FP32    = abi.FP32
+	Split24 = abi.Split24
 )
 
 // MomentType is the representation of moments.
@@ -64,9 +65,9 @@ func (f Format) Validate() error {
 	case !f.Moments.Suits(f.Algorithm):
 		return fmt.Errorf("%v moments are made for Adam, whose first moment is small where its second is; "+
 			"%v has none such", f.Moments, f.Algorithm)
-	case f.State == Split && f.Parameter != dtype.BF16:
-		return fmt.Errorf("split state keeps bf16 parameters, because they are the upper half of an fp32 number; "+
-			"%v parameters need fp32 state", f.Parameter)
+	case f.State != FP32 && f.Parameter != dtype.BF16:
+		return fmt.Errorf("%v state keeps bf16 parameters, because they are the upper half of an fp32 number; "+
+			"%v parameters need fp32 state", f.State, f.Parameter)
 	case f.Parameter != dtype.BF16 && f.Parameter != dtype.F16 && f.Parameter != dtype.F32:
 		return fmt.Errorf("parameters are %v; expected bf16, fp16 or fp32", f.Parameter)
 	case f.Gradient != dtype.BF16 && f.Gradient != dtype.F16 && f.Gradient != dtype.F32:
@@ -127,16 +128,20 @@ var moments = [abi.Algorithms][]struct {
 // Streams returns the arrays of the format.
 func (f Format) Streams() []Stream {
 	var streams []Stream
-	if f.State == Split {
+	if f.State != FP32 {
+		low := Stream{
+			Role: LowRole, Component: ledger.MasterWeightsLow, Type: dtype.U16, Read: true, Write: true,
+			Why: "the low 16 bits of the fp32 master weights",
+		}
+		if f.State == Split24 {
+			low.Type, low.Why = dtype.U8, "the low 8 bits of the master weights of 24 bits"
+		}
 		streams = []Stream{
 			{
 				Role: ParameterRole, Component: ledger.Parameters, Type: dtype.BF16, Read: true, Write: true,
 				Why: "bf16, the upper half of the master weights, which the trainer reads",
 			},
-			{
-				Role: LowRole, Component: ledger.MasterWeightsLow, Type: dtype.U16, Read: true, Write: true,
-				Why: "the low 16 bits of the fp32 master weights",
-			},
+			low,
 		}
 	} else {
 		if f.hasParameter() {
@@ -217,6 +222,7 @@ type Chunk struct {
 	First     int64
 	Parameter []uint16
 	Low       []uint16
+	LowBytes  []byte // in place of Low in split24 state
 	Master    []float32
 	Moments   [2]Array
 	Headers   []uint16 // of the blocks of int8 moments; the last may be short
@@ -256,6 +262,7 @@ func (c Chunk) Slice(first, end int) Chunk {
 		First:     c.First + int64(first),
 		Parameter: part(c.Parameter, first, end),
 		Low:       part(c.Low, first, end),
+		LowBytes:  part(c.LowBytes, first, end),
 		Master:    part(c.Master, first, end),
 		Moments:   [2]Array{c.Moments[0].Slice(first, end), c.Moments[1].Slice(first, end)},
 		Headers:   part(c.Headers, first/Block, (end+Block-1)/Block),
@@ -270,6 +277,10 @@ func (c *Chunk) Set(s Stream, memory []byte) {
 	case ParameterRole:
 		c.Parameter = view[uint16](memory)
 	case LowRole:
+		if s.Type == dtype.U8 {
+			c.LowBytes = memory
+			return
+		}
 		c.Low = view[uint16](memory)
 	case MasterRole:
 		c.Master = view[float32](memory)
@@ -290,7 +301,7 @@ func (c Chunk) Bytes(role Role) []byte {
 	case ParameterRole:
 		return bytesOf(c.Parameter)
 	case LowRole:
-		return bytesOf(c.Low)
+		return c.low()
 	case MasterRole:
 		return bytesOf(c.Master)
 	case FirstMomentRole:
@@ -303,6 +314,14 @@ func (c Chunk) Bytes(role Role) []byte {
 		return c.Gradient.Data
 	}
 	return nil
+}
+
+// low returns the memory of the low bits of master weights.
+func (c Chunk) low() []byte {
+	if c.LowBytes != nil {
+		return c.LowBytes
+	}
+	return bytesOf(c.Low)
 }
 
 // part returns a range of a stream that the format may not have.
@@ -319,7 +338,8 @@ func (c *Chunk) check(f Format) int {
 	n := c.Len()
 	has := func(length int, present bool) bool { return present && length == n || !present && length == 0 }
 	ok := has(len(c.Parameter), f.hasParameter()) &&
-		has(len(c.Low), f.State == Split) && has(len(c.Master), f.State == FP32) &&
+		has(len(c.Low), f.State == Split) && has(len(c.LowBytes), f.State == Split24) &&
+		has(len(c.Master), f.State == FP32) &&
 		(n == 0 || c.Gradient.Type == f.Gradient)
 	for i, m := range c.Moments {
 		present := i < f.Algorithm.Moments()

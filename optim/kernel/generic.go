@@ -35,16 +35,25 @@ func (a Array) Put(i int, x float32) {
 
 // MasterWeight returns master weight i of the chunk.
 func (c *Chunk) MasterWeight(f Format, i int) float32 {
-	if f.State == FP32 {
+	switch f.State {
+	case FP32:
 		return c.Master[i]
+	case Split24:
+		return Merge24(c.Parameter[i], c.LowBytes[i])
 	}
 	return Merge(c.Parameter[i], c.Low[i])
 }
 
-// PutMasterWeight stores master weight i, and the parameter that the trainer reads.
+// PutMasterWeight stores master weight i, and the parameter that the trainer reads. It
+// rounds to 24 bits half away from zero: the number comes from another format, and is
+// rounded once, not step by step.
 func (c *Chunk) PutMasterWeight(f Format, i int, p float32) {
-	if f.State == Split {
+	switch f.State {
+	case Split:
 		c.Parameter[i], c.Low[i] = Separate(p)
+		return
+	case Split24:
+		c.Parameter[i], c.LowBytes[i] = Separate24(RoundTo24(p))
 		return
 	}
 	c.Master[i] = p
@@ -127,6 +136,24 @@ func (from vector) separate(parameter, low []uint16) {
 	}
 }
 
+// merge24 reads master weights of split24 state as the arithmetic sees them.
+func (to vector) merge24(parameter []uint16, low []byte) {
+	low = low[:len(to)]
+	for i, parameter := range parameter[:len(to)] {
+		to[i] = flush(Merge24(parameter, low[i]))
+	}
+}
+
+// separate24 stores master weights in split24 state, rounded at random. The dither belongs
+// to the first element.
+func (from vector) separate24(parameter []uint16, low []byte, dither uint32) {
+	parameter, low = parameter[:len(from)], low[:len(from)]
+	for i, p := range from {
+		parameter[i], low[i] = Separate24(ditherTo24(p, dither))
+		dither += abi.DitherStep
+	}
+}
+
 // storeMoment stores a moment. It rounds to bf16 half away from zero, as the
 // parameters of split state are rounded. That takes a third of the instructions of
 // rounding to even, and ties are rare.
@@ -149,17 +176,25 @@ func (s Set) storeSlowMoment(to Array, from vector, dither uint32) {
 
 // loadMaster reads the master weights of a chunk as the arithmetic sees them.
 func (s Set) loadMaster(to vector, f Format, c *Chunk) {
-	if f.State == FP32 {
+	switch f.State {
+	case FP32:
 		s.load(to, Array{dtype.F32, bytesOf(c.Master)})
-		return
+	case Split24:
+		to.merge24(c.Parameter, c.LowBytes)
+	default:
+		s.merge(to, c.Parameter, c.Low)
 	}
-	s.merge(to, c.Parameter, c.Low)
 }
 
-// storeMaster stores the master weights, and the parameters that the trainer reads.
-func (s Set) storeMaster(f Format, c *Chunk, from vector) {
-	if f.State == Split {
+// storeMaster stores the master weights, and the parameters that the trainer reads. The
+// dither belongs to the first element.
+func (s Set) storeMaster(f Format, c *Chunk, from vector, dither uint32) {
+	switch f.State {
+	case Split:
 		s.separate(c.Parameter, c.Low, from)
+		return
+	case Split24:
+		from.separate24(c.Parameter, c.LowBytes, dither)
 		return
 	}
 	copy(c.Master, from)
@@ -171,6 +206,11 @@ func (s Set) storeMaster(f Format, c *Chunk, from vector) {
 // ditherOf returns the dither of an element of a shard.
 func (c *Constants) ditherOf(element int64) uint32 {
 	return c.dither + uint32(element)*abi.DitherStep
+}
+
+// masterDitherOf is ditherOf for masters of 24 bits, whose random numbers are their own.
+func (c *Constants) masterDitherOf(element int64) uint32 {
+	return c.masterDither + uint32(element)*abi.DitherStep
 }
 
 // scalars are the constants of a step, each once.
@@ -235,7 +275,7 @@ func (d *buffers) load(s Set, f Format, c *Chunk) {
 // store stores a chunk. Its first element is element at of the buffers.
 func (d *buffers) store(s Set, f Format, constants *Constants, c *Chunk, at int) {
 	end := at + c.Len()
-	s.storeMaster(f, c, d.weights[at:end])
+	s.storeMaster(f, c, d.weights[at:end], constants.masterDitherOf(c.First))
 	if f.Moments == MomentsInt8 {
 		dither := scramble(uint32(c.First/Block)) + constants.stride
 		s.encode(c.block(0), d.first[at:end], d.second[at:end], atRandom(dither))
@@ -379,9 +419,9 @@ func (s Set) sumWideSquaresInTiles(g Array, lanes *[abi.Group]float64) {
 var zero uint64
 
 func trafficGeneric(f Format, c Chunk) {
-	if f.State == Split {
+	if f.State != FP32 {
 		touch(bytesOf(c.Parameter))
-		touch(bytesOf(c.Low))
+		touch(c.low())
 	} else {
 		clear(c.Parameter)
 		touch(bytesOf(c.Master))

@@ -70,6 +70,23 @@
 // stochastically. The random number is a function of the step and of the element's
 // place in its shard, so that the bits do not depend on which worker computes them.
 //
+// # Masters of 24 bits
+//
+// In split24 state a master weight has the upper 24 bits of a binary32 number. After the
+// update, from random numbers of 8 bits,
+//
+//	p = float((bits(p) + random) &^ 0xff)
+//
+// rounds it up or down in magnitude, with the probability of the part that is cut off. So
+// the expectation of p does not change. A number that is rounded beyond the largest becomes
+// infinite. The random number is the upper 8 bits of d · d, modulo 2^32, where
+//
+//	d = dither(step) + element · 0x9e3779b9
+//
+// and dither is the lower half of SplitMix64's output. The element counts in its shard, so
+// the bits do not depend on kernels, chunks or workers. A number from another format is
+// rounded once, half away from zero.
+//
 // # Moments in int8
 //
 // Each moment of Adam takes a byte. The code of the second is s = √v, as a float of 8

@@ -94,6 +94,48 @@ func adamFP32INT8AVX2(a *abi.Arguments)
 func trafficFP322xINT8AVX2(a *abi.Arguments)
 
 //go:noescape
+func adamSplit24FP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func lionSplit24FP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func adagradSplit24FP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func sgdSplit24FP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit241xFP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xFP32AVX2(a *abi.Arguments)
+
+//go:noescape
+func adamSplit24BF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func lionSplit24BF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func adagradSplit24BF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func sgdSplit24BF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit241xBF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xBF16AVX2(a *abi.Arguments)
+
+//go:noescape
+func adamSplit24INT8AVX2(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xINT8AVX2(a *abi.Arguments)
+
+//go:noescape
 func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 
 //go:noescape
@@ -190,6 +232,48 @@ func adamFP32INT8AVX512(a *abi.Arguments)
 func trafficFP322xINT8AVX512(a *abi.Arguments)
 
 //go:noescape
+func adamSplit24FP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func lionSplit24FP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func adagradSplit24FP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func sgdSplit24FP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit241xFP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xFP32AVX512(a *abi.Arguments)
+
+//go:noescape
+func adamSplit24BF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func lionSplit24BF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func adagradSplit24BF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func sgdSplit24BF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit241xBF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xBF16AVX512(a *abi.Arguments)
+
+//go:noescape
+func adamSplit24INT8AVX512(a *abi.Arguments)
+
+//go:noescape
+func trafficSplit242xINT8AVX512(a *abi.Arguments)
+
+//go:noescape
 func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 
 //go:noescape
@@ -231,6 +315,9 @@ func sgdFP32BF16AVX512BF16(a *abi.Arguments)
 //go:noescape
 func adamFP32INT8AVX512BF16(a *abi.Arguments)
 
+//go:noescape
+func adamSplit24INT8AVX512BF16(a *abi.Arguments)
+
 // update calls the kernel of an algorithm for how master and moments are held.
 func update(key kernelKey, a *abi.Arguments) {
 	switch key {
@@ -270,6 +357,24 @@ func update(key kernelKey, a *abi.Arguments) {
 		sgdFP32BF16AVX2(a)
 	case kernelKey{AVX2, 0, 1, 2}:
 		adamFP32INT8AVX2(a)
+	case kernelKey{AVX2, 0, 2, 0}:
+		adamSplit24FP32AVX2(a)
+	case kernelKey{AVX2, 1, 2, 0}:
+		lionSplit24FP32AVX2(a)
+	case kernelKey{AVX2, 2, 2, 0}:
+		adagradSplit24FP32AVX2(a)
+	case kernelKey{AVX2, 3, 2, 0}:
+		sgdSplit24FP32AVX2(a)
+	case kernelKey{AVX2, 0, 2, 1}:
+		adamSplit24BF16AVX2(a)
+	case kernelKey{AVX2, 1, 2, 1}:
+		lionSplit24BF16AVX2(a)
+	case kernelKey{AVX2, 2, 2, 1}:
+		adagradSplit24BF16AVX2(a)
+	case kernelKey{AVX2, 3, 2, 1}:
+		sgdSplit24BF16AVX2(a)
+	case kernelKey{AVX2, 0, 2, 2}:
+		adamSplit24INT8AVX2(a)
 	case kernelKey{AVX512, 0, 0, 0}:
 		adamSplitFP32AVX512(a)
 	case kernelKey{AVX512, 1, 0, 0}:
@@ -306,6 +411,24 @@ func update(key kernelKey, a *abi.Arguments) {
 		sgdFP32BF16AVX512(a)
 	case kernelKey{AVX512, 0, 1, 2}:
 		adamFP32INT8AVX512(a)
+	case kernelKey{AVX512, 0, 2, 0}:
+		adamSplit24FP32AVX512(a)
+	case kernelKey{AVX512, 1, 2, 0}:
+		lionSplit24FP32AVX512(a)
+	case kernelKey{AVX512, 2, 2, 0}:
+		adagradSplit24FP32AVX512(a)
+	case kernelKey{AVX512, 3, 2, 0}:
+		sgdSplit24FP32AVX512(a)
+	case kernelKey{AVX512, 0, 2, 1}:
+		adamSplit24BF16AVX512(a)
+	case kernelKey{AVX512, 1, 2, 1}:
+		lionSplit24BF16AVX512(a)
+	case kernelKey{AVX512, 2, 2, 1}:
+		adagradSplit24BF16AVX512(a)
+	case kernelKey{AVX512, 3, 2, 1}:
+		sgdSplit24BF16AVX512(a)
+	case kernelKey{AVX512, 0, 2, 2}:
+		adamSplit24INT8AVX512(a)
 	case kernelKey{AVX512BF16, 0, 0, 0}:
 		adamSplitFP32AVX512(a)
 	case kernelKey{AVX512BF16, 1, 0, 0}:
@@ -342,6 +465,24 @@ func update(key kernelKey, a *abi.Arguments) {
 		sgdFP32BF16AVX512BF16(a)
 	case kernelKey{AVX512BF16, 0, 1, 2}:
 		adamFP32INT8AVX512BF16(a)
+	case kernelKey{AVX512BF16, 0, 2, 0}:
+		adamSplit24FP32AVX512(a)
+	case kernelKey{AVX512BF16, 1, 2, 0}:
+		lionSplit24FP32AVX512(a)
+	case kernelKey{AVX512BF16, 2, 2, 0}:
+		adagradSplit24FP32AVX512(a)
+	case kernelKey{AVX512BF16, 3, 2, 0}:
+		sgdSplit24FP32AVX512(a)
+	case kernelKey{AVX512BF16, 0, 2, 1}:
+		adamSplit24BF16AVX512(a)
+	case kernelKey{AVX512BF16, 1, 2, 1}:
+		lionSplit24BF16AVX512(a)
+	case kernelKey{AVX512BF16, 2, 2, 1}:
+		adagradSplit24BF16AVX512(a)
+	case kernelKey{AVX512BF16, 3, 2, 1}:
+		sgdSplit24BF16AVX512(a)
+	case kernelKey{AVX512BF16, 0, 2, 2}:
+		adamSplit24INT8AVX512BF16(a)
 	default:
 		panic("kernel: no such update")
 	}
@@ -370,6 +511,16 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficFP322xBF16AVX2(a)
 	case trafficKey{AVX2, 1, 2, 2}:
 		trafficFP322xINT8AVX2(a)
+	case trafficKey{AVX2, 2, 0, 1}:
+		trafficSplit241xFP32AVX2(a)
+	case trafficKey{AVX2, 2, 0, 2}:
+		trafficSplit242xFP32AVX2(a)
+	case trafficKey{AVX2, 2, 1, 1}:
+		trafficSplit241xBF16AVX2(a)
+	case trafficKey{AVX2, 2, 1, 2}:
+		trafficSplit242xBF16AVX2(a)
+	case trafficKey{AVX2, 2, 2, 2}:
+		trafficSplit242xINT8AVX2(a)
 	case trafficKey{AVX512, 0, 0, 1}:
 		trafficSplit1xFP32AVX512(a)
 	case trafficKey{AVX512, 0, 0, 2}:
@@ -390,6 +541,16 @@ func traffic(key trafficKey, a *abi.Arguments) {
 		trafficFP322xBF16AVX512(a)
 	case trafficKey{AVX512, 1, 2, 2}:
 		trafficFP322xINT8AVX512(a)
+	case trafficKey{AVX512, 2, 0, 1}:
+		trafficSplit241xFP32AVX512(a)
+	case trafficKey{AVX512, 2, 0, 2}:
+		trafficSplit242xFP32AVX512(a)
+	case trafficKey{AVX512, 2, 1, 1}:
+		trafficSplit241xBF16AVX512(a)
+	case trafficKey{AVX512, 2, 1, 2}:
+		trafficSplit242xBF16AVX512(a)
+	case trafficKey{AVX512, 2, 2, 2}:
+		trafficSplit242xINT8AVX512(a)
 	default:
 		panic("kernel: no such traffic")
 	}

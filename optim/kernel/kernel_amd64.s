@@ -17,15 +17,15 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -360,13 +360,13 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -695,13 +695,13 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
@@ -967,13 +967,13 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1233,15 +1233,15 @@ done43:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1357,17 +1357,17 @@ done56:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1507,15 +1507,15 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         120(DX), DX
+	MOVQ         128(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         72(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         96(DI), DI
+	MOVQ         104(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 64(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
@@ -1609,10 +1609,10 @@ kept79:
 	VMOVDQU     Y8, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y8
 	VPSRLD      $0x10, Y8, Y8
-	VPADDD      Y13, Y8, Y8
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
 	VPADDD      Y7, Y14, Y14
 	VPSRLD      $0x10, Y8, Y8
 	VPBLENDW    $0xaa, Y14, Y8, Y8
@@ -1680,10 +1680,10 @@ kept79:
 	VMOVDQU     Y8, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y8
 	VPSRLD      $0x10, Y8, Y8
-	VPADDD      Y13, Y8, Y8
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
 	VPADDD      Y7, Y14, Y14
 	VPSRLD      $0x10, Y8, Y8
 	VPBLENDW    $0xaa, Y14, Y8, Y8
@@ -1796,10 +1796,10 @@ kept82:
 	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -1870,10 +1870,10 @@ kept82:
 	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -1986,10 +1986,10 @@ kept85:
 	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -2060,10 +2060,10 @@ kept85:
 	VMOVDQU     Y7, (DI)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -2198,13 +2198,13 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2735,13 +2735,13 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         120(DX), DX
+	MOVQ         128(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         72(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         96(DI), DI
+	MOVQ         104(DI), DI
 	MOVQ         a+0(FP), R8
 	VPBROADCASTD 64(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
@@ -2810,10 +2810,10 @@ kept105:
 	VFMADD231PS Y4, Y4, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -2862,10 +2862,10 @@ kept105:
 	VFMADD231PS Y4, Y4, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -2955,10 +2955,10 @@ kept108:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -3010,10 +3010,10 @@ kept108:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -3103,10 +3103,10 @@ kept111:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -3158,10 +3158,10 @@ kept111:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y6, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -3212,13 +3212,13 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    80(SI), SI
+	MOVQ    88(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    96(DI), DI
+	MOVQ    104(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -3656,15 +3656,15 @@ done115:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -3774,17 +3774,17 @@ done128:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -3965,15 +3965,15 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    48(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), BX
+	MOVQ    80(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), SI
+	MOVQ    88(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    120(AX), DI
+	MOVQ    128(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), R8
+	MOVQ    104(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    104(AX), R9
+	MOVQ    112(AX), R9
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), R10
 	MOVQ    a+0(FP), AX
@@ -3988,14 +3988,14 @@ block149:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept152:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4398,7 +4398,7 @@ encoded151:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4429,7 +4429,7 @@ encoded151:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4461,14 +4461,14 @@ block155:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept158:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4877,7 +4877,7 @@ encoded157:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4908,7 +4908,7 @@ encoded157:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4940,14 +4940,14 @@ block161:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
 kept164:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5356,7 +5356,7 @@ encoded163:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5387,7 +5387,7 @@ encoded163:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5772,19 +5772,19 @@ GLOBL blockDitherAVX2<>(SB), RODATA|NOPTR, $32
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  80(BX), BX
+	MOVQ  88(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  112(R8), R8
+	MOVQ  120(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -5936,11 +5936,11 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -5949,9 +5949,9 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 
 aligned181:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    104(R9), R9
+	MOVQ    112(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -6495,11 +6495,11 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -6508,7 +6508,7 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 
 aligned225:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -6994,11 +6994,11 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -7007,7 +7007,7 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 
 aligned269:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
@@ -7448,11 +7448,11 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -7461,7 +7461,7 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 
 aligned313:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -7896,15 +7896,15 @@ done317:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -8051,17 +8051,17 @@ done360:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -8232,11 +8232,11 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -8245,9 +8245,9 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 
 aligned389:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         104(R9), R9
+	MOVQ         112(R9), R9
 	MOVQ         a+0(FP), R10
 	VPBROADCASTD 64(R10), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
@@ -8339,10 +8339,10 @@ kept396:
 	VMOVDQU     Y8, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y8
 	VPSRLD      $0x10, Y8, Y8
-	VPADDD      Y13, Y8, Y8
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
 	VPADDD      Y7, Y14, Y14
 	VPSRLD      $0x10, Y8, Y8
 	VPBLENDW    $0xaa, Y14, Y8, Y8
@@ -8479,10 +8479,10 @@ stored398:
 	VMOVDQU     Y8, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y8
 	VPSRLD      $0x10, Y8, Y8
-	VPADDD      Y13, Y8, Y8
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
 	VPADDD      Y7, Y14, Y14
 	VPSRLD      $0x10, Y8, Y8
 	VPBLENDW    $0xaa, Y14, Y8, Y8
@@ -8664,10 +8664,10 @@ kept419:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -8807,10 +8807,10 @@ stored421:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -8992,10 +8992,10 @@ kept442:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -9135,10 +9135,10 @@ stored444:
 	VMOVDQU     Y7, (R8)(CX*2)
 	VPMULLD     Y0, Y0, Y7
 	VPSRLD      $0x10, Y7, Y7
-	VPADDD      Y13, Y7, Y7
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
 	VPMULLD     Y14, Y14, Y14
 	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
 	VPADDD      Y8, Y14, Y14
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y14, Y7, Y7
@@ -9263,11 +9263,11 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -9276,7 +9276,7 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 
 aligned463:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -10222,11 +10222,11 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -10235,7 +10235,7 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 
 aligned537:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 64(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
@@ -10302,10 +10302,10 @@ kept544:
 	VFMADD231PS Y4, Y4, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -10423,10 +10423,10 @@ stored546:
 	VFMADD231PS Y4, Y4, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -10585,10 +10585,10 @@ kept567:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -10709,10 +10709,10 @@ stored569:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -10871,10 +10871,10 @@ kept590:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -10995,10 +10995,10 @@ stored592:
 	VFMADD231PS Y3, Y3, Y8
 	VPMULLD     Y0, Y0, Y9
 	VPSRLD      $0x10, Y9, Y9
-	VPADDD      Y7, Y9, Y9
 	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
 	VPMULLD     Y10, Y10, Y10
 	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
 	VPADDD      Y8, Y10, Y10
 	VPSRLD      $0x10, Y9, Y9
 	VPBLENDW    $0xaa, Y10, Y9, Y9
@@ -11121,11 +11121,11 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), CX
 	MOVQ    48(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    120(DX), DX
+	MOVQ    128(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    72(BX), BX
+	MOVQ    80(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
 	MOVQ    56(DI), DI
 	TESTQ   $0x0000001f, BX
@@ -11134,7 +11134,7 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 
 aligned611:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -11987,15 +11987,15 @@ done615:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -12136,17 +12136,17 @@ done688:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -12358,9 +12358,9 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    48(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    72(AX), BX
+	MOVQ    80(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    88(AX), SI
+	MOVQ    96(AX), SI
 	MOVQ    a+0(FP), AX
 	MOVQ    56(AX), DI
 	TESTQ   $0x0000001f, BX
@@ -12369,11 +12369,11 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 
 aligned717:
 	MOVQ a+0(FP), AX
-	MOVQ 120(AX), R8
+	MOVQ 128(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R9
+	MOVQ 104(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R10
+	MOVQ 112(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
@@ -12388,14 +12388,14 @@ block722:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept725:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -12936,7 +12936,7 @@ encoded724:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -12967,7 +12967,7 @@ encoded724:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -12999,14 +12999,14 @@ block748:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept751:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -13553,7 +13553,7 @@ encoded750:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -13584,7 +13584,7 @@ encoded750:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -13616,14 +13616,14 @@ block774:
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
 kept777:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -14170,7 +14170,7 @@ encoded776:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -14201,7 +14201,7 @@ encoded776:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -14321,19 +14321,19 @@ tile800:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  72(AX), AX
+	MOVQ  80(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  120(CX), CX
+	MOVQ  128(CX), CX
 	MOVQ  a+0(FP), DX
 	MOVQ  48(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  96(SI), SI
+	MOVQ  104(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  104(DI), DI
+	MOVQ  112(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  112(R8), R8
+	MOVQ  120(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -14503,6 +14503,6221 @@ done804:
 	VZEROUPPER
 	RET
 
+// func adamSplit24FP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         112(R8), R8
+	VMOVUPS      128(AX), Y0
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      256(AX), Y2
+	VMOVUPS      320(AX), Y3
+	VMOVUPS      384(AX), Y4
+	VMOVUPS      576(AX), Y5
+	MOVQ         a+0(FP), R9
+	MOVQ         32(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         24(R12), R12
+	CMPQ         CX, $0x01
+	JE           fp16821
+	JA           fp32822
+	MOVQ         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
+	JMP          check825
+
+next824:
+	TESTQ   R9, R9
+	JEQ     kept826
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept826:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check825:
+	CMPQ CX, R11
+	JB   next824
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next824
+	JMP  done823
+
+fp16821:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check828
+
+next827:
+	TESTQ   R9, R9
+	JEQ     kept829
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept829:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check828:
+	CMPQ CX, R11
+	JB   next827
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next827
+	JMP  done823
+
+fp32822:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check831
+
+next830:
+	TESTQ   R9, R9
+	JEQ     kept832
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept832:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check831:
+	CMPQ CX, R11
+	JB   next830
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next830
+
+done823:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA ditherOfLanesAVX2Consecutive<>+0(SB)/4, $0x00000000
+DATA ditherOfLanesAVX2Consecutive<>+4(SB)/4, $0x9e3779b9
+DATA ditherOfLanesAVX2Consecutive<>+8(SB)/4, $0x3c6ef372
+DATA ditherOfLanesAVX2Consecutive<>+12(SB)/4, $0xdaa66d2b
+DATA ditherOfLanesAVX2Consecutive<>+16(SB)/4, $0x78dde6e4
+DATA ditherOfLanesAVX2Consecutive<>+20(SB)/4, $0x1715609d
+DATA ditherOfLanesAVX2Consecutive<>+24(SB)/4, $0xb54cda56
+DATA ditherOfLanesAVX2Consecutive<>+28(SB)/4, $0x5384540f
+GLOBL ditherOfLanesAVX2Consecutive<>(SB), RODATA|NOPTR, $32
+
+DATA patternf1bbcdc8<>+0(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+4(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+8(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+12(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+16(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+20(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+24(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+28(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+32(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+36(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+40(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+44(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+48(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+52(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+56(SB)/4, $0xf1bbcdc8
+DATA patternf1bbcdc8<>+60(SB)/4, $0xf1bbcdc8
+GLOBL patternf1bbcdc8<>(SB), RODATA|NOPTR, $64
+
+// func lionSplit24FP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Y0
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      256(AX), Y2
+	VMOVUPS      320(AX), Y3
+	VMOVUPS      576(AX), Y4
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16834
+	JA           fp32835
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check838
+
+next837:
+	TESTQ   R8, R8
+	JEQ     kept839
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept839:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check838:
+	CMPQ CX, R10
+	JB   next837
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next837
+	JMP  done836
+
+fp16834:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check841
+
+next840:
+	TESTQ   R8, R8
+	JEQ     kept842
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept842:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check841:
+	CMPQ CX, R10
+	JB   next840
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next840
+	JMP  done836
+
+fp32835:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check844
+
+next843:
+	TESTQ   R8, R8
+	JEQ     kept845
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept845:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check844:
+	CMPQ CX, R10
+	JB   next843
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next843
+
+done836:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradSplit24FP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      448(AX), Y0
+	VMOVUPS      576(AX), Y1
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16847
+	JA           fp32848
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check851
+
+next850:
+	TESTQ   R8, R8
+	JEQ     kept852
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept852:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check851:
+	CMPQ CX, R10
+	JB   next850
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next850
+	JMP  done849
+
+fp16847:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check854
+
+next853:
+	TESTQ   R8, R8
+	JEQ     kept855
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept855:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check854:
+	CMPQ CX, R10
+	JB   next853
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next853
+	JMP  done849
+
+fp32848:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check857
+
+next856:
+	TESTQ   R8, R8
+	JEQ     kept858
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept858:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check857:
+	CMPQ CX, R10
+	JB   next856
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next856
+
+done849:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdSplit24FP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Y0
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      640(AX), Y2
+	VMOVUPS      704(AX), Y3
+	VMOVUPS      576(AX), Y4
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16860
+	JA           fp32861
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check864
+
+next863:
+	TESTQ   R8, R8
+	JEQ     kept865
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept865:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check864:
+	CMPQ CX, R10
+	JB   next863
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next863
+	JMP  done862
+
+fp16860:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check867
+
+next866:
+	TESTQ   R8, R8
+	JEQ     kept868
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept868:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check867:
+	CMPQ CX, R10
+	JB   next866
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next866
+	JMP  done862
+
+fp32861:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check870
+
+next869:
+	TESTQ   R8, R8
+	JEQ     kept871
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept871:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check870:
+	CMPQ CX, R10
+	JB   next869
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next869
+
+done862:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit241xFP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  80(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  128(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  48(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  88(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  104(SI), SI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), DI
+	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
+	CMPQ  DX, $0x01
+	JE    fp16873
+	JA    fp32874
+	XORQ  DX, DX
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
+	JMP   check877
+
+next876:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check877:
+	CMPQ DX, R8
+	JB   next876
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next876
+	JMP  done875
+
+fp16873:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check879
+
+next878:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check879:
+	CMPQ DX, R8
+	JB   next878
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next878
+	JMP  done875
+
+fp32874:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check881
+
+next880:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (CX)(R9*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check881:
+	CMPQ DX, R8
+	JB   next880
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next880
+
+done875:
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xFP32AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  80(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  128(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  48(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  88(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  104(SI), SI
+	MOVQ  a+0(FP), DI
+	MOVQ  112(DI), DI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), R8
+	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
+	CMPQ  DX, $0x01
+	JE    fp16883
+	JA    fp32884
+	XORQ  DX, DX
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
+	JMP   check887
+
+next886:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (DI)(R10*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check887:
+	CMPQ DX, R9
+	JB   next886
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next886
+	JMP  done885
+
+fp16883:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check889
+
+next888:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (DI)(R10*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check889:
+	CMPQ DX, R9
+	JB   next888
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next888
+	JMP  done885
+
+fp32884:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check891
+
+next890:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPOR       (SI)(DX*4), Y0, Y4
+	VPOR       32(SI)(DX*4), Y0, Y5
+	PREFETCHT0 (DI)(R10*4)
+	VPOR       (DI)(DX*4), Y0, Y6
+	VPOR       32(DI)(DX*4), Y0, Y7
+	PREFETCHT0 (CX)(R10*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*4)
+	VMOVDQU    Y5, 32(SI)(DX*4)
+	VMOVDQU    Y6, (DI)(DX*4)
+	VMOVDQU    Y7, 32(DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check891:
+	CMPQ DX, R9
+	JB   next890
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next890
+
+done885:
+	VZEROUPPER
+	RET
+
+// func adamSplit24BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         112(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 64(R9), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVUPS      128(AX), Y1
+	VMOVUPS      192(AX), Y2
+	VMOVUPS      256(AX), Y3
+	VMOVUPS      320(AX), Y4
+	VMOVUPS      384(AX), Y5
+	VMOVUPS      576(AX), Y6
+	MOVQ         a+0(FP), R9
+	MOVQ         32(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         (R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         24(R12), R12
+	CMPQ         CX, $0x01
+	JE           fp16893
+	JA           fp32894
+	MOVQ         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
+	JMP          check897
+
+next896:
+	TESTQ   R9, R9
+	JEQ     kept898
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept898:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check897:
+	CMPQ CX, R11
+	JB   next896
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next896
+	JMP  done895
+
+fp16893:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check900
+
+next899:
+	TESTQ   R9, R9
+	JEQ     kept901
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept901:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check900:
+	CMPQ CX, R11
+	JB   next899
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next899
+	JMP  done895
+
+fp32894:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check903
+
+next902:
+	TESTQ   R9, R9
+	JEQ     kept904
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept904:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check903:
+	CMPQ CX, R11
+	JB   next902
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next902
+
+done895:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func lionSplit24BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Y0
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      256(AX), Y2
+	VMOVUPS      320(AX), Y3
+	VMOVUPS      576(AX), Y4
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16906
+	JA           fp32907
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check910
+
+next909:
+	TESTQ   R8, R8
+	JEQ     kept911
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept911:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check910:
+	CMPQ CX, R10
+	JB   next909
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next909
+	JMP  done908
+
+fp16906:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check913
+
+next912:
+	TESTQ   R8, R8
+	JEQ     kept914
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept914:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check913:
+	CMPQ CX, R10
+	JB   next912
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next912
+	JMP  done908
+
+fp32907:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check916
+
+next915:
+	TESTQ   R8, R8
+	JEQ     kept917
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept917:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check916:
+	CMPQ CX, R10
+	JB   next915
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next915
+
+done908:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradSplit24BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	VPBROADCASTD 64(R8), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVUPS      448(AX), Y1
+	VMOVUPS      576(AX), Y2
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16919
+	JA           fp32920
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check923
+
+next922:
+	TESTQ   R8, R8
+	JEQ     kept924
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept924:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check923:
+	CMPQ CX, R10
+	JB   next922
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next922
+	JMP  done921
+
+fp16919:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check926
+
+next925:
+	TESTQ   R8, R8
+	JEQ     kept927
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept927:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check926:
+	CMPQ CX, R10
+	JB   next925
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next925
+	JMP  done921
+
+fp32920:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check929
+
+next928:
+	TESTQ   R8, R8
+	JEQ     kept930
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept930:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check929:
+	CMPQ CX, R10
+	JB   next928
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next928
+
+done921:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdSplit24BF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+, SSE
+TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Y0
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
+	VMOVDQU      Y0, 8(SP)
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Y0
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      640(AX), Y2
+	VMOVUPS      704(AX), Y3
+	VMOVUPS      576(AX), Y4
+	MOVQ         a+0(FP), R8
+	MOVQ         32(R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp16932
+	JA           fp32933
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check936
+
+next935:
+	TESTQ   R8, R8
+	JEQ     kept937
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept937:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check936:
+	CMPQ CX, R10
+	JB   next935
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next935
+	JMP  done934
+
+fp16932:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check939
+
+next938:
+	TESTQ   R8, R8
+	JEQ     kept940
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept940:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check939:
+	CMPQ CX, R10
+	JB   next938
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next938
+	JMP  done934
+
+fp32933:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check942
+
+next941:
+	TESTQ   R8, R8
+	JEQ     kept943
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept943:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check942:
+	CMPQ CX, R10
+	JB   next941
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next941
+
+done934:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit241xBF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  80(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  128(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  48(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  88(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  104(SI), SI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), DI
+	MOVQ  (DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  8(R8), R8
+	CMPQ  DX, $0x01
+	JE    fp16945
+	JA    fp32946
+	XORQ  DX, DX
+	MOVQ  a+0(FP), R9
+	MOVQ  16(R9), R9
+	ADDQ  DX, R9
+	JMP   check949
+
+next948:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check949:
+	CMPQ DX, R8
+	JB   next948
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next948
+	JMP  done947
+
+fp16945:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check951
+
+next950:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check951:
+	CMPQ DX, R8
+	JB   next950
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next950
+	JMP  done947
+
+fp32946:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check953
+
+next952:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check953:
+	CMPQ DX, R8
+	JB   next952
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next952
+
+done947:
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xBF16AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  80(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  128(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  48(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  88(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  104(SI), SI
+	MOVQ  a+0(FP), DI
+	MOVQ  112(DI), DI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), R8
+	MOVQ  (R8), R8
+	MOVQ  a+0(FP), R9
+	MOVQ  8(R9), R9
+	CMPQ  DX, $0x01
+	JE    fp16955
+	JA    fp32956
+	XORQ  DX, DX
+	MOVQ  a+0(FP), R10
+	MOVQ  16(R10), R10
+	ADDQ  DX, R10
+	JMP   check959
+
+next958:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check959:
+	CMPQ DX, R9
+	JB   next958
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next958
+	JMP  done957
+
+fp16955:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check961
+
+next960:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check961:
+	CMPQ DX, R9
+	JB   next960
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next960
+	JMP  done957
+
+fp32956:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check963
+
+next962:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check963:
+	CMPQ DX, R9
+	JB   next962
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next962
+
+done957:
+	VZEROUPPER
+	RET
+
+// func adamSplit24INT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, CMOV, F16C, FMA3, MMX+, SSE
+TEXT ·adamSplit24INT8AVX2(SB), $5504-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	LEAQ         8(SP), DX
+	ADDQ         $0x3f, DX
+	ANDQ         $-64, DX
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	VMOVUPS      (AX), Y1
+	VMOVUPS      Y1, 4096(DX)
+	VMOVUPS      32(AX), Y1
+	VMOVUPS      Y1, 4128(DX)
+	VMOVUPS      64(AX), Y1
+	VMOVUPS      Y1, 4160(DX)
+	VMOVUPS      96(AX), Y1
+	VMOVUPS      Y1, 4192(DX)
+	VMOVUPS      128(AX), Y1
+	VMOVUPS      Y1, 4224(DX)
+	VMOVUPS      160(AX), Y1
+	VMOVUPS      Y1, 4256(DX)
+	VMOVUPS      192(AX), Y1
+	VMOVUPS      Y1, 4288(DX)
+	VMOVUPS      224(AX), Y1
+	VMOVUPS      Y1, 4320(DX)
+	VMOVUPS      256(AX), Y1
+	VMOVUPS      Y1, 4352(DX)
+	VMOVUPS      288(AX), Y1
+	VMOVUPS      Y1, 4384(DX)
+	VMOVUPS      320(AX), Y1
+	VMOVUPS      Y1, 4416(DX)
+	VMOVUPS      352(AX), Y1
+	VMOVUPS      Y1, 4448(DX)
+	VMOVUPS      384(AX), Y1
+	VMOVUPS      Y1, 4480(DX)
+	VMOVUPS      416(AX), Y1
+	VMOVUPS      Y1, 4512(DX)
+	VMOVUPS      448(AX), Y1
+	VMOVUPS      Y1, 4544(DX)
+	VMOVUPS      480(AX), Y1
+	VMOVUPS      Y1, 4576(DX)
+	VMOVUPS      512(AX), Y1
+	VMOVUPS      Y1, 4608(DX)
+	VMOVUPS      544(AX), Y1
+	VMOVUPS      Y1, 4640(DX)
+	VMOVUPS      576(AX), Y1
+	VMOVUPS      Y1, 4672(DX)
+	VMOVUPS      608(AX), Y1
+	VMOVUPS      Y1, 4704(DX)
+	VMOVUPS      640(AX), Y1
+	VMOVUPS      Y1, 4736(DX)
+	VMOVUPS      672(AX), Y1
+	VMOVUPS      Y1, 4768(DX)
+	VMOVUPS      704(AX), Y1
+	VMOVUPS      Y1, 4800(DX)
+	VMOVUPS      736(AX), Y1
+	VMOVUPS      Y1, 4832(DX)
+	VMOVDQU      pattern7f800000<>+0(SB), Y3
+	VMOVDQU      pattern80000000<>+0(SB), Y4
+	MOVQ         a+0(FP), AX
+	MOVQ         48(AX), CX
+	MOVQ         a+0(FP), AX
+	MOVQ         88(AX), BX
+	MOVQ         a+0(FP), AX
+	MOVQ         80(AX), SI
+	MOVQ         a+0(FP), AX
+	VPBROADCASTD 68(AX), Y1
+	VPADDD       ditherOfLanesAVX2<>+0(SB), Y1, Y1
+	VMOVDQU      Y1, 5472(SP)
+	MOVQ         a+0(FP), AX
+	MOVQ         128(AX), DI
+	MOVQ         a+0(FP), AX
+	MOVQ         104(AX), R8
+	MOVQ         a+0(FP), AX
+	MOVQ         112(AX), R9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), R10
+	MOVQ         a+0(FP), AX
+	MOVQ         24(AX), AX
+	CMPQ         CX, $0x01
+	JE           fp16965
+	JA           fp32966
+
+block968:
+	TESTQ   R10, R10
+	JEQ     kept971
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept971:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQU      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQU      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+tile969:
+	TESTQ   R10, R10
+	JEQ     kept972
+	MOVQ    AX, CX
+	ANDQ    $0x000003ff, CX
+	VMOVDQU (SI)(AX*2), Y5
+	VMOVDQU Y5, 64(R10)(CX*2)
+	VMOVDQU 32(SI)(AX*2), Y5
+	VMOVDQU Y5, 96(R10)(CX*2)
+	VMOVDQU (BX)(AX*1), Y5
+	VMOVDQU Y5, 2112(R10)(CX*1)
+	VMOVDQU (R8)(AX*1), Y5
+	VMOVDQU Y5, 3136(R10)(CX*1)
+	VMOVDQU (R9)(AX*1), Y5
+	VMOVDQU Y5, 4160(R10)(CX*1)
+	LEAQ    32(AX), CX
+	MOVQ    CX, (R10)
+
+kept972:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQU        (DI)(AX*2), Y10
+	VPSLLD         $0x10, Y10, Y9
+	VPAND          patternffff0000<>+0(SB), Y10, Y10
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y13, Y9
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y11, Y10
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y9, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y10, Y8
+	VMULPS         Y9, Y9, Y9
+	VMULPS         Y10, Y10, Y10
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y9, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y10, Y6
+	VMOVUPS        Y7, (DX)(R11*4)
+	VMOVUPS        Y8, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2048(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2080(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQU        (DI)(AX*2), Y10
+	VPSLLD         $0x10, Y10, Y9
+	VPAND          patternffff0000<>+0(SB), Y10, Y10
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y13, Y9
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y11, Y10
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y9, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y10, Y8
+	VMULPS         Y9, Y9, Y9
+	VMULPS         Y10, Y10, Y10
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y9, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y10, Y6
+	VMOVUPS        Y7, 64(DX)(R11*4)
+	VMOVUPS        Y8, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2112(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2144(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile969
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           24(R11), R11
+	SUBQ           R11, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded970
+	SUBQ           $0x00000100, AX
+
+tile973:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         tile973
+
+encoded970:
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block968
+	JMP          done967
+
+fp16965:
+block974:
+	TESTQ   R10, R10
+	JEQ     kept977
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept977:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQU      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQU      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+tile975:
+	TESTQ   R10, R10
+	JEQ     kept978
+	MOVQ    AX, CX
+	ANDQ    $0x000003ff, CX
+	VMOVDQU (SI)(AX*2), Y5
+	VMOVDQU Y5, 64(R10)(CX*2)
+	VMOVDQU 32(SI)(AX*2), Y5
+	VMOVDQU Y5, 96(R10)(CX*2)
+	VMOVDQU (BX)(AX*1), Y5
+	VMOVDQU Y5, 2112(R10)(CX*1)
+	VMOVDQU (R8)(AX*1), Y5
+	VMOVDQU Y5, 3136(R10)(CX*1)
+	VMOVDQU (R9)(AX*1), Y5
+	VMOVDQU Y5, 4160(R10)(CX*1)
+	LEAQ    32(AX), CX
+	MOVQ    CX, (R10)
+
+kept978:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VCVTPH2PS      (DI)(AX*2), Y9
+	VCVTPH2PS      16(DI)(AX*2), Y10
+	VPERM2F128     $0x20, Y10, Y9, Y11
+	VPERM2F128     $0x31, Y10, Y9, Y9
+	VSHUFPS        $0x88, Y9, Y11, Y10
+	VSHUFPS        $0xdd, Y9, Y11, Y9
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y11, Y9
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y9, Y8
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y9, Y9, Y9
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y9, Y6
+	VMOVUPS        Y7, (DX)(R11*4)
+	VMOVUPS        Y8, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2048(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2080(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VCVTPH2PS      (DI)(AX*2), Y9
+	VCVTPH2PS      16(DI)(AX*2), Y10
+	VPERM2F128     $0x20, Y10, Y9, Y11
+	VPERM2F128     $0x31, Y10, Y9, Y9
+	VSHUFPS        $0x88, Y9, Y11, Y10
+	VSHUFPS        $0xdd, Y9, Y11, Y9
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y11, Y9
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y9, Y8
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y9, Y9, Y9
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y9, Y6
+	VMOVUPS        Y7, 64(DX)(R11*4)
+	VMOVUPS        Y8, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2112(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2144(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile975
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           24(R11), R11
+	SUBQ           R11, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded976
+	SUBQ           $0x00000100, AX
+
+tile979:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         tile979
+
+encoded976:
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block974
+	JMP          done967
+
+fp32966:
+block980:
+	TESTQ   R10, R10
+	JEQ     kept983
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept983:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	VMOVD        R11, X1
+	VPBROADCASTD X1, Y1
+	VMOVDQU      Y1, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X1
+	VMOVDQU      X1, 5056(DX)
+	VPXOR        Y2, Y2, Y2
+	VPCMPEQD     Y1, Y1, Y1
+
+tile981:
+	TESTQ   R10, R10
+	JEQ     kept984
+	MOVQ    AX, CX
+	ANDQ    $0x000003ff, CX
+	VMOVDQU (SI)(AX*2), Y5
+	VMOVDQU Y5, 64(R10)(CX*2)
+	VMOVDQU 32(SI)(AX*2), Y5
+	VMOVDQU Y5, 96(R10)(CX*2)
+	VMOVDQU (BX)(AX*1), Y5
+	VMOVDQU Y5, 2112(R10)(CX*1)
+	VMOVDQU (R8)(AX*1), Y5
+	VMOVDQU Y5, 3136(R10)(CX*1)
+	VMOVDQU (R9)(AX*1), Y5
+	VMOVDQU Y5, 4160(R10)(CX*1)
+	LEAQ    32(AX), CX
+	MOVQ    CX, (R10)
+
+kept984:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*4)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVUPS        (DI)(AX*4), Y9
+	VMOVUPS        32(DI)(AX*4), Y10
+	VPERM2F128     $0x20, Y10, Y9, Y11
+	VPERM2F128     $0x31, Y10, Y9, Y9
+	VSHUFPS        $0x88, Y9, Y11, Y10
+	VSHUFPS        $0xdd, Y9, Y11, Y9
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y11, Y9
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y9, Y8
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y9, Y9, Y9
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y9, Y6
+	VMOVUPS        Y7, (DX)(R11*4)
+	VMOVUPS        Y8, 32(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2048(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2080(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*4)
+	VBROADCASTI128 (R9)(AX*1), Y6
+	VPSHUFB        bytes0to2<>+0(SB), Y6, Y5
+	VPSHUFB        bytes1to2<>+0(SB), Y6, Y6
+	VMOVDQA        4864(DX), Y7
+	VPSLLD         5056(DX), Y5, Y5
+	VPSIGND        Y5, Y7, Y8
+	VPADDD         Y8, Y5, Y5
+	VPSLLD         5056(DX), Y6, Y6
+	VPSIGND        Y6, Y7, Y7
+	VPADDD         Y7, Y6, Y6
+	VBROADCASTI128 (R8)(AX*1), Y7
+	VPSHUFB        bytes0to3<>+0(SB), Y7, Y8
+	VPSHUFB        bytes1to3<>+0(SB), Y7, Y9
+	VPAND          Y3, Y5, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y8, Y7
+	VPAND          pattern03f80000<>+0(SB), Y7, Y7
+	VPADDD         Y10, Y7, Y7
+	VSUBPS         Y10, Y7, Y7
+	VPAND          Y4, Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPAND          Y3, Y6, Y10
+	VPADDD         patternfe000000<>+0(SB), Y10, Y10
+	VPSRLD         $0x05, Y9, Y8
+	VPAND          pattern03f80000<>+0(SB), Y8, Y8
+	VPADDD         Y10, Y8, Y8
+	VSUBPS         Y10, Y8, Y8
+	VPAND          Y4, Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVUPS        (DI)(AX*4), Y9
+	VMOVUPS        32(DI)(AX*4), Y10
+	VPERM2F128     $0x20, Y10, Y9, Y11
+	VPERM2F128     $0x31, Y10, Y9, Y9
+	VSHUFPS        $0x88, Y9, Y11, Y10
+	VSHUFPS        $0xdd, Y9, Y11, Y9
+	VPMOVZXBW      (BX)(AX*1), Y11
+	VPSLLW         $0x08, Y11, Y11
+	VPSRAW         $0x0f, Y11, Y12
+	VPADDW         (SI)(AX*2), Y12, Y12
+	VPSLLD         $0x10, Y12, Y13
+	VPBLENDW       $0x55, Y11, Y13, Y13
+	VPSRLD         $0x10, Y11, Y11
+	VPBLENDW       $0xaa, Y12, Y11, Y11
+	VMULPS         4096(DX), Y10, Y10
+	VFMADD231PS    4160(DX), Y13, Y10
+	VMULPS         4096(DX), Y9, Y9
+	VFMADD231PS    4160(DX), Y11, Y9
+	VMOVUPS        4224(DX), Y12
+	VMULPS         Y7, Y12, Y7
+	VFMADD231PS    4288(DX), Y10, Y7
+	VMULPS         Y8, Y12, Y8
+	VFMADD231PS    4288(DX), Y9, Y8
+	VMULPS         Y10, Y10, Y10
+	VMULPS         Y9, Y9, Y9
+	VMOVUPS        4352(DX), Y12
+	VMULPS         Y5, Y5, Y5
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y5, Y12, Y5
+	VFMADD231PS    4416(DX), Y10, Y5
+	VMULPS         Y6, Y12, Y6
+	VFMADD231PS    4416(DX), Y9, Y6
+	VMOVUPS        Y7, 64(DX)(R11*4)
+	VMOVUPS        Y8, 96(DX)(R11*4)
+	VSQRTPS        Y5, Y5
+	VSQRTPS        Y6, Y6
+	VPMINUD        pattern5f000000<>+0(SB), Y5, Y9
+	VMOVUPS        Y9, 2112(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VPMINUD        pattern5f000000<>+0(SB), Y6, Y9
+	VMOVUPS        Y9, 2144(DX)(R11*4)
+	VPMAXUD        Y9, Y2, Y2
+	VPADDD         patternffffffff<>+0(SB), Y9, Y9
+	VPMINUD        Y9, Y1, Y1
+	VMOVUPS        4480(DX), Y9
+	VFMADD213PS    4544(DX), Y9, Y5
+	VDIVPS         Y5, Y7, Y7
+	VFMADD231PS    4608(DX), Y13, Y13
+	VFMADD231PS    4672(DX), Y7, Y13
+	VFMADD213PS    4544(DX), Y9, Y6
+	VDIVPS         Y6, Y8, Y8
+	VFMADD231PS    4608(DX), Y11, Y11
+	VFMADD231PS    4672(DX), Y8, Y11
+	VMOVDQU        5472(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         pattern9e3779b9<>+0(SB), Y5, Y7
+	VPMULLD        Y7, Y7, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         Y13, Y6, Y6
+	VPADDD         Y11, Y7, Y7
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 5472(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y7, Y8
+	VPSRLD         $0x10, Y5, Y5
+	VPBLENDW       $0xaa, Y8, Y5, Y5
+	VMOVDQU        Y5, (SI)(AX*2)
+	VPSLLD         $0x10, Y7, Y5
+	VPBLENDW       $0x55, Y6, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(AX*1)
+	ADDQ           $0x10, AX
+	ADDQ           $0x10, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile981
+	MOVQ           AX, CX
+	MOVQ           a+0(FP), R11
+	MOVQ           24(R11), R11
+	SUBQ           R11, CX
+	CMPQ           CX, $0x00000100
+	JBE            encoded982
+	SUBQ           $0x00000100, AX
+
+tile985:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y5
+	VPMAXSD     2048(DX)(CX*4), Y5, Y6
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y6, Y6
+	VPSIGND     2048(DX)(CX*4), Y6, Y6
+	VPANDN      Y3, Y6, Y9
+	VMOVUPS     (DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y7
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y7
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y9, Y9
+	VPSIGND     2080(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y11
+	VMOVUPS     32(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y6, Y6
+	VPSRLD      5088(DX), Y9, Y9
+	VPBLENDW    $0xaa, Y9, Y6, Y6
+	VPSUBW      4992(DX), Y6, Y6
+	VPSRLD      $0x13, Y7, Y7
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y7, Y7
+	VPSUBW      pattern07c007c0<>+0(SB), Y7, Y7
+	VPMINUW     pattern007f007f<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y8, Y8
+	VPMAXSD     2112(DX)(CX*4), Y5, Y9
+	VPSRLD      5104(DX), Y0, Y12
+	VPADDD      Y12, Y9, Y9
+	VPSIGND     2112(DX)(CX*4), Y9, Y9
+	VPANDN      Y3, Y9, Y12
+	VMOVUPS     64(DX)(CX*4), Y11
+	VPANDN      Y11, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y12, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y12
+	VPADDD      Y12, Y10, Y10
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y5, Y5
+	VPSRLD      5104(DX), Y0, Y13
+	VPADDD      Y13, Y5, Y5
+	VPSIGND     2144(DX)(CX*4), Y5, Y5
+	VPANDN      Y3, Y5, Y13
+	VMOVUPS     96(DX)(CX*4), Y12
+	VPANDN      Y12, Y4, Y12
+	VFMADD213PS pattern3e000000<>+0(SB), Y13, Y12
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y13
+	VPADDD      Y13, Y12, Y12
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y9, Y9
+	VPSRLD      5088(DX), Y5, Y5
+	VPBLENDW    $0xaa, Y5, Y9, Y9
+	VPSUBW      4992(DX), Y9, Y9
+	VPSRLD      $0x13, Y10, Y10
+	VPSRLD      $0x03, Y12, Y12
+	VPBLENDW    $0xaa, Y12, Y10, Y10
+	VPSUBW      pattern07c007c0<>+0(SB), Y10, Y10
+	VPMINUW     pattern007f007f<>+0(SB), Y10, Y10
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y11, Y11
+	VPACKUSWB   Y9, Y6, Y6
+	VPACKUSWB   Y10, Y7, Y7
+	VPACKSSWB   Y11, Y8, Y8
+	VPAND       pattern80808080<>+0(SB), Y8, Y8
+	VPOR        Y8, Y7, Y7
+	VPXOR       Y5, Y5, Y5
+	VPCMPEQB    Y5, Y6, Y5
+	VPANDN      Y7, Y5, Y7
+	VPERMQ      $0xd8, Y6, Y6
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     Y6, -288(R9)(AX*1)
+	VMOVDQU     Y7, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         tile985
+
+encoded982:
+	VEXTRACTI128 $0x01, Y1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMINUD      X0, X1, X1
+	VPSHUFD      $0xb1, X1, X0
+	VPMINUD      X0, X1, X1
+	VMOVD        X1, CX
+	VEXTRACTI128 $0x01, Y2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPMAXUD      X0, X2, X2
+	VPSHUFD      $0xb1, X2, X0
+	VPMAXUD      X0, X2, X2
+	VMOVD        X2, R13
+	INCL         CX
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU      X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU      X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VMOVD        R12, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4928(DX)
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VMOVDQU      Y0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	VPADDD       blockDitherAVX2<>+0(SB), Y0, Y0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block980
+
+done967:
+tile986:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	XORQ        $0x00000100, CX
+	ADDQ        $0x20, AX
+	VMOVDQA     4928(DX), Y1
+	VPMAXSD     2048(DX)(CX*4), Y1, Y2
+	VPSRLD      5104(DX), Y0, Y7
+	VPADDD      Y7, Y2, Y2
+	VPSIGND     2048(DX)(CX*4), Y2, Y2
+	VPANDN      Y3, Y2, Y7
+	VMOVUPS     (DX)(CX*4), Y6
+	VPANDN      Y6, Y4, Y5
+	VFMADD213PS pattern3e000000<>+0(SB), Y7, Y5
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y7
+	VPADDD      Y7, Y5, Y5
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2080(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y9
+	VPADDD      Y9, Y7, Y7
+	VPSIGND     2080(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y9
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPANDN      Y8, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y9, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y9
+	VPADDD      Y9, Y8, Y8
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y2, Y2
+	VPSRLD      5088(DX), Y7, Y7
+	VPBLENDW    $0xaa, Y7, Y2, Y2
+	VPSUBW      4992(DX), Y2, Y2
+	VPSRLD      $0x13, Y5, Y5
+	VPSRLD      $0x03, Y8, Y8
+	VPBLENDW    $0xaa, Y8, Y5, Y5
+	VPSUBW      pattern07c007c0<>+0(SB), Y5, Y5
+	VPMINUW     pattern007f007f<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, 32(DX)(CX*4), Y6, Y6
+	VPMAXSD     2112(DX)(CX*4), Y1, Y7
+	VPSRLD      5104(DX), Y0, Y10
+	VPADDD      Y10, Y7, Y7
+	VPSIGND     2112(DX)(CX*4), Y7, Y7
+	VPANDN      Y3, Y7, Y10
+	VMOVUPS     64(DX)(CX*4), Y9
+	VPANDN      Y9, Y4, Y8
+	VFMADD213PS pattern3e000000<>+0(SB), Y10, Y8
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y10
+	VPADDD      Y10, Y8, Y8
+	VPADDD      pattern9e3779b1<>+0(SB), Y0, Y0
+	VPMAXSD     2144(DX)(CX*4), Y1, Y1
+	VPSRLD      5104(DX), Y0, Y11
+	VPADDD      Y11, Y1, Y1
+	VPSIGND     2144(DX)(CX*4), Y1, Y1
+	VPANDN      Y3, Y1, Y11
+	VMOVUPS     96(DX)(CX*4), Y10
+	VPANDN      Y10, Y4, Y10
+	VFMADD213PS pattern3e000000<>+0(SB), Y11, Y10
+	VPAND       pattern0007ffff<>+0(SB), Y0, Y11
+	VPADDD      Y11, Y10, Y10
+	VPADDD      pattern4540215f<>+0(SB), Y0, Y0
+	VPSRLD      5072(DX), Y7, Y7
+	VPSRLD      5088(DX), Y1, Y1
+	VPBLENDW    $0xaa, Y1, Y7, Y7
+	VPSUBW      4992(DX), Y7, Y7
+	VPSRLD      $0x13, Y8, Y8
+	VPSRLD      $0x03, Y10, Y10
+	VPBLENDW    $0xaa, Y10, Y8, Y8
+	VPSUBW      pattern07c007c0<>+0(SB), Y8, Y8
+	VPMINUW     pattern007f007f<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, 96(DX)(CX*4), Y9, Y9
+	VPACKUSWB   Y7, Y2, Y2
+	VPACKUSWB   Y8, Y5, Y5
+	VPACKSSWB   Y9, Y6, Y6
+	VPAND       pattern80808080<>+0(SB), Y6, Y6
+	VPOR        Y6, Y5, Y5
+	VPXOR       Y1, Y1, Y1
+	VPCMPEQB    Y1, Y2, Y1
+	VPANDN      Y5, Y1, Y5
+	VPERMQ      $0xd8, Y2, Y2
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     Y2, -288(R9)(AX*1)
+	VMOVDQU     Y5, -288(R8)(AX*1)
+	TESTQ       $0x000000ff, AX
+	JNE         tile986
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xINT8AVX2(a *Arguments)
+// Requires: AVX, AVX2, MMX+
+TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
+	MOVQ  a+0(FP), AX
+	MOVQ  80(AX), AX
+	MOVQ  a+0(FP), CX
+	MOVQ  128(CX), CX
+	MOVQ  a+0(FP), DX
+	MOVQ  48(DX), DX
+	MOVQ  a+0(FP), BX
+	MOVQ  88(BX), BX
+	MOVQ  a+0(FP), SI
+	MOVQ  104(SI), SI
+	MOVQ  a+0(FP), DI
+	MOVQ  112(DI), DI
+	MOVQ  a+0(FP), R8
+	MOVQ  120(R8), R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	MOVQ  a+0(FP), R9
+	MOVQ  (R9), R9
+	MOVQ  a+0(FP), R10
+	MOVQ  8(R10), R10
+	CMPQ  DX, $0x01
+	JE    fp16988
+	JA    fp32989
+	XORQ  DX, DX
+	MOVQ  a+0(FP), R11
+	MOVQ  16(R11), R11
+	ADDQ  DX, R11
+	JMP   check992
+
+next991:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within993
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within993:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check992:
+	CMPQ DX, R10
+	JB   next991
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next991
+	JMP  done990
+
+fp16988:
+	XORQ DX, DX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
+	JMP  check995
+
+next994:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within996
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within996:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check995:
+	CMPQ DX, R10
+	JB   next994
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next994
+	JMP  done990
+
+fp32989:
+	XORQ DX, DX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
+	JMP  check998
+
+next997:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPOR       (CX)(DX*4), Y1, Y1
+	VPOR       32(CX)(DX*4), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within999
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within999:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check998:
+	CMPQ DX, R10
+	JB   next997
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next997
+
+done990:
+	VZEROUPPER
+	RET
+
 // func sumSquaresAVX2(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 // Requires: AVX, AVX2, F16C, FMA3, SSE
 TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
@@ -14517,18 +20732,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp16821
-	JA      fp32822
+	JE      fp161001
+	JA      fp321002
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run824:
+run1004:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part825:
+part1005:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -14594,23 +20809,23 @@ part825:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part825
+	JNE            part1005
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run824
-	JMP            done823
+	JB             run1004
+	JMP            done1003
 
-fp16821:
+fp161001:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run826:
+run1006:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part827:
+part1007:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -14660,23 +20875,23 @@ part827:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part827
+	JNE          part1007
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run826
-	JMP          done823
+	JB           run1006
+	JMP          done1003
 
-fp32822:
+fp321002:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run828:
+run1008:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part829:
+part1009:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -14726,12 +20941,12 @@ part829:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part829
+	JNE          part1009
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run828
+	JB           run1008
 
-done823:
+done1003:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14750,9 +20965,9 @@ TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
 	MOVQ    prefetching+8(FP), BX
 	XORQ    SI, SI
 	LEAQ    2048(SI), DI
-	JMP     check831
+	JMP     check1011
 
-next830:
+next1010:
 	PREFETCHT0   (AX)(DI*2)
 	VMOVDQU      (AX)(SI*2), Y1
 	VPSLLD       $0x10, Y1, Y0
@@ -14872,13 +21087,13 @@ next830:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x00000100, DI
 
-check831:
+check1011:
 	CMPQ    SI, BX
-	JB      next830
+	JB      next1010
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next830
+	JB      next1010
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -14901,13 +21116,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp16833
-	JA      fp32834
+	JE      fp161013
+	JA      fp321014
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check837
+	JMP     check1017
 
-next836:
+next1016:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -14926,21 +21141,21 @@ next836:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, DI
 
-check837:
+check1017:
 	CMPQ AX, SI
-	JB   next836
+	JB   next1016
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next836
-	JMP  done835
+	JB   next1016
+	JMP  done1015
 
-fp16833:
+fp161013:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check839
+	JMP  check1019
 
-next838:
+next1018:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -14957,21 +21172,21 @@ next838:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check839:
+check1019:
 	CMPQ AX, SI
-	JB   next838
+	JB   next1018
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next838
-	JMP  done835
+	JB   next1018
+	JMP  done1015
 
-fp32834:
+fp321014:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check841
+	JMP  check1021
 
-next840:
+next1020:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -14988,15 +21203,15 @@ next840:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check841:
+check1021:
 	CMPQ AX, SI
-	JB   next840
+	JB   next1020
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next840
+	JB   next1020
 
-done835:
+done1015:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -15020,16 +21235,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp16843
-	JA      fp32844
+	JE      fp161023
+	JA      fp321024
 	CMPQ    CX, $0x01
-	JE      fp16847
-	JA      fp32848
+	JE      fp161027
+	JA      fp321028
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check851
+	JMP     check1031
 
-next850:
+next1030:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -15062,21 +21277,21 @@ next850:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check851:
+check1031:
 	CMPQ AX, DI
-	JB   next850
+	JB   next1030
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next850
-	JMP  done849
+	JB   next1030
+	JMP  done1029
 
-fp16847:
+fp161027:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check853
+	JMP  check1033
 
-next852:
+next1032:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -15107,21 +21322,21 @@ next852:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check853:
+check1033:
 	CMPQ AX, DI
-	JB   next852
+	JB   next1032
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next852
-	JMP  done849
+	JB   next1032
+	JMP  done1029
 
-fp32848:
+fp321028:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check855
+	JMP  check1035
 
-next854:
+next1034:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -15152,26 +21367,26 @@ next854:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check855:
+check1035:
 	CMPQ AX, DI
-	JB   next854
+	JB   next1034
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next854
+	JB   next1034
 
-done849:
-	JMP done845
+done1029:
+	JMP done1025
 
-fp16843:
+fp161023:
 	CMPQ CX, $0x01
-	JE   fp16857
-	JA   fp32858
+	JE   fp161037
+	JA   fp321038
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check861
+	JMP  check1041
 
-next860:
+next1040:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -15190,21 +21405,21 @@ next860:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check861:
+check1041:
 	CMPQ AX, DI
-	JB   next860
+	JB   next1040
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next860
-	JMP  done859
+	JB   next1040
+	JMP  done1039
 
-fp16857:
+fp161037:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check863
+	JMP  check1043
 
-next862:
+next1042:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -15221,21 +21436,21 @@ next862:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check863:
+check1043:
 	CMPQ AX, DI
-	JB   next862
+	JB   next1042
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next862
-	JMP  done859
+	JB   next1042
+	JMP  done1039
 
-fp32858:
+fp321038:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check865
+	JMP  check1045
 
-next864:
+next1044:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -15252,26 +21467,26 @@ next864:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check865:
+check1045:
 	CMPQ AX, DI
-	JB   next864
+	JB   next1044
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next864
+	JB   next1044
 
-done859:
-	JMP done845
+done1039:
+	JMP done1025
 
-fp32844:
+fp321024:
 	CMPQ CX, $0x01
-	JE   fp16867
-	JA   fp32868
+	JE   fp161047
+	JA   fp321048
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check871
+	JMP  check1051
 
-next870:
+next1050:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -15287,21 +21502,21 @@ next870:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check871:
+check1051:
 	CMPQ AX, DI
-	JB   next870
+	JB   next1050
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next870
-	JMP  done869
+	JB   next1050
+	JMP  done1049
 
-fp16867:
+fp161047:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check873
+	JMP  check1053
 
-next872:
+next1052:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -15315,21 +21530,21 @@ next872:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check873:
+check1053:
 	CMPQ AX, DI
-	JB   next872
+	JB   next1052
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next872
-	JMP  done869
+	JB   next1052
+	JMP  done1049
 
-fp32868:
+fp321048:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check875
+	JMP  check1055
 
-next874:
+next1054:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -15343,16 +21558,16 @@ next874:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check875:
+check1055:
 	CMPQ AX, DI
-	JB   next874
+	JB   next1054
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next874
+	JB   next1054
 
-done869:
-done845:
+done1049:
+done1025:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15371,15 +21586,15 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	MOVQ      a+0(FP), R8
-	MOVQ      104(R8), R8
+	MOVQ      112(R8), R8
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -15399,23 +21614,23 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      24(R11), R11
 	CMPQ      CX, $0x01
-	JE        fp16877
-	JA        fp32878
+	JE        fp161057
+	JA        fp321058
 	MOVQ      R11, CX
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	ADDQ      CX, R11
-	JMP       check881
+	JMP       check1061
 
-next880:
+next1060:
 	TESTQ     AX, AX
-	JEQ       kept882
+	JEQ       kept1062
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU   (BX)(CX*2), Y11
-	VMOVDQU   Y11, 64(AX)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y11
-	VMOVDQU   Y11, 192(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*2), Y11
+	VMOVDQU32 Y11, 64(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*2), Y11
+	VMOVDQU32 Y11, 192(AX)(R12*2)
 	VMOVDQU32 (DI)(CX*4), Z11
 	VMOVDQU32 Z11, 320(AX)(R12*4)
 	VMOVDQU32 (R8)(CX*4), Z11
@@ -15423,7 +21638,7 @@ next880:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept882:
+kept1062:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15458,31 +21673,31 @@ kept882:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check881:
+check1061:
 	CMPQ CX, R10
-	JB   next880
+	JB   next1060
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next880
-	JMP  done879
+	JB   next1060
+	JMP  done1059
 
-fp16877:
+fp161057:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check884
+	JMP  check1064
 
-next883:
+next1063:
 	TESTQ     AX, AX
-	JEQ       kept885
+	JEQ       kept1065
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU   (BX)(CX*2), Y11
-	VMOVDQU   Y11, 64(AX)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y11
-	VMOVDQU   Y11, 192(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*2), Y11
+	VMOVDQU32 Y11, 64(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*2), Y11
+	VMOVDQU32 Y11, 192(AX)(R12*2)
 	VMOVDQU32 (DI)(CX*4), Z11
 	VMOVDQU32 Z11, 320(AX)(R12*4)
 	VMOVDQU32 (R8)(CX*4), Z11
@@ -15490,7 +21705,7 @@ next883:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept885:
+kept1065:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15524,31 +21739,31 @@ kept885:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check884:
+check1064:
 	CMPQ CX, R10
-	JB   next883
+	JB   next1063
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next883
-	JMP  done879
+	JB   next1063
+	JMP  done1059
 
-fp32878:
+fp321058:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check887
+	JMP  check1067
 
-next886:
+next1066:
 	TESTQ     AX, AX
-	JEQ       kept888
+	JEQ       kept1068
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU   (BX)(CX*2), Y11
-	VMOVDQU   Y11, 64(AX)(R12*2)
-	VMOVDQU   (SI)(CX*2), Y11
-	VMOVDQU   Y11, 192(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*2), Y11
+	VMOVDQU32 Y11, 64(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*2), Y11
+	VMOVDQU32 Y11, 192(AX)(R12*2)
 	VMOVDQU32 (DI)(CX*4), Z11
 	VMOVDQU32 Z11, 320(AX)(R12*4)
 	VMOVDQU32 (R8)(CX*4), Z11
@@ -15556,7 +21771,7 @@ next886:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept888:
+kept1068:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -15590,15 +21805,15 @@ kept888:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check887:
+check1067:
 	CMPQ CX, R10
-	JB   next886
+	JB   next1066
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next886
+	JB   next1066
 
-done879:
+done1059:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15617,13 +21832,13 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -15641,29 +21856,29 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16890
-	JA        fp32891
+	JE        fp161070
+	JA        fp321071
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check894
+	JMP       check1074
 
-next893:
+next1073:
 	TESTQ     AX, AX
-	JEQ       kept895
+	JEQ       kept1075
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept895:
+kept1075:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15699,37 +21914,37 @@ kept895:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check894:
+check1074:
 	CMPQ CX, R9
-	JB   next893
+	JB   next1073
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next893
-	JMP  done892
+	JB   next1073
+	JMP  done1072
 
-fp16890:
+fp161070:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check897
+	JMP  check1077
 
-next896:
+next1076:
 	TESTQ     AX, AX
-	JEQ       kept898
+	JEQ       kept1078
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept898:
+kept1078:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15764,37 +21979,37 @@ kept898:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check897:
+check1077:
 	CMPQ CX, R9
-	JB   next896
+	JB   next1076
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next896
-	JMP  done892
+	JB   next1076
+	JMP  done1072
 
-fp32891:
+fp321071:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check900
+	JMP  check1080
 
-next899:
+next1079:
 	TESTQ     AX, AX
-	JEQ       kept901
+	JEQ       kept1081
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept901:
+kept1081:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15829,15 +22044,15 @@ kept901:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check900:
+check1080:
 	CMPQ CX, R9
-	JB   next899
+	JB   next1079
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next899
+	JB   next1079
 
-done892:
+done1072:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -15856,13 +22071,13 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	VMOVUPS   448(AX), Z1
 	VMOVUPS   576(AX), Z2
 	VMOVUPS   (AX), Z3
@@ -15876,29 +22091,29 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16903
-	JA        fp32904
+	JE        fp161083
+	JA        fp321084
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check907
+	JMP       check1087
 
-next906:
+next1086:
 	TESTQ     AX, AX
-	JEQ       kept908
+	JEQ       kept1088
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y5
+	VMOVDQU32 Y5, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y5
+	VMOVDQU32 Y5, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z5
 	VMOVDQU32 Z5, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept908:
+kept1088:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15927,37 +22142,37 @@ kept908:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check907:
+check1087:
 	CMPQ CX, R9
-	JB   next906
+	JB   next1086
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next906
-	JMP  done905
+	JB   next1086
+	JMP  done1085
 
-fp16903:
+fp161083:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check910
+	JMP  check1090
 
-next909:
+next1089:
 	TESTQ     AX, AX
-	JEQ       kept911
+	JEQ       kept1091
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y5
+	VMOVDQU32 Y5, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y5
+	VMOVDQU32 Y5, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z5
 	VMOVDQU32 Z5, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept911:
+kept1091:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -15985,37 +22200,37 @@ kept911:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check910:
+check1090:
 	CMPQ CX, R9
-	JB   next909
+	JB   next1089
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next909
-	JMP  done905
+	JB   next1089
+	JMP  done1085
 
-fp32904:
+fp321084:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check913
+	JMP  check1093
 
-next912:
+next1092:
 	TESTQ     AX, AX
-	JEQ       kept914
+	JEQ       kept1094
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y5
-	VMOVDQU   Y5, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y5
-	VMOVDQU   Y5, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y5
+	VMOVDQU32 Y5, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y5
+	VMOVDQU32 Y5, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z5
 	VMOVDQU32 Z5, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept914:
+kept1094:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -16043,15 +22258,15 @@ kept914:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check913:
+check1093:
 	CMPQ CX, R9
-	JB   next912
+	JB   next1092
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next912
+	JB   next1092
 
-done905:
+done1085:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16070,13 +22285,13 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   640(AX), Z3
@@ -16094,29 +22309,29 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16916
-	JA        fp32917
+	JE        fp161096
+	JA        fp321097
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check920
+	JMP       check1100
 
-next919:
+next1099:
 	TESTQ     AX, AX
-	JEQ       kept921
+	JEQ       kept1101
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept921:
+kept1101:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -16145,37 +22360,37 @@ kept921:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check920:
+check1100:
 	CMPQ CX, R9
-	JB   next919
+	JB   next1099
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next919
-	JMP  done918
+	JB   next1099
+	JMP  done1098
 
-fp16916:
+fp161096:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check923
+	JMP  check1103
 
-next922:
+next1102:
 	TESTQ     AX, AX
-	JEQ       kept924
+	JEQ       kept1104
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept924:
+kept1104:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -16203,37 +22418,37 @@ kept924:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check923:
+check1103:
 	CMPQ CX, R9
-	JB   next922
+	JB   next1102
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next922
-	JMP  done918
+	JB   next1102
+	JMP  done1098
 
-fp32917:
+fp321097:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check926
+	JMP  check1106
 
-next925:
+next1105:
 	TESTQ     AX, AX
-	JEQ       kept927
+	JEQ       kept1107
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
-	VMOVDQU   (BX)(CX*2), Y9
-	VMOVDQU   Y9, 64(AX)(R11*2)
-	VMOVDQU   (SI)(CX*2), Y9
-	VMOVDQU   Y9, 192(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*2), Y9
+	VMOVDQU32 Y9, 64(AX)(R11*2)
+	VMOVDQU32 (SI)(CX*2), Y9
+	VMOVDQU32 Y9, 192(AX)(R11*2)
 	VMOVDQU32 (DI)(CX*4), Z9
 	VMOVDQU32 Z9, 320(AX)(R11*4)
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept927:
+kept1107:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -16261,15 +22476,15 @@ kept927:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check926:
+check1106:
 	CMPQ CX, R9
-	JB   next925
+	JB   next1105
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next925
+	JB   next1105
 
-done918:
+done1098:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16278,15 +22493,15 @@ done918:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -16294,15 +22509,15 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp16929
-	JA     fp32930
+	JE     fp161109
+	JA     fp321110
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check933
+	JMP    check1113
 
-next932:
+next1112:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16317,23 +22532,23 @@ next932:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check933:
+check1113:
 	CMPQ DX, R8
-	JB   next932
+	JB   next1112
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next932
-	JMP  done931
+	JB   next1112
+	JMP  done1111
 
-fp16929:
+fp161109:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check935
+	JMP  check1115
 
-next934:
+next1114:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16348,23 +22563,23 @@ next934:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check935:
+check1115:
 	CMPQ DX, R8
-	JB   next934
+	JB   next1114
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next934
-	JMP  done931
+	JB   next1114
+	JMP  done1111
 
-fp32930:
+fp321110:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check937
+	JMP  check1117
 
-next936:
+next1116:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -16379,15 +22594,15 @@ next936:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check937:
+check1117:
 	CMPQ DX, R8
-	JB   next936
+	JB   next1116
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next936
+	JB   next1116
 
-done931:
+done1111:
 	VZEROUPPER
 	RET
 
@@ -16395,17 +22610,17 @@ done931:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -16413,15 +22628,15 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp16939
-	JA     fp32940
+	JE     fp161119
+	JA     fp321120
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check943
+	JMP    check1123
 
-next942:
+next1122:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16439,23 +22654,23 @@ next942:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check943:
+check1123:
 	CMPQ DX, R9
-	JB   next942
+	JB   next1122
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next942
-	JMP  done941
+	JB   next1122
+	JMP  done1121
 
-fp16939:
+fp161119:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check945
+	JMP  check1125
 
-next944:
+next1124:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16473,23 +22688,23 @@ next944:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check945:
+check1125:
 	CMPQ DX, R9
-	JB   next944
+	JB   next1124
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next944
-	JMP  done941
+	JB   next1124
+	JMP  done1121
 
-fp32940:
+fp321120:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check947
+	JMP  check1127
 
-next946:
+next1126:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -16507,15 +22722,15 @@ next946:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check947:
+check1127:
 	CMPQ DX, R9
-	JB   next946
+	JB   next1126
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next946
+	JB   next1126
 
-done941:
+done1121:
 	VZEROUPPER
 	RET
 
@@ -16536,15 +22751,15 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         120(DX), DX
+	MOVQ         128(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         72(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         96(DI), DI
+	MOVQ         104(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 64(R9), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
@@ -16567,17 +22782,17 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16949
-	JA           fp32950
+	JE           fp161129
+	JA           fp321130
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check953
+	JMP          check1133
 
-next952:
+next1132:
 	TESTQ     AX, AX
-	JEQ       kept954
+	JEQ       kept1134
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16591,7 +22806,7 @@ next952:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept954:
+kept1134:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -16634,10 +22849,10 @@ kept954:
 	VMOVDQU32   Z16, (DI)(CX*2)
 	VPMULLD     Z4, Z4, Z16
 	VPSRLD      $0x10, Z16, Z16
-	VPADDD      Z21, Z16, Z16
 	VPADDD      Z2, Z4, Z22
 	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z21, Z16, Z16
 	VPADDD      Z15, Z22, Z22
 	VPSRLD      $0x10, Z16, Z16
 	VPTERNLOGD  $0xf8, Z22, Z1, Z16
@@ -16664,25 +22879,25 @@ kept954:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check953:
+check1133:
 	CMPQ CX, R10
-	JB   next952
+	JB   next1132
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next952
-	JMP  done951
+	JB   next1132
+	JMP  done1131
 
-fp16949:
+fp161129:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check956
+	JMP  check1136
 
-next955:
+next1135:
 	TESTQ     AX, AX
-	JEQ       kept957
+	JEQ       kept1137
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16696,7 +22911,7 @@ next955:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept957:
+kept1137:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -16742,10 +22957,10 @@ kept957:
 	VMOVDQU32   Z18, (DI)(CX*2)
 	VPMULLD     Z4, Z4, Z18
 	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z21, Z18, Z18
 	VPADDD      Z2, Z4, Z22
 	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z21, Z18, Z18
 	VPADDD      Z17, Z22, Z22
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z22, Z1, Z18
@@ -16772,25 +22987,25 @@ kept957:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check956:
+check1136:
 	CMPQ CX, R10
-	JB   next955
+	JB   next1135
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next955
-	JMP  done951
+	JB   next1135
+	JMP  done1131
 
-fp32950:
+fp321130:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check959
+	JMP  check1139
 
-next958:
+next1138:
 	TESTQ     AX, AX
-	JEQ       kept960
+	JEQ       kept1140
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -16804,7 +23019,7 @@ next958:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept960:
+kept1140:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -16851,10 +23066,10 @@ kept960:
 	VMOVDQU32   Z18, (DI)(CX*2)
 	VPMULLD     Z4, Z4, Z18
 	VPSRLD      $0x10, Z18, Z18
-	VPADDD      Z21, Z18, Z18
 	VPADDD      Z2, Z4, Z22
 	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z21, Z18, Z18
 	VPADDD      Z17, Z22, Z22
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z22, Z1, Z18
@@ -16881,15 +23096,15 @@ kept960:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check959:
+check1139:
 	CMPQ CX, R10
-	JB   next958
+	JB   next1138
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next958
+	JB   next1138
 
-done951:
+done1131:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -16983,13 +23198,13 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z5
 	VMOVUPS   256(AX), Z6
@@ -17007,17 +23222,17 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16962
-	JA        fp32963
+	JE        fp161142
+	JA        fp321143
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check966
+	JMP       check1146
 
-next965:
+next1145:
 	TESTQ     AX, AX
-	JEQ       kept967
+	JEQ       kept1147
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z12
@@ -17029,7 +23244,7 @@ next965:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept967:
+kept1147:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17093,25 +23308,25 @@ kept967:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check966:
+check1146:
 	CMPQ CX, R9
-	JB   next965
+	JB   next1145
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next965
-	JMP  done964
+	JB   next1145
+	JMP  done1144
 
-fp16962:
+fp161142:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check969
+	JMP  check1149
 
-next968:
+next1148:
 	TESTQ     AX, AX
-	JEQ       kept970
+	JEQ       kept1150
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -17123,7 +23338,7 @@ next968:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept970:
+kept1150:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17190,25 +23405,25 @@ kept970:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check969:
+check1149:
 	CMPQ CX, R9
-	JB   next968
+	JB   next1148
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next968
-	JMP  done964
+	JB   next1148
+	JMP  done1144
 
-fp32963:
+fp321143:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check972
+	JMP  check1152
 
-next971:
+next1151:
 	TESTQ     AX, AX
-	JEQ       kept973
+	JEQ       kept1153
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -17220,7 +23435,7 @@ next971:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept973:
+kept1153:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17288,15 +23503,15 @@ kept973:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check972:
+check1152:
 	CMPQ CX, R9
-	JB   next971
+	JB   next1151
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next971
+	JB   next1151
 
-done964:
+done1144:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -17318,13 +23533,13 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), CX
 	MOVQ         48(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         120(DX), DX
+	MOVQ         128(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         72(BX), BX
+	MOVQ         80(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         96(DI), DI
+	MOVQ         104(DI), DI
 	MOVQ         a+0(FP), R8
 	VPBROADCASTD 64(R8), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
@@ -17341,17 +23556,17 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp16975
-	JA           fp32976
+	JE           fp161155
+	JA           fp321156
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check979
+	JMP          check1159
 
-next978:
+next1158:
 	TESTQ     AX, AX
-	JEQ       kept980
+	JEQ       kept1160
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17363,7 +23578,7 @@ next978:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept980:
+kept1160:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17389,10 +23604,10 @@ kept980:
 	VFMADD231PS Z10, Z10, Z14
 	VPMULLD     Z4, Z4, Z15
 	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z12, Z15, Z15
 	VPADDD      Z2, Z4, Z16
 	VPMULLD     Z16, Z16, Z16
 	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z12, Z15, Z15
 	VPADDD      Z14, Z16, Z16
 	VPSRLD      $0x10, Z15, Z15
 	VPTERNLOGD  $0xf8, Z16, Z1, Z15
@@ -17417,25 +23632,25 @@ kept980:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check979:
+check1159:
 	CMPQ CX, R9
-	JB   next978
+	JB   next1158
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next978
-	JMP  done977
+	JB   next1158
+	JMP  done1157
 
-fp16975:
+fp161155:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check982
+	JMP  check1162
 
-next981:
+next1161:
 	TESTQ     AX, AX
-	JEQ       kept983
+	JEQ       kept1163
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17447,7 +23662,7 @@ next981:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept983:
+kept1163:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17476,10 +23691,10 @@ kept983:
 	VFMADD231PS Z12, Z12, Z14
 	VPMULLD     Z4, Z4, Z15
 	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z10, Z15, Z15
 	VPADDD      Z2, Z4, Z16
 	VPMULLD     Z16, Z16, Z16
 	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z10, Z15, Z15
 	VPADDD      Z14, Z16, Z16
 	VPSRLD      $0x10, Z15, Z15
 	VPTERNLOGD  $0xf8, Z16, Z1, Z15
@@ -17504,25 +23719,25 @@ kept983:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check982:
+check1162:
 	CMPQ CX, R9
-	JB   next981
+	JB   next1161
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next981
-	JMP  done977
+	JB   next1161
+	JMP  done1157
 
-fp32976:
+fp321156:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check985
+	JMP  check1165
 
-next984:
+next1164:
 	TESTQ     AX, AX
-	JEQ       kept986
+	JEQ       kept1166
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -17534,7 +23749,7 @@ next984:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept986:
+kept1166:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17564,10 +23779,10 @@ kept986:
 	VFMADD231PS Z12, Z12, Z14
 	VPMULLD     Z4, Z4, Z15
 	VPSRLD      $0x10, Z15, Z15
-	VPADDD      Z10, Z15, Z15
 	VPADDD      Z2, Z4, Z16
 	VPMULLD     Z16, Z16, Z16
 	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z10, Z15, Z15
 	VPADDD      Z14, Z16, Z16
 	VPSRLD      $0x10, Z15, Z15
 	VPTERNLOGD  $0xf8, Z16, Z1, Z15
@@ -17592,15 +23807,15 @@ kept986:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check985:
+check1165:
 	CMPQ CX, R9
-	JB   next984
+	JB   next1164
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next984
+	JB   next1164
 
-done977:
+done1157:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -17622,13 +23837,13 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      80(SI), SI
+	MOVQ      88(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      96(DI), DI
+	MOVQ      104(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z3
 	VMOVUPS   640(AX), Z4
@@ -17646,17 +23861,17 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp16988
-	JA        fp32989
+	JE        fp161168
+	JA        fp321169
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check992
+	JMP       check1172
 
-next991:
+next1171:
 	TESTQ     AX, AX
-	JEQ       kept993
+	JEQ       kept1173
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17668,7 +23883,7 @@ next991:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept993:
+kept1173:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17718,25 +23933,25 @@ kept993:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check992:
+check1172:
 	CMPQ CX, R9
-	JB   next991
+	JB   next1171
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next991
-	JMP  done990
+	JB   next1171
+	JMP  done1170
 
-fp16988:
+fp161168:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check995
+	JMP  check1175
 
-next994:
+next1174:
 	TESTQ     AX, AX
-	JEQ       kept996
+	JEQ       kept1176
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17748,7 +23963,7 @@ next994:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept996:
+kept1176:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17801,25 +24016,25 @@ kept996:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check995:
+check1175:
 	CMPQ CX, R9
-	JB   next994
+	JB   next1174
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next994
-	JMP  done990
+	JB   next1174
+	JMP  done1170
 
-fp32989:
+fp321169:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check998
+	JMP  check1178
 
-next997:
+next1177:
 	TESTQ     AX, AX
-	JEQ       kept999
+	JEQ       kept1179
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -17831,7 +24046,7 @@ next997:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept999:
+kept1179:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -17885,15 +24100,15 @@ kept999:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check998:
+check1178:
 	CMPQ CX, R9
-	JB   next997
+	JB   next1177
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next997
+	JB   next1177
 
-done990:
+done1170:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -17902,15 +24117,15 @@ done990:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -17918,15 +24133,15 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161001
-	JA     fp321002
+	JE     fp161181
+	JA     fp321182
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1005
+	JMP    check1185
 
-next1004:
+next1184:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -17941,23 +24156,23 @@ next1004:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1005:
+check1185:
 	CMPQ DX, R8
-	JB   next1004
+	JB   next1184
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1004
-	JMP  done1003
+	JB   next1184
+	JMP  done1183
 
-fp161001:
+fp161181:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1007
+	JMP  check1187
 
-next1006:
+next1186:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -17972,23 +24187,23 @@ next1006:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1007:
+check1187:
 	CMPQ DX, R8
-	JB   next1006
+	JB   next1186
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1006
-	JMP  done1003
+	JB   next1186
+	JMP  done1183
 
-fp321002:
+fp321182:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1009
+	JMP  check1189
 
-next1008:
+next1188:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -18003,15 +24218,15 @@ next1008:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1009:
+check1189:
 	CMPQ DX, R8
-	JB   next1008
+	JB   next1188
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1008
+	JB   next1188
 
-done1003:
+done1183:
 	VZEROUPPER
 	RET
 
@@ -18019,17 +24234,17 @@ done1003:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -18037,15 +24252,15 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161011
-	JA     fp321012
+	JE     fp161191
+	JA     fp321192
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1015
+	JMP    check1195
 
-next1014:
+next1194:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -18063,23 +24278,23 @@ next1014:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1015:
+check1195:
 	CMPQ DX, R9
-	JB   next1014
+	JB   next1194
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1014
-	JMP  done1013
+	JB   next1194
+	JMP  done1193
 
-fp161011:
+fp161191:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1017
+	JMP  check1197
 
-next1016:
+next1196:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -18097,23 +24312,23 @@ next1016:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1017:
+check1197:
 	CMPQ DX, R9
-	JB   next1016
+	JB   next1196
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1016
-	JMP  done1013
+	JB   next1196
+	JMP  done1193
 
-fp321012:
+fp321192:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1019
+	JMP  check1199
 
-next1018:
+next1198:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -18131,15 +24346,15 @@ next1018:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1019:
+check1199:
 	CMPQ DX, R9
-	JB   next1018
+	JB   next1198
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1018
+	JB   next1198
 
-done1013:
+done1193:
 	VZEROUPPER
 	RET
 
@@ -18204,37 +24419,37 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), BX
+	MOVQ      80(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), SI
+	MOVQ      88(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      120(AX), DI
+	MOVQ      128(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), R8
+	MOVQ      104(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      104(AX), R9
+	MOVQ      112(AX), R9
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp161021
-	JA        fp321022
+	JE        fp161201
+	JA        fp321202
 
-block1024:
+block1204:
 	TESTQ   R10, R10
-	JEQ     kept1027
+	JEQ     kept1207
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1027:
+kept1207:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -18252,9 +24467,9 @@ kept1027:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1025:
+tile1205:
 	TESTQ     R10, R10
-	JEQ       kept1028
+	JEQ       kept1208
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -18272,7 +24487,7 @@ tile1025:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1028:
+kept1208:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -18512,12 +24727,12 @@ kept1028:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1025
+	JNE         tile1205
 	CMPL        5120(DX), $0x00
-	JEQ         done1030
+	JEQ         done1210
 	SUBQ        $0x00000100, AX
 
-next1029:
+next1209:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -18536,9 +24751,9 @@ next1029:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1029
+	JNE        next1209
 
-done1030:
+done1210:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -18563,11 +24778,11 @@ done1030:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1031
+	JEQ           unusual1211
 	CMPL          R13, $0x5f000000
-	JBE           usual1032
+	JBE           usual1212
 
-unusual1031:
+unusual1211:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -18576,7 +24791,7 @@ unusual1031:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1033:
+next1213:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -18585,7 +24800,7 @@ next1033:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1033
+	JB            next1213
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -18607,7 +24822,7 @@ next1033:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1032:
+usual1212:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -18666,7 +24881,7 @@ usual1032:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -18695,7 +24910,7 @@ usual1032:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -18717,24 +24932,24 @@ usual1032:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1024
-	JMP          done1023
+	JB           block1204
+	JMP          done1203
 
-fp161021:
-block1034:
+fp161201:
+block1214:
 	TESTQ   R10, R10
-	JEQ     kept1037
+	JEQ     kept1217
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1037:
+kept1217:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -18752,9 +24967,9 @@ kept1037:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1035:
+tile1215:
 	TESTQ     R10, R10
-	JEQ       kept1038
+	JEQ       kept1218
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -18772,7 +24987,7 @@ tile1035:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1038:
+kept1218:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -19018,12 +25233,12 @@ kept1038:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1035
+	JNE         tile1215
 	CMPL        5120(DX), $0x00
-	JEQ         done1040
+	JEQ         done1220
 	SUBQ        $0x00000100, AX
 
-next1039:
+next1219:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -19042,9 +25257,9 @@ next1039:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1039
+	JNE        next1219
 
-done1040:
+done1220:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -19069,11 +25284,11 @@ done1040:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1041
+	JEQ           unusual1221
 	CMPL          R13, $0x5f000000
-	JBE           usual1042
+	JBE           usual1222
 
-unusual1041:
+unusual1221:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -19082,7 +25297,7 @@ unusual1041:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1043:
+next1223:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -19091,7 +25306,7 @@ next1043:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1043
+	JB            next1223
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19113,7 +25328,7 @@ next1043:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1042:
+usual1222:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -19172,7 +25387,7 @@ usual1042:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -19201,7 +25416,7 @@ usual1042:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -19223,24 +25438,24 @@ usual1042:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1034
-	JMP          done1023
+	JB           block1214
+	JMP          done1203
 
-fp321022:
-block1044:
+fp321202:
+block1224:
 	TESTQ   R10, R10
-	JEQ     kept1047
+	JEQ     kept1227
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1047:
+kept1227:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -19258,9 +25473,9 @@ kept1047:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1045:
+tile1225:
 	TESTQ     R10, R10
-	JEQ       kept1048
+	JEQ       kept1228
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -19278,7 +25493,7 @@ tile1045:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1048:
+kept1228:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -19526,12 +25741,12 @@ kept1048:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1045
+	JNE         tile1225
 	CMPL        5120(DX), $0x00
-	JEQ         done1050
+	JEQ         done1230
 	SUBQ        $0x00000100, AX
 
-next1049:
+next1229:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -19550,9 +25765,9 @@ next1049:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1049
+	JNE        next1229
 
-done1050:
+done1230:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -19577,11 +25792,11 @@ done1050:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1051
+	JEQ           unusual1231
 	CMPL          R13, $0x5f000000
-	JBE           usual1052
+	JBE           usual1232
 
-unusual1051:
+unusual1231:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -19590,7 +25805,7 @@ unusual1051:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1053:
+next1233:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -19599,7 +25814,7 @@ next1053:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1053
+	JB            next1233
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -19621,7 +25836,7 @@ next1053:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1052:
+usual1232:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -19680,7 +25895,7 @@ usual1052:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -19709,7 +25924,7 @@ usual1052:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -19731,10 +25946,10 @@ usual1052:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1044
+	JB           block1224
 
-done1023:
-tile1054:
+done1203:
+tile1234:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -19812,12 +26027,12 @@ tile1054:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1054
+	JNE         tile1234
 	CMPL        5120(DX), $0x00
-	JEQ         done1056
+	JEQ         done1236
 	SUBQ        $0x00000100, AX
 
-next1055:
+next1235:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -19836,9 +26051,9 @@ next1055:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1055
+	JNE        next1235
 
-done1056:
+done1236:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -19919,19 +26134,19 @@ GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   80(BX), BX
+	MOVQ   88(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   112(R8), R8
+	MOVQ   120(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -19939,15 +26154,15 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161058
-	JA     fp321059
+	JE     fp161238
+	JA     fp321239
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1062
+	JMP    check1242
 
-next1061:
+next1241:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -19963,33 +26178,33 @@ next1061:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1063
+	JNE        within1243
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1063:
+within1243:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1062:
+check1242:
 	CMPQ DX, R10
-	JB   next1061
+	JB   next1241
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1061
-	JMP  done1060
+	JB   next1241
+	JMP  done1240
 
-fp161058:
+fp161238:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1065
+	JMP  check1245
 
-next1064:
+next1244:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -20005,33 +26220,33 @@ next1064:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1066
+	JNE        within1246
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1066:
+within1246:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1065:
+check1245:
 	CMPQ DX, R10
-	JB   next1064
+	JB   next1244
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1064
-	JMP  done1060
+	JB   next1244
+	JMP  done1240
 
-fp321059:
+fp321239:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1068
+	JMP  check1248
 
-next1067:
+next1247:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -20047,25 +26262,25 @@ next1067:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1069
+	JNE        within1249
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1069:
+within1249:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1068:
+check1248:
 	CMPQ DX, R10
-	JB   next1067
+	JB   next1247
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1067
+	JB   next1247
 
-done1060:
+done1240:
 	VZEROUPPER
 	RET
 
@@ -20086,22 +26301,22 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1070
+	JEQ       aligned1250
 	ORQ       $0x04, DI
 
-aligned1070:
+aligned1250:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    104(R9), R9
+	MOVQ    112(R9), R9
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -20121,17 +26336,17 @@ aligned1070:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161072
-	JA      fp321073
+	JE      fp161252
+	JA      fp321253
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1076
+	JMP     check1256
 
-next1075:
+next1255:
 	TESTQ     AX, AX
-	JEQ       kept1077
+	JEQ       kept1257
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -20143,7 +26358,7 @@ next1075:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1077:
+kept1257:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -20167,7 +26382,7 @@ kept1077:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1078
+	JNE         unusual1258
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -20176,14 +26391,14 @@ kept1077:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1079
+	JMP         stored1259
 
-unusual1078:
+unusual1258:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161081
-	JA        fp321082
+	JE        fp161261
+	JA        fp321262
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -20192,55 +26407,55 @@ unusual1078:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1085
+	JNE       ordinary1265
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1084
+	JMP       stored1264
 
-ordinary1085:
+ordinary1265:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1084:
-	JMP done1083
+stored1264:
+	JMP done1263
 
-fp161081:
+fp161261:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1087
+	JNE       ordinary1267
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1086
+	JMP       stored1266
 
-ordinary1087:
+ordinary1267:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1086:
-	JMP done1083
+stored1266:
+	JMP done1263
 
-fp321082:
-done1083:
-stored1079:
+fp321262:
+done1263:
+stored1259:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1076:
+check1256:
 	CMPQ CX, R11
-	JB   next1075
+	JB   next1255
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1075
-	JMP  done1074
+	JB   next1255
+	JMP  done1254
 
-fp161072:
+fp161252:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1089
+	JMP  check1269
 
-next1088:
+next1268:
 	TESTQ     AX, AX
-	JEQ       kept1090
+	JEQ       kept1270
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -20252,7 +26467,7 @@ next1088:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1090:
+kept1270:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -20275,7 +26490,7 @@ kept1090:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1091
+	JNE         unusual1271
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -20284,14 +26499,14 @@ kept1090:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1092
+	JMP         stored1272
 
-unusual1091:
+unusual1271:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161094
-	JA        fp321095
+	JE        fp161274
+	JA        fp321275
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -20300,55 +26515,55 @@ unusual1091:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1098
+	JNE       ordinary1278
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1097
+	JMP       stored1277
 
-ordinary1098:
+ordinary1278:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1097:
-	JMP done1096
+stored1277:
+	JMP done1276
 
-fp161094:
+fp161274:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1100
+	JNE       ordinary1280
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1099
+	JMP       stored1279
 
-ordinary1100:
+ordinary1280:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1099:
-	JMP done1096
+stored1279:
+	JMP done1276
 
-fp321095:
-done1096:
-stored1092:
+fp321275:
+done1276:
+stored1272:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1089:
+check1269:
 	CMPQ CX, R11
-	JB   next1088
+	JB   next1268
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1088
-	JMP  done1074
+	JB   next1268
+	JMP  done1254
 
-fp321073:
+fp321253:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1102
+	JMP  check1282
 
-next1101:
+next1281:
 	TESTQ     AX, AX
-	JEQ       kept1103
+	JEQ       kept1283
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -20360,7 +26575,7 @@ next1101:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1103:
+kept1283:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -20383,7 +26598,7 @@ kept1103:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1104
+	JNE         unusual1284
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -20392,14 +26607,14 @@ kept1103:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1105
+	JMP         stored1285
 
-unusual1104:
+unusual1284:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161107
-	JA        fp321108
+	JE        fp161287
+	JA        fp321288
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -20408,45 +26623,45 @@ unusual1104:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1111
+	JNE       ordinary1291
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1110
+	JMP       stored1290
 
-ordinary1111:
+ordinary1291:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1110:
-	JMP done1109
+stored1290:
+	JMP done1289
 
-fp161107:
+fp161287:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1113
+	JNE       ordinary1293
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1112
+	JMP       stored1292
 
-ordinary1113:
+ordinary1293:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1112:
-	JMP done1109
+stored1292:
+	JMP done1289
 
-fp321108:
-done1109:
-stored1105:
+fp321288:
+done1289:
+stored1285:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1102:
+check1282:
 	CMPQ CX, R11
-	JB   next1101
+	JB   next1281
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1101
+	JB   next1281
 
-done1074:
+done1254:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20487,20 +26702,20 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1114
+	JEQ       aligned1294
 	ORQ       $0x04, DI
 
-aligned1114:
+aligned1294:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -20518,17 +26733,17 @@ aligned1114:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161116
-	JA      fp321117
+	JE      fp161296
+	JA      fp321297
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1120
+	JMP     check1300
 
-next1119:
+next1299:
 	TESTQ     AX, AX
-	JEQ       kept1121
+	JEQ       kept1301
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20538,7 +26753,7 @@ next1119:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1121:
+kept1301:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20563,7 +26778,7 @@ kept1121:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1122
+	JNE         unusual1302
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20572,14 +26787,14 @@ kept1121:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1123
+	JMP         stored1303
 
-unusual1122:
+unusual1302:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161125
-	JA        fp321126
+	JE        fp161305
+	JA        fp321306
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20588,55 +26803,55 @@ unusual1122:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1129
+	JNE       ordinary1309
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1128
+	JMP       stored1308
 
-ordinary1129:
+ordinary1309:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1128:
-	JMP done1127
+stored1308:
+	JMP done1307
 
-fp161125:
+fp161305:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1131
+	JNE       ordinary1311
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1130
+	JMP       stored1310
 
-ordinary1131:
+ordinary1311:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1130:
-	JMP done1127
+stored1310:
+	JMP done1307
 
-fp321126:
-done1127:
-stored1123:
+fp321306:
+done1307:
+stored1303:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1120:
+check1300:
 	CMPQ CX, R10
-	JB   next1119
+	JB   next1299
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1119
-	JMP  done1118
+	JB   next1299
+	JMP  done1298
 
-fp161116:
+fp161296:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1133
+	JMP  check1313
 
-next1132:
+next1312:
 	TESTQ     AX, AX
-	JEQ       kept1134
+	JEQ       kept1314
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20646,7 +26861,7 @@ next1132:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1134:
+kept1314:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20670,7 +26885,7 @@ kept1134:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1135
+	JNE         unusual1315
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20679,14 +26894,14 @@ kept1134:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1136
+	JMP         stored1316
 
-unusual1135:
+unusual1315:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161138
-	JA        fp321139
+	JE        fp161318
+	JA        fp321319
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20695,55 +26910,55 @@ unusual1135:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1142
+	JNE       ordinary1322
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1141
+	JMP       stored1321
 
-ordinary1142:
+ordinary1322:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1141:
-	JMP done1140
+stored1321:
+	JMP done1320
 
-fp161138:
+fp161318:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1144
+	JNE       ordinary1324
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1143
+	JMP       stored1323
 
-ordinary1144:
+ordinary1324:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1143:
-	JMP done1140
+stored1323:
+	JMP done1320
 
-fp321139:
-done1140:
-stored1136:
+fp321319:
+done1320:
+stored1316:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1133:
+check1313:
 	CMPQ CX, R10
-	JB   next1132
+	JB   next1312
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1132
-	JMP  done1118
+	JB   next1312
+	JMP  done1298
 
-fp321117:
+fp321297:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1146
+	JMP  check1326
 
-next1145:
+next1325:
 	TESTQ     AX, AX
-	JEQ       kept1147
+	JEQ       kept1327
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -20753,7 +26968,7 @@ next1145:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1147:
+kept1327:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -20777,7 +26992,7 @@ kept1147:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1148
+	JNE         unusual1328
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -20786,14 +27001,14 @@ kept1147:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1149
+	JMP         stored1329
 
-unusual1148:
+unusual1328:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161151
-	JA        fp321152
+	JE        fp161331
+	JA        fp321332
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -20802,45 +27017,45 @@ unusual1148:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1155
+	JNE       ordinary1335
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1154
+	JMP       stored1334
 
-ordinary1155:
+ordinary1335:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1154:
-	JMP done1153
+stored1334:
+	JMP done1333
 
-fp161151:
+fp161331:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1157
+	JNE       ordinary1337
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1156
+	JMP       stored1336
 
-ordinary1157:
+ordinary1337:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1156:
-	JMP done1153
+stored1336:
+	JMP done1333
 
-fp321152:
-done1153:
-stored1149:
+fp321332:
+done1333:
+stored1329:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1146:
+check1326:
 	CMPQ CX, R10
-	JB   next1145
+	JB   next1325
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1145
+	JB   next1325
 
-done1118:
+done1298:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -20863,20 +27078,20 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1158
+	JEQ       aligned1338
 	ORQ       $0x04, DI
 
-aligned1158:
+aligned1338:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 448(AX), Z4
 	VMOVUPS 576(AX), Z5
 	VMOVUPS (AX), Z6
@@ -20890,17 +27105,17 @@ aligned1158:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161160
-	JA      fp321161
+	JE      fp161340
+	JA      fp321341
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1164
+	JMP     check1344
 
-next1163:
+next1343:
 	TESTQ     AX, AX
-	JEQ       kept1165
+	JEQ       kept1345
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -20910,7 +27125,7 @@ next1163:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1165:
+kept1345:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -20928,7 +27143,7 @@ kept1165:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1166
+	JNE         unusual1346
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -20937,14 +27152,14 @@ kept1165:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1167
+	JMP         stored1347
 
-unusual1166:
+unusual1346:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161169
-	JA        fp321170
+	JE        fp161349
+	JA        fp321350
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -20953,55 +27168,55 @@ unusual1166:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1173
+	JNE       ordinary1353
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1172
+	JMP       stored1352
 
-ordinary1173:
+ordinary1353:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1172:
-	JMP done1171
+stored1352:
+	JMP done1351
 
-fp161169:
+fp161349:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1175
+	JNE       ordinary1355
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1174
+	JMP       stored1354
 
-ordinary1175:
+ordinary1355:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1174:
-	JMP done1171
+stored1354:
+	JMP done1351
 
-fp321170:
-done1171:
-stored1167:
+fp321350:
+done1351:
+stored1347:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1164:
+check1344:
 	CMPQ CX, R10
-	JB   next1163
+	JB   next1343
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1163
-	JMP  done1162
+	JB   next1343
+	JMP  done1342
 
-fp161160:
+fp161340:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1177
+	JMP  check1357
 
-next1176:
+next1356:
 	TESTQ     AX, AX
-	JEQ       kept1178
+	JEQ       kept1358
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -21011,7 +27226,7 @@ next1176:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1178:
+kept1358:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -21028,7 +27243,7 @@ kept1178:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1179
+	JNE         unusual1359
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -21037,14 +27252,14 @@ kept1178:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1180
+	JMP         stored1360
 
-unusual1179:
+unusual1359:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161182
-	JA        fp321183
+	JE        fp161362
+	JA        fp321363
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -21053,55 +27268,55 @@ unusual1179:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1186
+	JNE       ordinary1366
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1185
+	JMP       stored1365
 
-ordinary1186:
+ordinary1366:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1185:
-	JMP done1184
+stored1365:
+	JMP done1364
 
-fp161182:
+fp161362:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1188
+	JNE       ordinary1368
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1187
+	JMP       stored1367
 
-ordinary1188:
+ordinary1368:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1187:
-	JMP done1184
+stored1367:
+	JMP done1364
 
-fp321183:
-done1184:
-stored1180:
+fp321363:
+done1364:
+stored1360:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1177:
+check1357:
 	CMPQ CX, R10
-	JB   next1176
+	JB   next1356
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1176
-	JMP  done1162
+	JB   next1356
+	JMP  done1342
 
-fp321161:
+fp321341:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1190
+	JMP  check1370
 
-next1189:
+next1369:
 	TESTQ     AX, AX
-	JEQ       kept1191
+	JEQ       kept1371
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -21111,7 +27326,7 @@ next1189:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1191:
+kept1371:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -21128,7 +27343,7 @@ kept1191:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1192
+	JNE         unusual1372
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -21137,14 +27352,14 @@ kept1191:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1193
+	JMP         stored1373
 
-unusual1192:
+unusual1372:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161195
-	JA        fp321196
+	JE        fp161375
+	JA        fp321376
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -21153,45 +27368,45 @@ unusual1192:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1199
+	JNE       ordinary1379
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1198
+	JMP       stored1378
 
-ordinary1199:
+ordinary1379:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1198:
-	JMP done1197
+stored1378:
+	JMP done1377
 
-fp161195:
+fp161375:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1201
+	JNE       ordinary1381
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1200
+	JMP       stored1380
 
-ordinary1201:
+ordinary1381:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1200:
-	JMP done1197
+stored1380:
+	JMP done1377
 
-fp321196:
-done1197:
-stored1193:
+fp321376:
+done1377:
+stored1373:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1190:
+check1370:
 	CMPQ CX, R10
-	JB   next1189
+	JB   next1369
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1189
+	JB   next1369
 
-done1162:
+done1342:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -21214,20 +27429,20 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1202
+	JEQ       aligned1382
 	ORQ       $0x04, DI
 
-aligned1202:
+aligned1382:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 640(AX), Z6
@@ -21245,17 +27460,17 @@ aligned1202:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161204
-	JA      fp321205
+	JE      fp161384
+	JA      fp321385
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1208
+	JMP     check1388
 
-next1207:
+next1387:
 	TESTQ     AX, AX
-	JEQ       kept1209
+	JEQ       kept1389
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -21265,7 +27480,7 @@ next1207:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1209:
+kept1389:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -21283,7 +27498,7 @@ kept1209:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1210
+	JNE         unusual1390
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -21292,14 +27507,14 @@ kept1209:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1211
+	JMP         stored1391
 
-unusual1210:
+unusual1390:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161213
-	JA        fp321214
+	JE        fp161393
+	JA        fp321394
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -21308,55 +27523,55 @@ unusual1210:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1217
+	JNE       ordinary1397
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1216
+	JMP       stored1396
 
-ordinary1217:
+ordinary1397:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1216:
-	JMP done1215
+stored1396:
+	JMP done1395
 
-fp161213:
+fp161393:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1219
+	JNE       ordinary1399
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1218
+	JMP       stored1398
 
-ordinary1219:
+ordinary1399:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1218:
-	JMP done1215
+stored1398:
+	JMP done1395
 
-fp321214:
-done1215:
-stored1211:
+fp321394:
+done1395:
+stored1391:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1208:
+check1388:
 	CMPQ CX, R10
-	JB   next1207
+	JB   next1387
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1207
-	JMP  done1206
+	JB   next1387
+	JMP  done1386
 
-fp161204:
+fp161384:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1221
+	JMP  check1401
 
-next1220:
+next1400:
 	TESTQ     AX, AX
-	JEQ       kept1222
+	JEQ       kept1402
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -21366,7 +27581,7 @@ next1220:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1222:
+kept1402:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -21383,7 +27598,7 @@ kept1222:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1223
+	JNE         unusual1403
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -21392,14 +27607,14 @@ kept1222:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1224
+	JMP         stored1404
 
-unusual1223:
+unusual1403:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161226
-	JA        fp321227
+	JE        fp161406
+	JA        fp321407
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -21408,55 +27623,55 @@ unusual1223:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1230
+	JNE       ordinary1410
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1229
+	JMP       stored1409
 
-ordinary1230:
+ordinary1410:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1229:
-	JMP done1228
+stored1409:
+	JMP done1408
 
-fp161226:
+fp161406:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1232
+	JNE       ordinary1412
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1231
+	JMP       stored1411
 
-ordinary1232:
+ordinary1412:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1231:
-	JMP done1228
+stored1411:
+	JMP done1408
 
-fp321227:
-done1228:
-stored1224:
+fp321407:
+done1408:
+stored1404:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1221:
+check1401:
 	CMPQ CX, R10
-	JB   next1220
+	JB   next1400
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1220
-	JMP  done1206
+	JB   next1400
+	JMP  done1386
 
-fp321205:
+fp321385:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1234
+	JMP  check1414
 
-next1233:
+next1413:
 	TESTQ     AX, AX
-	JEQ       kept1235
+	JEQ       kept1415
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -21466,7 +27681,7 @@ next1233:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1235:
+kept1415:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -21483,7 +27698,7 @@ kept1235:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1236
+	JNE         unusual1416
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -21492,14 +27707,14 @@ kept1235:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1237
+	JMP         stored1417
 
-unusual1236:
+unusual1416:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161239
-	JA        fp321240
+	JE        fp161419
+	JA        fp321420
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -21508,45 +27723,45 @@ unusual1236:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1243
+	JNE       ordinary1423
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1242
+	JMP       stored1422
 
-ordinary1243:
+ordinary1423:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1242:
-	JMP done1241
+stored1422:
+	JMP done1421
 
-fp161239:
+fp161419:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1245
+	JNE       ordinary1425
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1244
+	JMP       stored1424
 
-ordinary1245:
+ordinary1425:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1244:
-	JMP done1241
+stored1424:
+	JMP done1421
 
-fp321240:
-done1241:
-stored1237:
+fp321420:
+done1421:
+stored1417:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1234:
+check1414:
 	CMPQ CX, R10
-	JB   next1233
+	JB   next1413
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1233
+	JB   next1413
 
-done1206:
+done1386:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -21556,15 +27771,15 @@ done1206:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -21572,15 +27787,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161247
-	JA     fp321248
+	JE     fp161427
+	JA     fp321428
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1251
+	JMP    check1431
 
-next1250:
+next1430:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21590,36 +27805,36 @@ next1250:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1252
+	JEQ        written1432
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1253
+	JNE        unaligned1433
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1252
+	JMP        written1432
 
-unaligned1253:
+unaligned1433:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1252:
+written1432:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1251:
+check1431:
 	CMPQ DX, R8
-	JB   next1250
+	JB   next1430
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1250
-	JMP  done1249
+	JB   next1430
+	JMP  done1429
 
-fp161247:
+fp161427:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1255
+	JMP  check1435
 
-next1254:
+next1434:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21629,36 +27844,36 @@ next1254:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1256
+	JEQ        written1436
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1257
+	JNE        unaligned1437
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1256
+	JMP        written1436
 
-unaligned1257:
+unaligned1437:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1256:
+written1436:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1255:
+check1435:
 	CMPQ DX, R8
-	JB   next1254
+	JB   next1434
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1254
-	JMP  done1249
+	JB   next1434
+	JMP  done1429
 
-fp321248:
+fp321428:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1259
+	JMP  check1439
 
-next1258:
+next1438:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -21668,28 +27883,28 @@ next1258:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1260
+	JEQ        written1440
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1261
+	JNE        unaligned1441
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1260
+	JMP        written1440
 
-unaligned1261:
+unaligned1441:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1260:
+written1440:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1259:
+check1439:
 	CMPQ DX, R8
-	JB   next1258
+	JB   next1438
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1258
+	JB   next1438
 
-done1249:
+done1429:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -21698,17 +27913,17 @@ done1249:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -21716,15 +27931,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161263
-	JA     fp321264
+	JE     fp161443
+	JA     fp321444
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1267
+	JMP    check1447
 
-next1266:
+next1446:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21737,36 +27952,36 @@ next1266:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1268
+	JEQ        written1448
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1269
+	JNE        unaligned1449
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1268
+	JMP        written1448
 
-unaligned1269:
+unaligned1449:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1268:
+written1448:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1267:
+check1447:
 	CMPQ DX, R9
-	JB   next1266
+	JB   next1446
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1266
-	JMP  done1265
+	JB   next1446
+	JMP  done1445
 
-fp161263:
+fp161443:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1271
+	JMP  check1451
 
-next1270:
+next1450:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21779,36 +27994,36 @@ next1270:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1272
+	JEQ        written1452
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1273
+	JNE        unaligned1453
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1272
+	JMP        written1452
 
-unaligned1273:
+unaligned1453:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1272:
+written1452:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1271:
+check1451:
 	CMPQ DX, R9
-	JB   next1270
+	JB   next1450
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1270
-	JMP  done1265
+	JB   next1450
+	JMP  done1445
 
-fp321264:
+fp321444:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1275
+	JMP  check1455
 
-next1274:
+next1454:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -21821,28 +28036,28 @@ next1274:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1276
+	JEQ        written1456
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1277
+	JNE        unaligned1457
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1276
+	JMP        written1456
 
-unaligned1277:
+unaligned1457:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1276:
+written1456:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1275:
+check1455:
 	CMPQ DX, R9
-	JB   next1274
+	JB   next1454
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1274
+	JB   next1454
 
-done1265:
+done1445:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -21867,22 +28082,22 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1278
+	JEQ       aligned1458
 	ORQ       $0x04, DI
 
-aligned1278:
+aligned1458:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         104(R9), R9
+	MOVQ         112(R9), R9
 	MOVQ         a+0(FP), R10
 	VPBROADCASTD 64(R10), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
@@ -21905,17 +28120,17 @@ aligned1278:
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161280
-	JA           fp321281
+	JE           fp161460
+	JA           fp321461
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1284
+	JMP          check1464
 
-next1283:
+next1463:
 	TESTQ     AX, AX
-	JEQ       kept1285
+	JEQ       kept1465
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -21929,7 +28144,7 @@ next1283:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1285:
+kept1465:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -21971,10 +28186,10 @@ kept1285:
 	VMOVDQU32   Z20, (R8)(CX*2)
 	VPMULLD     Z7, Z7, Z20
 	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z25, Z20, Z20
 	VPADDD      Z5, Z7, Z26
 	VPMULLD     Z26, Z26, Z26
 	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z25, Z20, Z20
 	VPADDD      Z18, Z26, Z26
 	VPSRLD      $0x10, Z20, Z20
 	VPTERNLOGD  $0xf8, Z26, Z4, Z20
@@ -21997,7 +28212,7 @@ kept1285:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1286
+	JNE         unusual1466
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -22011,14 +28226,14 @@ kept1285:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1287
+	JMP         stored1467
 
-unusual1286:
+unusual1466:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161289
-	JA         fp321290
+	JE         fp161469
+	JA         fp321470
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -22032,17 +28247,17 @@ unusual1286:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1293
+	JNE        ordinary1473
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1292
+	JMP        stored1472
 
-ordinary1293:
+ordinary1473:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1292:
-	JMP done1291
+stored1472:
+	JMP done1471
 
-fp161289:
+fp161469:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -22052,41 +28267,41 @@ fp161289:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1295
+	JNE          ordinary1475
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1294
+	JMP          stored1474
 
-ordinary1295:
+ordinary1475:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1294:
-	JMP done1291
+stored1474:
+	JMP done1471
 
-fp321290:
-done1291:
-stored1287:
+fp321470:
+done1471:
+stored1467:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1284:
+check1464:
 	CMPQ CX, R11
-	JB   next1283
+	JB   next1463
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1283
-	JMP  done1282
+	JB   next1463
+	JMP  done1462
 
-fp161280:
+fp161460:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1297
+	JMP  check1477
 
-next1296:
+next1476:
 	TESTQ     AX, AX
-	JEQ       kept1298
+	JEQ       kept1478
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -22100,7 +28315,7 @@ next1296:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1298:
+kept1478:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -22145,10 +28360,10 @@ kept1298:
 	VMOVDQU32   Z22, (R8)(CX*2)
 	VPMULLD     Z7, Z7, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z25, Z22, Z22
 	VPADDD      Z5, Z7, Z26
 	VPMULLD     Z26, Z26, Z26
 	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z25, Z22, Z22
 	VPADDD      Z21, Z26, Z26
 	VPSRLD      $0x10, Z22, Z22
 	VPTERNLOGD  $0xf8, Z26, Z4, Z22
@@ -22171,7 +28386,7 @@ kept1298:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1299
+	JNE         unusual1479
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -22185,14 +28400,14 @@ kept1298:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1300
+	JMP         stored1480
 
-unusual1299:
+unusual1479:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161302
-	JA         fp321303
+	JE         fp161482
+	JA         fp321483
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -22206,17 +28421,17 @@ unusual1299:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1306
+	JNE        ordinary1486
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1305
+	JMP        stored1485
 
-ordinary1306:
+ordinary1486:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1305:
-	JMP done1304
+stored1485:
+	JMP done1484
 
-fp161302:
+fp161482:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -22226,41 +28441,41 @@ fp161302:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1308
+	JNE          ordinary1488
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1307
+	JMP          stored1487
 
-ordinary1308:
+ordinary1488:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1307:
-	JMP done1304
+stored1487:
+	JMP done1484
 
-fp321303:
-done1304:
-stored1300:
+fp321483:
+done1484:
+stored1480:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1297:
+check1477:
 	CMPQ CX, R11
-	JB   next1296
+	JB   next1476
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1296
-	JMP  done1282
+	JB   next1476
+	JMP  done1462
 
-fp321281:
+fp321461:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1310
+	JMP  check1490
 
-next1309:
+next1489:
 	TESTQ     AX, AX
-	JEQ       kept1311
+	JEQ       kept1491
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -22274,7 +28489,7 @@ next1309:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1311:
+kept1491:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -22320,10 +28535,10 @@ kept1311:
 	VMOVDQU32   Z22, (R8)(CX*2)
 	VPMULLD     Z7, Z7, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z25, Z22, Z22
 	VPADDD      Z5, Z7, Z26
 	VPMULLD     Z26, Z26, Z26
 	VPSRLD      $0x10, Z26, Z26
+	VPADDD      Z25, Z22, Z22
 	VPADDD      Z21, Z26, Z26
 	VPSRLD      $0x10, Z22, Z22
 	VPTERNLOGD  $0xf8, Z26, Z4, Z22
@@ -22346,7 +28561,7 @@ kept1311:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1312
+	JNE         unusual1492
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -22360,14 +28575,14 @@ kept1311:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1313
+	JMP         stored1493
 
-unusual1312:
+unusual1492:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161315
-	JA         fp321316
+	JE         fp161495
+	JA         fp321496
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -22381,17 +28596,17 @@ unusual1312:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1319
+	JNE        ordinary1499
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1318
+	JMP        stored1498
 
-ordinary1319:
+ordinary1499:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1318:
-	JMP done1317
+stored1498:
+	JMP done1497
 
-fp161315:
+fp161495:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -22401,31 +28616,31 @@ fp161315:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1321
+	JNE          ordinary1501
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1320
+	JMP          stored1500
 
-ordinary1321:
+ordinary1501:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1320:
-	JMP done1317
+stored1500:
+	JMP done1497
 
-fp321316:
-done1317:
-stored1313:
+fp321496:
+done1497:
+stored1493:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1310:
+check1490:
 	CMPQ CX, R11
-	JB   next1309
+	JB   next1489
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1309
+	JB   next1489
 
-done1282:
+done1462:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -22487,20 +28702,20 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1322
+	JEQ       aligned1502
 	ORQ       $0x04, DI
 
-aligned1322:
+aligned1502:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z9
 	VMOVUPS 256(AX), Z10
@@ -22518,17 +28733,17 @@ aligned1322:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161324
-	JA      fp321325
+	JE      fp161504
+	JA      fp321505
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1328
+	JMP     check1508
 
-next1327:
+next1507:
 	TESTQ     AX, AX
-	JEQ       kept1329
+	JEQ       kept1509
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -22540,7 +28755,7 @@ next1327:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1329:
+kept1509:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -22599,7 +28814,7 @@ kept1329:
 	VMOVUPS     Z16, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1330
+	JNE         unusual1510
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z16
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22613,14 +28828,14 @@ kept1329:
 	VPSRLD      $0x10, Z16, Z16
 	VPTERNLOGD  $0xf8, Z17, Z4, Z16
 	VMOVNTDQ    Z16, (BX)(CX*2)
-	JMP         stored1331
+	JMP         stored1511
 
-unusual1330:
+unusual1510:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161333
-	JA         fp321334
+	JE         fp161513
+	JA         fp321514
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z16
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22634,17 +28849,17 @@ unusual1330:
 	VPSRLD     $0x10, Z16, Z16
 	VPTERNLOGD $0xf8, Z17, Z4, Z16
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1337
+	JNE        ordinary1517
 	VMOVNTDQ   Z16, (BX)(CX*2)
-	JMP        stored1336
+	JMP        stored1516
 
-ordinary1337:
+ordinary1517:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1336:
-	JMP done1335
+stored1516:
+	JMP done1515
 
-fp161333:
+fp161513:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
 	VPERMI2PS    Z21, Z20, Z16
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22654,41 +28869,41 @@ fp161333:
 	VCVTPS2PH    $0x00, Z17, Y16
 	VINSERTI64X4 $0x01, Y16, Z8, Z8
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1339
+	JNE          ordinary1519
 	VMOVNTDQ     Z8, (BX)(CX*2)
-	JMP          stored1338
+	JMP          stored1518
 
-ordinary1339:
+ordinary1519:
 	VMOVDQU32 Z8, (BX)(CX*2)
 
-stored1338:
-	JMP done1335
+stored1518:
+	JMP done1515
 
-fp321334:
-done1335:
-stored1331:
+fp321514:
+done1515:
+stored1511:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1328:
+check1508:
 	CMPQ CX, R10
-	JB   next1327
+	JB   next1507
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1327
-	JMP  done1326
+	JB   next1507
+	JMP  done1506
 
-fp161324:
+fp161504:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1341
+	JMP  check1521
 
-next1340:
+next1520:
 	TESTQ     AX, AX
-	JEQ       kept1342
+	JEQ       kept1522
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -22700,7 +28915,7 @@ next1340:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1342:
+kept1522:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -22762,7 +28977,7 @@ kept1342:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1343
+	JNE         unusual1523
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22776,14 +28991,14 @@ kept1342:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1344
+	JMP         stored1524
 
-unusual1343:
+unusual1523:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161346
-	JA         fp321347
+	JE         fp161526
+	JA         fp321527
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22797,17 +29012,17 @@ unusual1343:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1350
+	JNE        ordinary1530
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1349
+	JMP        stored1529
 
-ordinary1350:
+ordinary1530:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1349:
-	JMP done1348
+stored1529:
+	JMP done1528
 
-fp161346:
+fp161526:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22817,41 +29032,41 @@ fp161346:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1352
+	JNE          ordinary1532
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1351
+	JMP          stored1531
 
-ordinary1352:
+ordinary1532:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1351:
-	JMP done1348
+stored1531:
+	JMP done1528
 
-fp321347:
-done1348:
-stored1344:
+fp321527:
+done1528:
+stored1524:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1341:
+check1521:
 	CMPQ CX, R10
-	JB   next1340
+	JB   next1520
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1340
-	JMP  done1326
+	JB   next1520
+	JMP  done1506
 
-fp321325:
+fp321505:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1354
+	JMP  check1534
 
-next1353:
+next1533:
 	TESTQ     AX, AX
-	JEQ       kept1355
+	JEQ       kept1535
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -22863,7 +29078,7 @@ next1353:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1355:
+kept1535:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -22926,7 +29141,7 @@ kept1355:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1356
+	JNE         unusual1536
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -22940,14 +29155,14 @@ kept1355:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1357
+	JMP         stored1537
 
-unusual1356:
+unusual1536:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161359
-	JA         fp321360
+	JE         fp161539
+	JA         fp321540
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -22961,17 +29176,17 @@ unusual1356:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1363
+	JNE        ordinary1543
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1362
+	JMP        stored1542
 
-ordinary1363:
+ordinary1543:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1362:
-	JMP done1361
+stored1542:
+	JMP done1541
 
-fp161359:
+fp161539:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -22981,31 +29196,31 @@ fp161359:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1365
+	JNE          ordinary1545
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1364
+	JMP          stored1544
 
-ordinary1365:
+ordinary1545:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1364:
-	JMP done1361
+stored1544:
+	JMP done1541
 
-fp321360:
-done1361:
-stored1357:
+fp321540:
+done1541:
+stored1537:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1354:
+check1534:
 	CMPQ CX, R10
-	JB   next1353
+	JB   next1533
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1353
+	JB   next1533
 
-done1326:
+done1506:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -23031,20 +29246,20 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1366
+	JEQ       aligned1546
 	ORQ       $0x04, DI
 
-aligned1366:
+aligned1546:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 64(R9), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
@@ -23061,17 +29276,17 @@ aligned1366:
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161368
-	JA           fp321369
+	JE           fp161548
+	JA           fp321549
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1372
+	JMP          check1552
 
-next1371:
+next1551:
 	TESTQ     AX, AX
-	JEQ       kept1373
+	JEQ       kept1553
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -23083,7 +29298,7 @@ next1371:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1373:
+kept1553:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23108,10 +29323,10 @@ kept1373:
 	VFMADD231PS Z14, Z14, Z16
 	VPMULLD     Z7, Z7, Z19
 	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z15, Z19, Z19
 	VPADDD      Z5, Z7, Z20
 	VPMULLD     Z20, Z20, Z20
 	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z15, Z19, Z19
 	VPADDD      Z16, Z20, Z20
 	VPSRLD      $0x10, Z19, Z19
 	VPTERNLOGD  $0xf8, Z20, Z4, Z19
@@ -23132,7 +29347,7 @@ kept1373:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1374
+	JNE         unusual1554
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -23146,14 +29361,14 @@ kept1373:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1375
+	JMP         stored1555
 
-unusual1374:
+unusual1554:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161377
-	JA         fp321378
+	JE         fp161557
+	JA         fp321558
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -23167,17 +29382,17 @@ unusual1374:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1381
+	JNE        ordinary1561
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1380
+	JMP        stored1560
 
-ordinary1381:
+ordinary1561:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1380:
-	JMP done1379
+stored1560:
+	JMP done1559
 
-fp161377:
+fp161557:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -23187,41 +29402,41 @@ fp161377:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1383
+	JNE          ordinary1563
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1382
+	JMP          stored1562
 
-ordinary1383:
+ordinary1563:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1382:
-	JMP done1379
+stored1562:
+	JMP done1559
 
-fp321378:
-done1379:
-stored1375:
+fp321558:
+done1559:
+stored1555:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1372:
+check1552:
 	CMPQ CX, R10
-	JB   next1371
+	JB   next1551
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1371
-	JMP  done1370
+	JB   next1551
+	JMP  done1550
 
-fp161368:
+fp161548:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1385
+	JMP  check1565
 
-next1384:
+next1564:
 	TESTQ     AX, AX
-	JEQ       kept1386
+	JEQ       kept1566
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -23233,7 +29448,7 @@ next1384:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1386:
+kept1566:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23261,10 +29476,10 @@ kept1386:
 	VFMADD231PS Z16, Z16, Z14
 	VPMULLD     Z7, Z7, Z19
 	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z12, Z19, Z19
 	VPADDD      Z5, Z7, Z20
 	VPMULLD     Z20, Z20, Z20
 	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z12, Z19, Z19
 	VPADDD      Z14, Z20, Z20
 	VPSRLD      $0x10, Z19, Z19
 	VPTERNLOGD  $0xf8, Z20, Z4, Z19
@@ -23285,7 +29500,7 @@ kept1386:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1387
+	JNE         unusual1567
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -23299,14 +29514,14 @@ kept1386:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1388
+	JMP         stored1568
 
-unusual1387:
+unusual1567:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161390
-	JA         fp321391
+	JE         fp161570
+	JA         fp321571
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -23320,17 +29535,17 @@ unusual1387:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1394
+	JNE        ordinary1574
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1393
+	JMP        stored1573
 
-ordinary1394:
+ordinary1574:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1393:
-	JMP done1392
+stored1573:
+	JMP done1572
 
-fp161390:
+fp161570:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -23340,41 +29555,41 @@ fp161390:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1396
+	JNE          ordinary1576
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1395
+	JMP          stored1575
 
-ordinary1396:
+ordinary1576:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1395:
-	JMP done1392
+stored1575:
+	JMP done1572
 
-fp321391:
-done1392:
-stored1388:
+fp321571:
+done1572:
+stored1568:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1385:
+check1565:
 	CMPQ CX, R10
-	JB   next1384
+	JB   next1564
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1384
-	JMP  done1370
+	JB   next1564
+	JMP  done1550
 
-fp321369:
+fp321549:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1398
+	JMP  check1578
 
-next1397:
+next1577:
 	TESTQ     AX, AX
-	JEQ       kept1399
+	JEQ       kept1579
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -23386,7 +29601,7 @@ next1397:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1399:
+kept1579:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23415,10 +29630,10 @@ kept1399:
 	VFMADD231PS Z16, Z16, Z14
 	VPMULLD     Z7, Z7, Z19
 	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z12, Z19, Z19
 	VPADDD      Z5, Z7, Z20
 	VPMULLD     Z20, Z20, Z20
 	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z12, Z19, Z19
 	VPADDD      Z14, Z20, Z20
 	VPSRLD      $0x10, Z19, Z19
 	VPTERNLOGD  $0xf8, Z20, Z4, Z19
@@ -23439,7 +29654,7 @@ kept1399:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1400
+	JNE         unusual1580
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -23453,14 +29668,14 @@ kept1399:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1401
+	JMP         stored1581
 
-unusual1400:
+unusual1580:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161403
-	JA         fp321404
+	JE         fp161583
+	JA         fp321584
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -23474,17 +29689,17 @@ unusual1400:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1407
+	JNE        ordinary1587
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1406
+	JMP        stored1586
 
-ordinary1407:
+ordinary1587:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1406:
-	JMP done1405
+stored1586:
+	JMP done1585
 
-fp161403:
+fp161583:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -23494,31 +29709,31 @@ fp161403:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1409
+	JNE          ordinary1589
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1408
+	JMP          stored1588
 
-ordinary1409:
+ordinary1589:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1408:
-	JMP done1405
+stored1588:
+	JMP done1585
 
-fp321404:
-done1405:
-stored1401:
+fp321584:
+done1585:
+stored1581:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1398:
+check1578:
 	CMPQ CX, R10
-	JB   next1397
+	JB   next1577
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1397
+	JB   next1577
 
-done1370:
+done1550:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -23544,20 +29759,20 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1410
+	JEQ       aligned1590
 	ORQ       $0x04, DI
 
-aligned1410:
+aligned1590:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z7
 	VMOVUPS 640(AX), Z8
@@ -23575,17 +29790,17 @@ aligned1410:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161412
-	JA      fp321413
+	JE      fp161592
+	JA      fp321593
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1416
+	JMP     check1596
 
-next1415:
+next1595:
 	TESTQ     AX, AX
-	JEQ       kept1417
+	JEQ       kept1597
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -23597,7 +29812,7 @@ next1415:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1417:
+kept1597:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23642,7 +29857,7 @@ kept1417:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1418
+	JNE         unusual1598
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z14
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23656,14 +29871,14 @@ kept1417:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z15, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored1419
+	JMP         stored1599
 
-unusual1418:
+unusual1598:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161421
-	JA         fp321422
+	JE         fp161601
+	JA         fp321602
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z14
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23677,17 +29892,17 @@ unusual1418:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z15, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1425
+	JNE        ordinary1605
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored1424
+	JMP        stored1604
 
-ordinary1425:
+ordinary1605:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1424:
-	JMP done1423
+stored1604:
+	JMP done1603
 
-fp161421:
+fp161601:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z19, Z18, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23697,41 +29912,41 @@ fp161421:
 	VCVTPS2PH    $0x00, Z15, Y14
 	VINSERTI64X4 $0x01, Y14, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1427
+	JNE          ordinary1607
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored1426
+	JMP          stored1606
 
-ordinary1427:
+ordinary1607:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1426:
-	JMP done1423
+stored1606:
+	JMP done1603
 
-fp321422:
-done1423:
-stored1419:
+fp321602:
+done1603:
+stored1599:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1416:
+check1596:
 	CMPQ CX, R10
-	JB   next1415
+	JB   next1595
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1415
-	JMP  done1414
+	JB   next1595
+	JMP  done1594
 
-fp161412:
+fp161592:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1429
+	JMP  check1609
 
-next1428:
+next1608:
 	TESTQ     AX, AX
-	JEQ       kept1430
+	JEQ       kept1610
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -23743,7 +29958,7 @@ next1428:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1430:
+kept1610:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23791,7 +30006,7 @@ kept1430:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1431
+	JNE         unusual1611
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23805,14 +30020,14 @@ kept1430:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1432
+	JMP         stored1612
 
-unusual1431:
+unusual1611:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161434
-	JA         fp321435
+	JE         fp161614
+	JA         fp321615
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23826,17 +30041,17 @@ unusual1431:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1438
+	JNE        ordinary1618
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1437
+	JMP        stored1617
 
-ordinary1438:
+ordinary1618:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1437:
-	JMP done1436
+stored1617:
+	JMP done1616
 
-fp161434:
+fp161614:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23846,41 +30061,41 @@ fp161434:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1440
+	JNE          ordinary1620
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1439
+	JMP          stored1619
 
-ordinary1440:
+ordinary1620:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1439:
-	JMP done1436
+stored1619:
+	JMP done1616
 
-fp321435:
-done1436:
-stored1432:
+fp321615:
+done1616:
+stored1612:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1429:
+check1609:
 	CMPQ CX, R10
-	JB   next1428
+	JB   next1608
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1428
-	JMP  done1414
+	JB   next1608
+	JMP  done1594
 
-fp321413:
+fp321593:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1442
+	JMP  check1622
 
-next1441:
+next1621:
 	TESTQ     AX, AX
-	JEQ       kept1443
+	JEQ       kept1623
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -23892,7 +30107,7 @@ next1441:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1443:
+kept1623:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -23941,7 +30156,7 @@ kept1443:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1444
+	JNE         unusual1624
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -23955,14 +30170,14 @@ kept1443:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1445
+	JMP         stored1625
 
-unusual1444:
+unusual1624:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161447
-	JA         fp321448
+	JE         fp161627
+	JA         fp321628
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -23976,17 +30191,17 @@ unusual1444:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1451
+	JNE        ordinary1631
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1450
+	JMP        stored1630
 
-ordinary1451:
+ordinary1631:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1450:
-	JMP done1449
+stored1630:
+	JMP done1629
 
-fp161447:
+fp161627:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -23996,31 +30211,31 @@ fp161447:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1453
+	JNE          ordinary1633
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1452
+	JMP          stored1632
 
-ordinary1453:
+ordinary1633:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1452:
-	JMP done1449
+stored1632:
+	JMP done1629
 
-fp321448:
-done1449:
-stored1445:
+fp321628:
+done1629:
+stored1625:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1442:
+check1622:
 	CMPQ CX, R10
-	JB   next1441
+	JB   next1621
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1441
+	JB   next1621
 
-done1414:
+done1594:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -24030,15 +30245,15 @@ done1414:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -24046,15 +30261,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161455
-	JA     fp321456
+	JE     fp161635
+	JA     fp321636
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1459
+	JMP    check1639
 
-next1458:
+next1638:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -24064,36 +30279,36 @@ next1458:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1460
+	JEQ        written1640
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1461
+	JNE        unaligned1641
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1460
+	JMP        written1640
 
-unaligned1461:
+unaligned1641:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1460:
+written1640:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1459:
+check1639:
 	CMPQ DX, R8
-	JB   next1458
+	JB   next1638
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1458
-	JMP  done1457
+	JB   next1638
+	JMP  done1637
 
-fp161455:
+fp161635:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1463
+	JMP  check1643
 
-next1462:
+next1642:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -24103,36 +30318,36 @@ next1462:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1464
+	JEQ        written1644
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1465
+	JNE        unaligned1645
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1464
+	JMP        written1644
 
-unaligned1465:
+unaligned1645:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1464:
+written1644:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1463:
+check1643:
 	CMPQ DX, R8
-	JB   next1462
+	JB   next1642
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1462
-	JMP  done1457
+	JB   next1642
+	JMP  done1637
 
-fp321456:
+fp321636:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1467
+	JMP  check1647
 
-next1466:
+next1646:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -24142,28 +30357,28 @@ next1466:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1468
+	JEQ        written1648
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1469
+	JNE        unaligned1649
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1468
+	JMP        written1648
 
-unaligned1469:
+unaligned1649:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1468:
+written1648:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1467:
+check1647:
 	CMPQ DX, R8
-	JB   next1466
+	JB   next1646
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1466
+	JB   next1646
 
-done1457:
+done1637:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -24172,17 +30387,17 @@ done1457:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -24190,15 +30405,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161471
-	JA     fp321472
+	JE     fp161651
+	JA     fp321652
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1475
+	JMP    check1655
 
-next1474:
+next1654:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -24211,36 +30426,36 @@ next1474:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1476
+	JEQ        written1656
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1477
+	JNE        unaligned1657
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1476
+	JMP        written1656
 
-unaligned1477:
+unaligned1657:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1476:
+written1656:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1475:
+check1655:
 	CMPQ DX, R9
-	JB   next1474
+	JB   next1654
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1474
-	JMP  done1473
+	JB   next1654
+	JMP  done1653
 
-fp161471:
+fp161651:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1479
+	JMP  check1659
 
-next1478:
+next1658:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -24253,36 +30468,36 @@ next1478:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1480
+	JEQ        written1660
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1481
+	JNE        unaligned1661
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1480
+	JMP        written1660
 
-unaligned1481:
+unaligned1661:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1480:
+written1660:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1479:
+check1659:
 	CMPQ DX, R9
-	JB   next1478
+	JB   next1658
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1478
-	JMP  done1473
+	JB   next1658
+	JMP  done1653
 
-fp321472:
+fp321652:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1483
+	JMP  check1663
 
-next1482:
+next1662:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -24295,28 +30510,28 @@ next1482:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1484
+	JEQ        written1664
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1485
+	JNE        unaligned1665
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1484
+	JMP        written1664
 
-unaligned1485:
+unaligned1665:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1484:
+written1664:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1483:
+check1663:
 	CMPQ DX, R9
-	JB   next1482
+	JB   next1662
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1482
+	JB   next1662
 
-done1473:
+done1653:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -24382,44 +30597,44 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), BX
+	MOVQ      80(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), SI
+	MOVQ      96(AX), SI
 	MOVQ      a+0(FP), AX
 	MOVQ      56(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1486
+	JEQ       aligned1666
 	ORQ       $0x04, DI
 
-aligned1486:
+aligned1666:
 	MOVQ a+0(FP), AX
-	MOVQ 120(AX), R8
+	MOVQ 128(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R9
+	MOVQ 104(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R10
+	MOVQ 112(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161488
-	JA   fp321489
+	JE   fp161668
+	JA   fp321669
 
-block1491:
+block1671:
 	TESTQ   R11, R11
-	JEQ     kept1494
+	JEQ     kept1674
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1494:
+kept1674:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -24437,9 +30652,9 @@ kept1494:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1492:
+tile1672:
 	TESTQ     R11, R11
-	JEQ       kept1495
+	JEQ       kept1675
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -24457,7 +30672,7 @@ tile1492:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1495:
+kept1675:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -24572,7 +30787,7 @@ kept1495:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1496
+	JNE         unusual1676
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -24586,14 +30801,14 @@ kept1495:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1497
+	JMP         stored1677
 
-unusual1496:
+unusual1676:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161499
-	JA         fp321500
+	JE         fp161679
+	JA         fp321680
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -24607,17 +30822,17 @@ unusual1496:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1503
+	JNE        ordinary1683
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1502
+	JMP        stored1682
 
-ordinary1503:
+ordinary1683:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1502:
-	JMP done1501
+stored1682:
+	JMP done1681
 
-fp161499:
+fp161679:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24627,19 +30842,19 @@ fp161499:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1505
+	JNE          ordinary1685
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored1504
+	JMP          stored1684
 
-ordinary1505:
+ordinary1685:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1504:
-	JMP done1501
+stored1684:
+	JMP done1681
 
-fp321500:
-done1501:
-stored1497:
+fp321680:
+done1681:
+stored1677:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -24758,7 +30973,7 @@ stored1497:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1506
+	JNE         unusual1686
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -24772,14 +30987,14 @@ stored1497:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1507
+	JMP         stored1687
 
-unusual1506:
+unusual1686:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161509
-	JA         fp321510
+	JE         fp161689
+	JA         fp321690
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -24793,17 +31008,17 @@ unusual1506:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1513
+	JNE        ordinary1693
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1512
+	JMP        stored1692
 
-ordinary1513:
+ordinary1693:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1512:
-	JMP done1511
+stored1692:
+	JMP done1691
 
-fp161509:
+fp161689:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -24813,28 +31028,28 @@ fp161509:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1515
+	JNE          ordinary1695
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1514
+	JMP          stored1694
 
-ordinary1515:
+ordinary1695:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1514:
-	JMP done1511
+stored1694:
+	JMP done1691
 
-fp321510:
-done1511:
-stored1507:
+fp321690:
+done1691:
+stored1687:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1492
+	JNE   tile1672
 	CMPL  5120(DX), $0x00
-	JEQ   done1517
+	JEQ   done1697
 	SUBQ  $0x00000100, AX
 
-next1516:
+next1696:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -24853,9 +31068,9 @@ next1516:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1516
+	JNE        next1696
 
-done1517:
+done1697:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -24880,11 +31095,11 @@ done1517:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1518
+	JEQ           unusual1698
 	CMPL          R14, $0x5f000000
-	JBE           usual1519
+	JBE           usual1699
 
-unusual1518:
+unusual1698:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -24893,7 +31108,7 @@ unusual1518:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1520:
+next1700:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -24902,7 +31117,7 @@ next1520:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1520
+	JB            next1700
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -24924,7 +31139,7 @@ next1520:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1519:
+usual1699:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -24983,7 +31198,7 @@ usual1519:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -25012,7 +31227,7 @@ usual1519:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -25034,24 +31249,24 @@ usual1519:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1491
-	JMP          done1490
+	JB           block1671
+	JMP          done1670
 
-fp161488:
-block1521:
+fp161668:
+block1701:
 	TESTQ   R11, R11
-	JEQ     kept1524
+	JEQ     kept1704
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1524:
+kept1704:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -25069,9 +31284,9 @@ kept1524:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1522:
+tile1702:
 	TESTQ     R11, R11
-	JEQ       kept1525
+	JEQ       kept1705
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -25089,7 +31304,7 @@ tile1522:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1525:
+kept1705:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -25207,7 +31422,7 @@ kept1525:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1526
+	JNE         unusual1706
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -25221,14 +31436,14 @@ kept1525:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1527
+	JMP         stored1707
 
-unusual1526:
+unusual1706:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161529
-	JA         fp321530
+	JE         fp161709
+	JA         fp321710
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -25242,17 +31457,17 @@ unusual1526:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1533
+	JNE        ordinary1713
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1532
+	JMP        stored1712
 
-ordinary1533:
+ordinary1713:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1532:
-	JMP done1531
+stored1712:
+	JMP done1711
 
-fp161529:
+fp161709:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -25262,19 +31477,19 @@ fp161529:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1535
+	JNE          ordinary1715
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1534
+	JMP          stored1714
 
-ordinary1535:
+ordinary1715:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1534:
-	JMP done1531
+stored1714:
+	JMP done1711
 
-fp321530:
-done1531:
-stored1527:
+fp321710:
+done1711:
+stored1707:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -25396,7 +31611,7 @@ stored1527:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1536
+	JNE         unusual1716
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -25410,14 +31625,14 @@ stored1527:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1537
+	JMP         stored1717
 
-unusual1536:
+unusual1716:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161539
-	JA         fp321540
+	JE         fp161719
+	JA         fp321720
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -25431,17 +31646,17 @@ unusual1536:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1543
+	JNE        ordinary1723
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1542
+	JMP        stored1722
 
-ordinary1543:
+ordinary1723:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1542:
-	JMP done1541
+stored1722:
+	JMP done1721
 
-fp161539:
+fp161719:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -25451,28 +31666,28 @@ fp161539:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1545
+	JNE          ordinary1725
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1544
+	JMP          stored1724
 
-ordinary1545:
+ordinary1725:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1544:
-	JMP done1541
+stored1724:
+	JMP done1721
 
-fp321540:
-done1541:
-stored1537:
+fp321720:
+done1721:
+stored1717:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1522
+	JNE   tile1702
 	CMPL  5120(DX), $0x00
-	JEQ   done1547
+	JEQ   done1727
 	SUBQ  $0x00000100, AX
 
-next1546:
+next1726:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -25491,9 +31706,9 @@ next1546:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1546
+	JNE        next1726
 
-done1547:
+done1727:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -25518,11 +31733,11 @@ done1547:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1548
+	JEQ           unusual1728
 	CMPL          R14, $0x5f000000
-	JBE           usual1549
+	JBE           usual1729
 
-unusual1548:
+unusual1728:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -25531,7 +31746,7 @@ unusual1548:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1550:
+next1730:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -25540,7 +31755,7 @@ next1550:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1550
+	JB            next1730
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -25562,7 +31777,7 @@ next1550:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1549:
+usual1729:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -25621,7 +31836,7 @@ usual1549:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -25650,7 +31865,7 @@ usual1549:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -25672,24 +31887,24 @@ usual1549:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1521
-	JMP          done1490
+	JB           block1701
+	JMP          done1670
 
-fp321489:
-block1551:
+fp321669:
+block1731:
 	TESTQ   R11, R11
-	JEQ     kept1554
+	JEQ     kept1734
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1554:
+kept1734:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -25707,9 +31922,9 @@ kept1554:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1552:
+tile1732:
 	TESTQ     R11, R11
-	JEQ       kept1555
+	JEQ       kept1735
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -25727,7 +31942,7 @@ tile1552:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1555:
+kept1735:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -25846,7 +32061,7 @@ kept1555:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1556
+	JNE         unusual1736
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -25860,14 +32075,14 @@ kept1555:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1557
+	JMP         stored1737
 
-unusual1556:
+unusual1736:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161559
-	JA         fp321560
+	JE         fp161739
+	JA         fp321740
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -25881,17 +32096,17 @@ unusual1556:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1563
+	JNE        ordinary1743
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1562
+	JMP        stored1742
 
-ordinary1563:
+ordinary1743:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1562:
-	JMP done1561
+stored1742:
+	JMP done1741
 
-fp161559:
+fp161739:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -25901,19 +32116,19 @@ fp161559:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1565
+	JNE          ordinary1745
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1564
+	JMP          stored1744
 
-ordinary1565:
+ordinary1745:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1564:
-	JMP done1561
+stored1744:
+	JMP done1741
 
-fp321560:
-done1561:
-stored1557:
+fp321740:
+done1741:
+stored1737:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -26036,7 +32251,7 @@ stored1557:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1566
+	JNE         unusual1746
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -26050,14 +32265,14 @@ stored1557:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1567
+	JMP         stored1747
 
-unusual1566:
+unusual1746:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161569
-	JA         fp321570
+	JE         fp161749
+	JA         fp321750
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -26071,17 +32286,17 @@ unusual1566:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1573
+	JNE        ordinary1753
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1572
+	JMP        stored1752
 
-ordinary1573:
+ordinary1753:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1572:
-	JMP done1571
+stored1752:
+	JMP done1751
 
-fp161569:
+fp161749:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -26091,28 +32306,28 @@ fp161569:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1575
+	JNE          ordinary1755
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1574
+	JMP          stored1754
 
-ordinary1575:
+ordinary1755:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1574:
-	JMP done1571
+stored1754:
+	JMP done1751
 
-fp321570:
-done1571:
-stored1567:
+fp321750:
+done1751:
+stored1747:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1552
+	JNE   tile1732
 	CMPL  5120(DX), $0x00
-	JEQ   done1577
+	JEQ   done1757
 	SUBQ  $0x00000100, AX
 
-next1576:
+next1756:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -26131,9 +32346,9 @@ next1576:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1576
+	JNE        next1756
 
-done1577:
+done1757:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -26158,11 +32373,11 @@ done1577:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1578
+	JEQ           unusual1758
 	CMPL          R14, $0x5f000000
-	JBE           usual1579
+	JBE           usual1759
 
-unusual1578:
+unusual1758:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -26171,7 +32386,7 @@ unusual1578:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1580:
+next1760:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -26180,7 +32395,7 @@ next1580:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1580
+	JB            next1760
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -26202,7 +32417,7 @@ next1580:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1579:
+usual1759:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -26261,7 +32476,7 @@ usual1579:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -26290,7 +32505,7 @@ usual1579:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -26312,10 +32527,10 @@ usual1579:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1551
+	JB           block1731
 
-done1490:
-tile1581:
+done1670:
+tile1761:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -26393,12 +32608,12 @@ tile1581:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1581
+	JNE         tile1761
 	CMPL        5120(DX), $0x00
-	JEQ         done1583
+	JEQ         done1763
 	SUBQ        $0x00000100, AX
 
-next1582:
+next1762:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -26417,9 +32632,9 @@ next1582:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1582
+	JNE        next1762
 
-done1583:
+done1763:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -26429,19 +32644,19 @@ done1583:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   72(AX), AX
+	MOVQ   80(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   120(CX), CX
+	MOVQ   128(CX), CX
 	MOVQ   a+0(FP), DX
 	MOVQ   48(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   96(SI), SI
+	MOVQ   104(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   104(DI), DI
+	MOVQ   112(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   112(R8), R8
+	MOVQ   120(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -26449,15 +32664,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161585
-	JA     fp321586
+	JE     fp161765
+	JA     fp321766
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1589
+	JMP    check1769
 
-next1588:
+next1768:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -26470,44 +32685,44 @@ next1588:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1590
+	JNE        within1770
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1590:
+within1770:
 	TESTQ    AX, AX
-	JEQ      written1591
+	JEQ      written1771
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1592
+	JNE      unaligned1772
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1591
+	JMP      written1771
 
-unaligned1592:
+unaligned1772:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1591:
+written1771:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1589:
+check1769:
 	CMPQ DX, R10
-	JB   next1588
+	JB   next1768
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1588
-	JMP  done1587
+	JB   next1768
+	JMP  done1767
 
-fp161585:
+fp161765:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1594
+	JMP  check1774
 
-next1593:
+next1773:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -26520,44 +32735,44 @@ next1593:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1595
+	JNE        within1775
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1595:
+within1775:
 	TESTQ    AX, AX
-	JEQ      written1596
+	JEQ      written1776
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1597
+	JNE      unaligned1777
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1596
+	JMP      written1776
 
-unaligned1597:
+unaligned1777:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1596:
+written1776:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1594:
+check1774:
 	CMPQ DX, R10
-	JB   next1593
+	JB   next1773
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1593
-	JMP  done1587
+	JB   next1773
+	JMP  done1767
 
-fp321586:
+fp321766:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1599
+	JMP  check1779
 
-next1598:
+next1778:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -26570,37 +32785,4884 @@ next1598:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1600
+	JNE        within1780
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1600:
+within1780:
 	TESTQ    AX, AX
-	JEQ      written1601
+	JEQ      written1781
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1602
+	JNE      unaligned1782
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1601
+	JMP      written1781
 
-unaligned1602:
+unaligned1782:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1601:
+written1781:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1599:
+check1779:
 	CMPQ DX, R10
-	JB   next1598
+	JB   next1778
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1598
+	JB   next1778
 
-done1587:
+done1767:
 	SFENCE
+	VZEROUPPER
+	RET
+
+// func adamSplit24FP32AVX512(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z1
+	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         112(R8), R8
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      256(AX), Z4
+	VMOVUPS      320(AX), Z5
+	VMOVUPS      384(AX), Z6
+	VMOVUPS      576(AX), Z7
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      448(AX), Z10
+	VMOVUPS      512(AX), Z11
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp161784
+	JA           fp321785
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check1788
+
+next1787:
+	TESTQ     AX, AX
+	JEQ       kept1789
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y12
+	VMOVDQU32 Y12, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X12
+	VMOVDQU32 X12, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z12
+	VMOVDQU32 Z12, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1789:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VPMOVZXWD   (SI)(CX*2), Z13
+	VPSLLD      $0x10, Z13, Z13
+	VPMOVSXBD   (BX)(CX*1), Z14
+	VPSLLD      $0x08, Z14, Z14
+	VPADDD      Z14, Z13, Z13
+	VMULPS      Z8, Z12, Z12
+	VFMADD231PS Z9, Z13, Z12
+	VMULPS      (DI)(CX*4), Z2, Z14
+	VFMADD231PS Z3, Z12, Z14
+	VMULPS      Z12, Z12, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z14, (DI)(CX*4)
+	VMOVUPS     Z15, (R8)(CX*4)
+	VSQRTPS     Z15, Z15
+	VFMADD213PS Z10, Z6, Z15
+	VDIVPS      Z15, Z14, Z14
+	VFMADD231PS Z11, Z13, Z13
+	VFMADD231PS Z7, Z14, Z13
+	VPMULLD     Z1, Z1, Z12
+	VPSRLD      $0x18, Z12, Z12
+	VPADDD      Z13, Z12, Z12
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z12, Z13
+	VPSRLD      $0x10, Z13, Z13
+	VPMOVDW     Z13, Y13
+	VMOVDQU32   Y13, (SI)(CX*2)
+	VPSRLD      $0x08, Z12, Z12
+	VPMOVDB     Z12, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1788:
+	CMPQ CX, R10
+	JB   next1787
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1787
+	JMP  done1786
+
+fp161784:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1791
+
+next1790:
+	TESTQ     AX, AX
+	JEQ       kept1792
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y12
+	VMOVDQU32 Y12, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X12
+	VMOVDQU32 X12, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z12
+	VMOVDQU32 Z12, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1792:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VPMOVZXWD   (SI)(CX*2), Z13
+	VPSLLD      $0x10, Z13, Z13
+	VPMOVSXBD   (BX)(CX*1), Z14
+	VPSLLD      $0x08, Z14, Z14
+	VPADDD      Z14, Z13, Z13
+	VMULPS      Z8, Z12, Z12
+	VFMADD231PS Z9, Z13, Z12
+	VMULPS      (DI)(CX*4), Z2, Z14
+	VFMADD231PS Z3, Z12, Z14
+	VMULPS      Z12, Z12, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z14, (DI)(CX*4)
+	VMOVUPS     Z15, (R8)(CX*4)
+	VSQRTPS     Z15, Z15
+	VFMADD213PS Z10, Z6, Z15
+	VDIVPS      Z15, Z14, Z14
+	VFMADD231PS Z11, Z13, Z13
+	VFMADD231PS Z7, Z14, Z13
+	VPMULLD     Z1, Z1, Z12
+	VPSRLD      $0x18, Z12, Z12
+	VPADDD      Z13, Z12, Z12
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z12, Z13
+	VPSRLD      $0x10, Z13, Z13
+	VPMOVDW     Z13, Y13
+	VMOVDQU32   Y13, (SI)(CX*2)
+	VPSRLD      $0x08, Z12, Z12
+	VPMOVDB     Z12, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1791:
+	CMPQ CX, R10
+	JB   next1790
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1790
+	JMP  done1786
+
+fp321785:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1794
+
+next1793:
+	TESTQ     AX, AX
+	JEQ       kept1795
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y12
+	VMOVDQU32 Y12, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X12
+	VMOVDQU32 X12, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z12
+	VMOVDQU32 Z12, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept1795:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z12
+	VPMOVZXWD   (SI)(CX*2), Z13
+	VPSLLD      $0x10, Z13, Z13
+	VPMOVSXBD   (BX)(CX*1), Z14
+	VPSLLD      $0x08, Z14, Z14
+	VPADDD      Z14, Z13, Z13
+	VMULPS      Z8, Z12, Z12
+	VFMADD231PS Z9, Z13, Z12
+	VMULPS      (DI)(CX*4), Z2, Z14
+	VFMADD231PS Z3, Z12, Z14
+	VMULPS      Z12, Z12, Z12
+	VMULPS      (R8)(CX*4), Z4, Z15
+	VFMADD231PS Z5, Z12, Z15
+	VMOVUPS     Z14, (DI)(CX*4)
+	VMOVUPS     Z15, (R8)(CX*4)
+	VSQRTPS     Z15, Z15
+	VFMADD213PS Z10, Z6, Z15
+	VDIVPS      Z15, Z14, Z14
+	VFMADD231PS Z11, Z13, Z13
+	VFMADD231PS Z7, Z14, Z13
+	VPMULLD     Z1, Z1, Z12
+	VPSRLD      $0x18, Z12, Z12
+	VPADDD      Z13, Z12, Z12
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z12, Z13
+	VPSRLD      $0x10, Z13, Z13
+	VPMOVDW     Z13, Y13
+	VMOVDQU32   Y13, (SI)(CX*2)
+	VPSRLD      $0x08, Z12, Z12
+	VPMOVDB     Z12, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1794:
+	CMPQ CX, R10
+	JB   next1793
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1793
+
+done1786:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+DATA ditherOfLanesAVX512Consecutive<>+0(SB)/4, $0x00000000
+DATA ditherOfLanesAVX512Consecutive<>+4(SB)/4, $0x9e3779b9
+DATA ditherOfLanesAVX512Consecutive<>+8(SB)/4, $0x3c6ef372
+DATA ditherOfLanesAVX512Consecutive<>+12(SB)/4, $0xdaa66d2b
+DATA ditherOfLanesAVX512Consecutive<>+16(SB)/4, $0x78dde6e4
+DATA ditherOfLanesAVX512Consecutive<>+20(SB)/4, $0x1715609d
+DATA ditherOfLanesAVX512Consecutive<>+24(SB)/4, $0xb54cda56
+DATA ditherOfLanesAVX512Consecutive<>+28(SB)/4, $0x5384540f
+DATA ditherOfLanesAVX512Consecutive<>+32(SB)/4, $0xf1bbcdc8
+DATA ditherOfLanesAVX512Consecutive<>+36(SB)/4, $0x8ff34781
+DATA ditherOfLanesAVX512Consecutive<>+40(SB)/4, $0x2e2ac13a
+DATA ditherOfLanesAVX512Consecutive<>+44(SB)/4, $0xcc623af3
+DATA ditherOfLanesAVX512Consecutive<>+48(SB)/4, $0x6a99b4ac
+DATA ditherOfLanesAVX512Consecutive<>+52(SB)/4, $0x08d12e65
+DATA ditherOfLanesAVX512Consecutive<>+56(SB)/4, $0xa708a81e
+DATA ditherOfLanesAVX512Consecutive<>+60(SB)/4, $0x454021d7
+GLOBL ditherOfLanesAVX512Consecutive<>(SB), RODATA|NOPTR, $64
+
+// func lionSplit24FP32AVX512(a *Arguments)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z1
+	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      256(AX), Z4
+	VMOVUPS      320(AX), Z5
+	VMOVUPS      576(AX), Z6
+	VMOVUPS      (AX), Z7
+	VMOVUPS      64(AX), Z8
+	VMOVUPS      512(AX), Z9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161797
+	JA           fp321798
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1801
+
+next1800:
+	TESTQ     AX, AX
+	JEQ       kept1802
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1802:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VPMOVZXWD   (SI)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VPMOVSXBD   (BX)(CX*1), Z13
+	VPSLLD      $0x08, Z13, Z13
+	VPADDD      Z13, Z12, Z12
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z12, Z10
+	VMULPS      (DI)(CX*4), Z2, Z13
+	VFMADD231PS Z3, Z10, Z13
+	VFMADD231PS Z9, Z12, Z12
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z13, Z14
+	VXORPS      Z6, Z14, Z14
+	VCMPPS      $0x00, Z11, Z13, K1
+	VCMPPS      $0x03, Z13, Z13, K2
+	VMOVDQA32   Z11, K1, Z14
+	VMOVDQA32   Z13, K2, Z14
+	VADDPS      Z14, Z12, Z12
+	VMULPS      (DI)(CX*4), Z4, Z13
+	VFMADD231PS Z5, Z10, Z13
+	VMOVUPS     Z13, (DI)(CX*4)
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z12, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVDQU32   Y12, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1801:
+	CMPQ CX, R9
+	JB   next1800
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1800
+	JMP  done1799
+
+fp161797:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1804
+
+next1803:
+	TESTQ     AX, AX
+	JEQ       kept1805
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1805:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VPMOVZXWD   (SI)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VPMOVSXBD   (BX)(CX*1), Z13
+	VPSLLD      $0x08, Z13, Z13
+	VPADDD      Z13, Z12, Z12
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z12, Z10
+	VMULPS      (DI)(CX*4), Z2, Z13
+	VFMADD231PS Z3, Z10, Z13
+	VFMADD231PS Z9, Z12, Z12
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z13, Z14
+	VXORPS      Z6, Z14, Z14
+	VCMPPS      $0x00, Z11, Z13, K1
+	VCMPPS      $0x03, Z13, Z13, K2
+	VMOVDQA32   Z11, K1, Z14
+	VMOVDQA32   Z13, K2, Z14
+	VADDPS      Z14, Z12, Z12
+	VMULPS      (DI)(CX*4), Z4, Z13
+	VFMADD231PS Z5, Z10, Z13
+	VMOVUPS     Z13, (DI)(CX*4)
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z12, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVDQU32   Y12, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1804:
+	CMPQ CX, R9
+	JB   next1803
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1803
+	JMP  done1799
+
+fp321798:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1807
+
+next1806:
+	TESTQ     AX, AX
+	JEQ       kept1808
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1808:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VPMOVZXWD   (SI)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VPMOVSXBD   (BX)(CX*1), Z13
+	VPSLLD      $0x08, Z13, Z13
+	VPADDD      Z13, Z12, Z12
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z12, Z10
+	VMULPS      (DI)(CX*4), Z2, Z13
+	VFMADD231PS Z3, Z10, Z13
+	VFMADD231PS Z9, Z12, Z12
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z13, Z14
+	VXORPS      Z6, Z14, Z14
+	VCMPPS      $0x00, Z11, Z13, K1
+	VCMPPS      $0x03, Z13, Z13, K2
+	VMOVDQA32   Z11, K1, Z14
+	VMOVDQA32   Z13, K2, Z14
+	VADDPS      Z14, Z12, Z12
+	VMULPS      (DI)(CX*4), Z4, Z13
+	VFMADD231PS Z5, Z10, Z13
+	VMOVUPS     Z13, (DI)(CX*4)
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z12, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVDQU32   Y12, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1807:
+	CMPQ CX, R9
+	JB   next1806
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1806
+
+done1799:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradSplit24FP32AVX512(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z1
+	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      448(AX), Z2
+	VMOVUPS      576(AX), Z3
+	VMOVUPS      (AX), Z4
+	VMOVUPS      64(AX), Z5
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161810
+	JA           fp321811
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1814
+
+next1813:
+	TESTQ     AX, AX
+	JEQ       kept1815
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y6
+	VMOVDQU32 Y6, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X6
+	VMOVDQU32 X6, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1815:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD   (SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXBD   (BX)(CX*1), Z8
+	VPSLLD      $0x08, Z8, Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      Z4, Z6, Z6
+	VFMADD231PS Z5, Z7, Z6
+	VMOVUPS     (DI)(CX*4), Z8
+	VFMADD231PS Z6, Z6, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VSQRTPS     Z8, Z8
+	VADDPS      Z2, Z8, Z8
+	VDIVPS      Z8, Z6, Z6
+	VFMADD231PS Z3, Z6, Z7
+	VPMULLD     Z1, Z1, Z6
+	VPSRLD      $0x18, Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z6, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU32   Y7, (SI)(CX*2)
+	VPSRLD      $0x08, Z6, Z6
+	VPMOVDB     Z6, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1814:
+	CMPQ CX, R9
+	JB   next1813
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1813
+	JMP  done1812
+
+fp161810:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1817
+
+next1816:
+	TESTQ     AX, AX
+	JEQ       kept1818
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y6
+	VMOVDQU32 Y6, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X6
+	VMOVDQU32 X6, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1818:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z6
+	VPMOVZXWD   (SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXBD   (BX)(CX*1), Z8
+	VPSLLD      $0x08, Z8, Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      Z4, Z6, Z6
+	VFMADD231PS Z5, Z7, Z6
+	VMOVUPS     (DI)(CX*4), Z8
+	VFMADD231PS Z6, Z6, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VSQRTPS     Z8, Z8
+	VADDPS      Z2, Z8, Z8
+	VDIVPS      Z8, Z6, Z6
+	VFMADD231PS Z3, Z6, Z7
+	VPMULLD     Z1, Z1, Z6
+	VPSRLD      $0x18, Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z6, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU32   Y7, (SI)(CX*2)
+	VPSRLD      $0x08, Z6, Z6
+	VPMOVDB     Z6, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1817:
+	CMPQ CX, R9
+	JB   next1816
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1816
+	JMP  done1812
+
+fp321811:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1820
+
+next1819:
+	TESTQ     AX, AX
+	JEQ       kept1821
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y6
+	VMOVDQU32 Y6, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X6
+	VMOVDQU32 X6, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z6
+	VMOVDQU32 Z6, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1821:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z6
+	VPMOVZXWD   (SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VPMOVSXBD   (BX)(CX*1), Z8
+	VPSLLD      $0x08, Z8, Z8
+	VPADDD      Z8, Z7, Z7
+	VMULPS      Z4, Z6, Z6
+	VFMADD231PS Z5, Z7, Z6
+	VMOVUPS     (DI)(CX*4), Z8
+	VFMADD231PS Z6, Z6, Z8
+	VMOVUPS     Z8, (DI)(CX*4)
+	VSQRTPS     Z8, Z8
+	VADDPS      Z2, Z8, Z8
+	VDIVPS      Z8, Z6, Z6
+	VFMADD231PS Z3, Z6, Z7
+	VPMULLD     Z1, Z1, Z6
+	VPSRLD      $0x18, Z6, Z6
+	VPADDD      Z7, Z6, Z6
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z6, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, Y7
+	VMOVDQU32   Y7, (SI)(CX*2)
+	VPSRLD      $0x08, Z6, Z6
+	VPMOVDB     Z6, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1820:
+	CMPQ CX, R9
+	JB   next1819
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1819
+
+done1812:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdSplit24FP32AVX512(a *Arguments)
+// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z1
+	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Z2
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      640(AX), Z4
+	VMOVUPS      704(AX), Z5
+	VMOVUPS      576(AX), Z6
+	VMOVUPS      (AX), Z7
+	VMOVUPS      64(AX), Z8
+	VMOVUPS      512(AX), Z9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161823
+	JA           fp321824
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1827
+
+next1826:
+	TESTQ     AX, AX
+	JEQ       kept1828
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1828:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z11, Z10
+	VMULPS      (DI)(CX*4), Z2, Z12
+	VFMADD231PS Z3, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VMULPS      Z5, Z10, Z10
+	VFMADD231PS Z4, Z12, Z10
+	VFMADD231PS Z9, Z11, Z11
+	VFMADD231PS Z6, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1827:
+	CMPQ CX, R9
+	JB   next1826
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1826
+	JMP  done1825
+
+fp161823:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1830
+
+next1829:
+	TESTQ     AX, AX
+	JEQ       kept1831
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1831:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z11, Z10
+	VMULPS      (DI)(CX*4), Z2, Z12
+	VFMADD231PS Z3, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VMULPS      Z5, Z10, Z10
+	VFMADD231PS Z4, Z12, Z10
+	VFMADD231PS Z9, Z11, Z11
+	VFMADD231PS Z6, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1830:
+	CMPQ CX, R9
+	JB   next1829
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1829
+	JMP  done1825
+
+fp321824:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1833
+
+next1832:
+	TESTQ     AX, AX
+	JEQ       kept1834
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept1834:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z7, Z10, Z10
+	VFMADD231PS Z8, Z11, Z10
+	VMULPS      (DI)(CX*4), Z2, Z12
+	VFMADD231PS Z3, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VMULPS      Z5, Z10, Z10
+	VFMADD231PS Z4, Z12, Z10
+	VFMADD231PS Z9, Z11, Z11
+	VFMADD231PS Z6, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check1833:
+	CMPQ CX, R9
+	JB   next1832
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1832
+
+done1825:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit241xFP32AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   80(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   128(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   48(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   88(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   104(SI), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), DI
+	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
+	CMPQ   DX, $0x01
+	JE     fp161836
+	JA     fp321837
+	XORQ   DX, DX
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
+	JMP    check1840
+
+next1839:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1840:
+	CMPQ DX, R8
+	JB   next1839
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1839
+	JMP  done1838
+
+fp161836:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check1842
+
+next1841:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1842:
+	CMPQ DX, R8
+	JB   next1841
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1841
+	JMP  done1838
+
+fp321837:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check1844
+
+next1843:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1844:
+	CMPQ DX, R8
+	JB   next1843
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1843
+
+done1838:
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xFP32AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   80(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   128(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   48(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   88(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   104(SI), SI
+	MOVQ   a+0(FP), DI
+	MOVQ   112(DI), DI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), R8
+	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
+	CMPQ   DX, $0x01
+	JE     fp161846
+	JA     fp321847
+	XORQ   DX, DX
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
+	JMP    check1850
+
+next1849:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1850:
+	CMPQ DX, R9
+	JB   next1849
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1849
+	JMP  done1848
+
+fp161846:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check1852
+
+next1851:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1852:
+	CMPQ DX, R9
+	JB   next1851
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1851
+	JMP  done1848
+
+fp321847:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check1854
+
+next1853:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1854:
+	CMPQ DX, R9
+	JB   next1853
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1853
+
+done1848:
+	VZEROUPPER
+	RET
+
+// func adamSplit24BF16AVX512(a *Arguments)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	VMOVDQU32    patternffff0000<>+0(SB), Z1
+	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z4
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	MOVQ         112(R8), R8
+	MOVQ         a+0(FP), R9
+	VPBROADCASTD 64(R9), Z5
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
+	VMOVUPS      128(AX), Z6
+	VMOVUPS      192(AX), Z7
+	VMOVUPS      256(AX), Z8
+	VMOVUPS      320(AX), Z9
+	VMOVUPS      384(AX), Z10
+	VMOVUPS      576(AX), Z11
+	VMOVUPS      (AX), Z12
+	VMOVUPS      64(AX), Z13
+	VMOVUPS      448(AX), Z14
+	VMOVUPS      512(AX), Z15
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R9
+	MOVQ         (R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         8(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         24(R11), R11
+	CMPQ         CX, $0x01
+	JE           fp161856
+	JA           fp321857
+	MOVQ         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVQ         16(R11), R11
+	ADDQ         CX, R11
+	JMP          check1860
+
+next1859:
+	TESTQ     AX, AX
+	JEQ       kept1861
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y16
+	VMOVDQU32 Y16, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z16
+	VMOVDQU32 Z16, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z16
+	VMOVDQU32 Z16, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1861:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU32   (DX)(CX*2), Z17
+	VPSLLD      $0x10, Z17, Z16
+	VPANDD      Z1, Z17, Z17
+	VPMOVZXBW   (BX)(CX*1), Z18
+	VPSLLW      $0x08, Z18, Z18
+	VPSRAW      $0x0f, Z18, Z19
+	VPADDW      (SI)(CX*2), Z19, Z19
+	VPSLLD      $0x10, Z19, Z20
+	VPTERNLOGD  $0xf4, Z1, Z18, Z20
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z19, Z1, Z18
+	VMULPS      Z12, Z16, Z16
+	VFMADD231PS Z13, Z20, Z16
+	VMULPS      Z12, Z17, Z17
+	VFMADD231PS Z13, Z18, Z17
+	VMOVDQU32   (DI)(CX*2), Z21
+	VPSLLD      $0x10, Z21, Z19
+	VPANDD      Z1, Z21, Z21
+	VMULPS      Z19, Z6, Z19
+	VFMADD231PS Z7, Z16, Z19
+	VMULPS      Z21, Z6, Z21
+	VFMADD231PS Z7, Z17, Z21
+	VMULPS      Z16, Z16, Z16
+	VMULPS      Z17, Z17, Z17
+	VMOVDQU32   (R8)(CX*2), Z23
+	VPSLLD      $0x10, Z23, Z22
+	VPANDD      Z1, Z23, Z23
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z16, Z22
+	VMULPS      Z23, Z8, Z16
+	VFMADD231PS Z9, Z17, Z16
+	VPADDD      Z0, Z19, Z17
+	VPADDD      Z0, Z21, Z23
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z23, Z1, Z17
+	VMOVDQU32   Z17, (DI)(CX*2)
+	VPMULLD     Z5, Z5, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z2, Z5, Z23
+	VPMULLD     Z23, Z23, Z23
+	VPSRLD      $0x10, Z23, Z23
+	VPADDD      Z22, Z17, Z17
+	VPADDD      Z16, Z23, Z23
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z23, Z1, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z22, Z22
+	VSQRTPS     Z16, Z16
+	VFMADD213PS Z14, Z10, Z22
+	VDIVPS      Z22, Z19, Z19
+	VFMADD231PS Z15, Z20, Z20
+	VFMADD231PS Z11, Z19, Z20
+	VFMADD213PS Z14, Z10, Z16
+	VDIVPS      Z16, Z21, Z21
+	VFMADD231PS Z15, Z18, Z18
+	VFMADD231PS Z11, Z21, Z18
+	VPMULLD     Z4, Z4, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z2, Z4, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z20, Z16, Z16
+	VPADDD      Z18, Z17, Z17
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z16, Z18
+	VPADDD      Z0, Z17, Z19
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z19, Z1, Z18
+	VMOVDQU32   Z18, (SI)(CX*2)
+	VPSLLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf4, Z1, Z16, Z17
+	VPSRLW      $0x08, Z17, Z17
+	VPMOVWB     Z17, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check1860:
+	CMPQ CX, R10
+	JB   next1859
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1859
+	JMP  done1858
+
+fp161856:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1863
+
+next1862:
+	TESTQ     AX, AX
+	JEQ       kept1864
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y16
+	VMOVDQU32 Y16, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z16
+	VMOVDQU32 Z16, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z16
+	VMOVDQU32 Z16, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1864:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z16
+	VCVTPH2PS   32(DX)(CX*2), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z17, Z16, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z17, Z16, Z19
+	VPMOVZXBW   (BX)(CX*1), Z16
+	VPSLLW      $0x08, Z16, Z16
+	VPSRAW      $0x0f, Z16, Z17
+	VPADDW      (SI)(CX*2), Z17, Z17
+	VPSLLD      $0x10, Z17, Z20
+	VPTERNLOGD  $0xf4, Z1, Z16, Z20
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMULPS      Z12, Z18, Z18
+	VFMADD231PS Z13, Z20, Z18
+	VMULPS      Z12, Z19, Z19
+	VFMADD231PS Z13, Z16, Z19
+	VMOVDQU32   (DI)(CX*2), Z21
+	VPSLLD      $0x10, Z21, Z17
+	VPANDD      Z1, Z21, Z21
+	VMULPS      Z17, Z6, Z17
+	VFMADD231PS Z7, Z18, Z17
+	VMULPS      Z21, Z6, Z21
+	VFMADD231PS Z7, Z19, Z21
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z19, Z19, Z19
+	VMOVDQU32   (R8)(CX*2), Z23
+	VPSLLD      $0x10, Z23, Z22
+	VPANDD      Z1, Z23, Z23
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z18, Z22
+	VMULPS      Z23, Z8, Z18
+	VFMADD231PS Z9, Z19, Z18
+	VPADDD      Z0, Z17, Z19
+	VPADDD      Z0, Z21, Z23
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z23, Z1, Z19
+	VMOVDQU32   Z19, (DI)(CX*2)
+	VPMULLD     Z5, Z5, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPADDD      Z2, Z5, Z23
+	VPMULLD     Z23, Z23, Z23
+	VPSRLD      $0x10, Z23, Z23
+	VPADDD      Z22, Z19, Z19
+	VPADDD      Z18, Z23, Z23
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z23, Z1, Z19
+	VMOVDQU32   Z19, (R8)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z22, Z22
+	VSQRTPS     Z18, Z18
+	VFMADD213PS Z14, Z10, Z22
+	VDIVPS      Z22, Z17, Z17
+	VFMADD231PS Z15, Z20, Z20
+	VFMADD231PS Z11, Z17, Z20
+	VFMADD213PS Z14, Z10, Z18
+	VDIVPS      Z18, Z21, Z21
+	VFMADD231PS Z15, Z16, Z16
+	VFMADD231PS Z11, Z21, Z16
+	VPMULLD     Z4, Z4, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z2, Z4, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z20, Z17, Z17
+	VPADDD      Z16, Z18, Z18
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z17, Z16
+	VPADDD      Z0, Z18, Z19
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z19, Z1, Z16
+	VMOVDQU32   Z16, (SI)(CX*2)
+	VPSLLD      $0x10, Z18, Z16
+	VPTERNLOGD  $0xf4, Z1, Z17, Z16
+	VPSRLW      $0x08, Z16, Z16
+	VPMOVWB     Z16, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check1863:
+	CMPQ CX, R10
+	JB   next1862
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1862
+	JMP  done1858
+
+fp321857:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1866
+
+next1865:
+	TESTQ     AX, AX
+	JEQ       kept1867
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y16
+	VMOVDQU32 Y16, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z16
+	VMOVDQU32 Z16, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z16
+	VMOVDQU32 Z16, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept1867:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z16
+	VMOVUPS     64(DX)(CX*4), Z17
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
+	VPERMI2PS   Z17, Z16, Z18
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
+	VPERMI2PS   Z17, Z16, Z19
+	VPMOVZXBW   (BX)(CX*1), Z16
+	VPSLLW      $0x08, Z16, Z16
+	VPSRAW      $0x0f, Z16, Z17
+	VPADDW      (SI)(CX*2), Z17, Z17
+	VPSLLD      $0x10, Z17, Z20
+	VPTERNLOGD  $0xf4, Z1, Z16, Z20
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMULPS      Z12, Z18, Z18
+	VFMADD231PS Z13, Z20, Z18
+	VMULPS      Z12, Z19, Z19
+	VFMADD231PS Z13, Z16, Z19
+	VMOVDQU32   (DI)(CX*2), Z21
+	VPSLLD      $0x10, Z21, Z17
+	VPANDD      Z1, Z21, Z21
+	VMULPS      Z17, Z6, Z17
+	VFMADD231PS Z7, Z18, Z17
+	VMULPS      Z21, Z6, Z21
+	VFMADD231PS Z7, Z19, Z21
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z19, Z19, Z19
+	VMOVDQU32   (R8)(CX*2), Z23
+	VPSLLD      $0x10, Z23, Z22
+	VPANDD      Z1, Z23, Z23
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z18, Z22
+	VMULPS      Z23, Z8, Z18
+	VFMADD231PS Z9, Z19, Z18
+	VPADDD      Z0, Z17, Z19
+	VPADDD      Z0, Z21, Z23
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z23, Z1, Z19
+	VMOVDQU32   Z19, (DI)(CX*2)
+	VPMULLD     Z5, Z5, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPADDD      Z2, Z5, Z23
+	VPMULLD     Z23, Z23, Z23
+	VPSRLD      $0x10, Z23, Z23
+	VPADDD      Z22, Z19, Z19
+	VPADDD      Z18, Z23, Z23
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z23, Z1, Z19
+	VMOVDQU32   Z19, (R8)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z22, Z22
+	VSQRTPS     Z18, Z18
+	VFMADD213PS Z14, Z10, Z22
+	VDIVPS      Z22, Z17, Z17
+	VFMADD231PS Z15, Z20, Z20
+	VFMADD231PS Z11, Z17, Z20
+	VFMADD213PS Z14, Z10, Z18
+	VDIVPS      Z18, Z21, Z21
+	VFMADD231PS Z15, Z16, Z16
+	VFMADD231PS Z11, Z21, Z16
+	VPMULLD     Z4, Z4, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z2, Z4, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z20, Z17, Z17
+	VPADDD      Z16, Z18, Z18
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z17, Z16
+	VPADDD      Z0, Z18, Z19
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z19, Z1, Z16
+	VMOVDQU32   Z16, (SI)(CX*2)
+	VPSLLD      $0x10, Z18, Z16
+	VPTERNLOGD  $0xf4, Z1, Z17, Z16
+	VPSRLW      $0x08, Z16, Z16
+	VPMOVWB     Z16, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check1866:
+	CMPQ CX, R10
+	JB   next1865
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1865
+
+done1858:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func lionSplit24BF16AVX512(a *Arguments)
+// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	VMOVDQU32    patternffff0000<>+0(SB), Z1
+	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z4
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Z5
+	VMOVUPS      192(AX), Z6
+	VMOVUPS      256(AX), Z7
+	VMOVUPS      320(AX), Z8
+	VMOVUPS      576(AX), Z9
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
+	VMOVUPS      512(AX), Z12
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161869
+	JA           fp321870
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1873
+
+next1872:
+	TESTQ     AX, AX
+	JEQ       kept1874
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1874:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z13
+	VPANDD      Z1, Z16, Z16
+	VPMOVZXBW   (BX)(CX*1), Z17
+	VPSLLW      $0x08, Z17, Z17
+	VPSRAW      $0x0f, Z17, Z18
+	VPADDW      (SI)(CX*2), Z18, Z18
+	VPSLLD      $0x10, Z18, Z19
+	VPTERNLOGD  $0xf4, Z1, Z17, Z19
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z1, Z17
+	VMULPS      Z10, Z13, Z13
+	VFMADD231PS Z11, Z19, Z13
+	VMULPS      Z10, Z16, Z16
+	VFMADD231PS Z11, Z17, Z16
+	VMOVDQU32   (DI)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z18
+	VPANDD      Z1, Z20, Z20
+	VMULPS      Z18, Z5, Z21
+	VFMADD231PS Z6, Z13, Z21
+	VFMADD231PS Z12, Z19, Z19
+	VPXORD      Z14, Z14, Z14
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z14, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z14, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z19, Z19
+	VMULPS      Z20, Z5, Z21
+	VFMADD231PS Z6, Z16, Z21
+	VFMADD231PS Z12, Z17, Z17
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z15, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z15, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z17, Z17
+	VMULPS      Z18, Z7, Z18
+	VFMADD231PS Z8, Z13, Z18
+	VMULPS      Z20, Z7, Z13
+	VFMADD231PS Z8, Z16, Z13
+	VPADDD      Z0, Z18, Z16
+	VPADDD      Z0, Z13, Z13
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z13, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPMULLD     Z4, Z4, Z13
+	VPSRLD      $0x18, Z13, Z13
+	VPADDD      Z2, Z4, Z16
+	VPMULLD     Z16, Z16, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z19, Z13, Z13
+	VPADDD      Z17, Z16, Z16
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z13, Z17
+	VPADDD      Z0, Z16, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z1, Z17
+	VMOVDQU32   Z17, (SI)(CX*2)
+	VPSLLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf4, Z1, Z13, Z16
+	VPSRLW      $0x08, Z16, Z16
+	VPMOVWB     Z16, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1873:
+	CMPQ CX, R9
+	JB   next1872
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1872
+	JMP  done1871
+
+fp161869:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1876
+
+next1875:
+	TESTQ     AX, AX
+	JEQ       kept1877
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1877:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z13
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z13, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z13, Z18
+	VPMOVZXBW   (BX)(CX*1), Z13
+	VPSLLW      $0x08, Z13, Z13
+	VPSRAW      $0x0f, Z13, Z16
+	VPADDW      (SI)(CX*2), Z16, Z16
+	VPSLLD      $0x10, Z16, Z19
+	VPTERNLOGD  $0xf4, Z1, Z13, Z19
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z16, Z1, Z13
+	VMULPS      Z10, Z17, Z17
+	VFMADD231PS Z11, Z19, Z17
+	VMULPS      Z10, Z18, Z18
+	VFMADD231PS Z11, Z13, Z18
+	VMOVDQU32   (DI)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z16
+	VPANDD      Z1, Z20, Z20
+	VMULPS      Z16, Z5, Z21
+	VFMADD231PS Z6, Z17, Z21
+	VFMADD231PS Z12, Z19, Z19
+	VPXORD      Z14, Z14, Z14
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z14, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z14, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z19, Z19
+	VMULPS      Z20, Z5, Z21
+	VFMADD231PS Z6, Z18, Z21
+	VFMADD231PS Z12, Z13, Z13
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z15, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z15, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z13, Z13
+	VMULPS      Z16, Z7, Z16
+	VFMADD231PS Z8, Z17, Z16
+	VMULPS      Z20, Z7, Z17
+	VFMADD231PS Z8, Z18, Z17
+	VPADDD      Z0, Z16, Z16
+	VPADDD      Z0, Z17, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPMULLD     Z4, Z4, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z2, Z4, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z19, Z16, Z16
+	VPADDD      Z13, Z17, Z17
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z16, Z13
+	VPADDD      Z0, Z17, Z18
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z18, Z1, Z13
+	VMOVDQU32   Z13, (SI)(CX*2)
+	VPSLLD      $0x10, Z17, Z13
+	VPTERNLOGD  $0xf4, Z1, Z16, Z13
+	VPSRLW      $0x08, Z13, Z13
+	VPMOVWB     Z13, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1876:
+	CMPQ CX, R9
+	JB   next1875
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1875
+	JMP  done1871
+
+fp321870:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1879
+
+next1878:
+	TESTQ     AX, AX
+	JEQ       kept1880
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1880:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z13
+	VMOVUPS     64(DX)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z13, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z13, Z18
+	VPMOVZXBW   (BX)(CX*1), Z13
+	VPSLLW      $0x08, Z13, Z13
+	VPSRAW      $0x0f, Z13, Z16
+	VPADDW      (SI)(CX*2), Z16, Z16
+	VPSLLD      $0x10, Z16, Z19
+	VPTERNLOGD  $0xf4, Z1, Z13, Z19
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z16, Z1, Z13
+	VMULPS      Z10, Z17, Z17
+	VFMADD231PS Z11, Z19, Z17
+	VMULPS      Z10, Z18, Z18
+	VFMADD231PS Z11, Z13, Z18
+	VMOVDQU32   (DI)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z16
+	VPANDD      Z1, Z20, Z20
+	VMULPS      Z16, Z5, Z21
+	VFMADD231PS Z6, Z17, Z21
+	VFMADD231PS Z12, Z19, Z19
+	VPXORD      Z14, Z14, Z14
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z14, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z14, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z19, Z19
+	VMULPS      Z20, Z5, Z21
+	VFMADD231PS Z6, Z18, Z21
+	VFMADD231PS Z12, Z13, Z13
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z21, Z22
+	VXORPS      Z9, Z22, Z22
+	VCMPPS      $0x00, Z15, Z21, K1
+	VCMPPS      $0x03, Z21, Z21, K2
+	VMOVDQA32   Z15, K1, Z22
+	VMOVDQA32   Z21, K2, Z22
+	VADDPS      Z22, Z13, Z13
+	VMULPS      Z16, Z7, Z16
+	VFMADD231PS Z8, Z17, Z16
+	VMULPS      Z20, Z7, Z17
+	VFMADD231PS Z8, Z18, Z17
+	VPADDD      Z0, Z16, Z16
+	VPADDD      Z0, Z17, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPMULLD     Z4, Z4, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z2, Z4, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z19, Z16, Z16
+	VPADDD      Z13, Z17, Z17
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z16, Z13
+	VPADDD      Z0, Z17, Z18
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z18, Z1, Z13
+	VMOVDQU32   Z13, (SI)(CX*2)
+	VPSLLD      $0x10, Z17, Z13
+	VPTERNLOGD  $0xf4, Z1, Z16, Z13
+	VPSRLW      $0x08, Z13, Z13
+	VPMOVWB     Z13, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1879:
+	CMPQ CX, R9
+	JB   next1878
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1878
+
+done1871:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adagradSplit24BF16AVX512(a *Arguments)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	VMOVDQU32    patternffff0000<>+0(SB), Z1
+	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z4
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	MOVQ         a+0(FP), R8
+	VPBROADCASTD 64(R8), Z5
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
+	VMOVUPS      448(AX), Z6
+	VMOVUPS      576(AX), Z7
+	VMOVUPS      (AX), Z8
+	VMOVUPS      64(AX), Z9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161882
+	JA           fp321883
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1886
+
+next1885:
+	TESTQ     AX, AX
+	JEQ       kept1887
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z10
+	VMOVDQU32 Z10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y10
+	VMOVDQU32 Y10, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z10
+	VMOVDQU32 Z10, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1887:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z10
+	VPANDD      Z1, Z11, Z11
+	VPMOVZXBW   (BX)(CX*1), Z12
+	VPSLLW      $0x08, Z12, Z12
+	VPSRAW      $0x0f, Z12, Z13
+	VPADDW      (SI)(CX*2), Z13, Z13
+	VPSLLD      $0x10, Z13, Z14
+	VPTERNLOGD  $0xf4, Z1, Z12, Z14
+	VPSRLD      $0x10, Z12, Z12
+	VPTERNLOGD  $0xf8, Z13, Z1, Z12
+	VMULPS      Z8, Z10, Z10
+	VFMADD231PS Z9, Z14, Z10
+	VMULPS      Z8, Z11, Z11
+	VFMADD231PS Z9, Z12, Z11
+	VMOVDQU32   (DI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z13
+	VPANDD      Z1, Z15, Z15
+	VFMADD231PS Z10, Z10, Z13
+	VFMADD231PS Z11, Z11, Z15
+	VPMULLD     Z5, Z5, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z2, Z5, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z13, Z16, Z16
+	VPADDD      Z15, Z17, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z13, Z13
+	VADDPS      Z6, Z13, Z13
+	VDIVPS      Z13, Z10, Z10
+	VFMADD231PS Z7, Z10, Z14
+	VSQRTPS     Z15, Z15
+	VADDPS      Z6, Z15, Z15
+	VDIVPS      Z15, Z11, Z11
+	VFMADD231PS Z7, Z11, Z12
+	VPMULLD     Z4, Z4, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z2, Z4, Z11
+	VPMULLD     Z11, Z11, Z11
+	VPSRLD      $0x18, Z11, Z11
+	VPADDD      Z14, Z10, Z10
+	VPADDD      Z12, Z11, Z11
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z10, Z12
+	VPADDD      Z0, Z11, Z13
+	VPSRLD      $0x10, Z12, Z12
+	VPTERNLOGD  $0xf8, Z13, Z1, Z12
+	VMOVDQU32   Z12, (SI)(CX*2)
+	VPSLLD      $0x10, Z11, Z11
+	VPTERNLOGD  $0xf4, Z1, Z10, Z11
+	VPSRLW      $0x08, Z11, Z11
+	VPMOVWB     Z11, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1886:
+	CMPQ CX, R9
+	JB   next1885
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1885
+	JMP  done1884
+
+fp161882:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1889
+
+next1888:
+	TESTQ     AX, AX
+	JEQ       kept1890
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z10
+	VMOVDQU32 Z10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y10
+	VMOVDQU32 Y10, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z10
+	VMOVDQU32 Z10, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1890:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z11
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS   Z11, Z10, Z12
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS   Z11, Z10, Z13
+	VPMOVZXBW   (BX)(CX*1), Z10
+	VPSLLW      $0x08, Z10, Z10
+	VPSRAW      $0x0f, Z10, Z11
+	VPADDW      (SI)(CX*2), Z11, Z11
+	VPSLLD      $0x10, Z11, Z14
+	VPTERNLOGD  $0xf4, Z1, Z10, Z14
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z11, Z1, Z10
+	VMULPS      Z8, Z12, Z12
+	VFMADD231PS Z9, Z14, Z12
+	VMULPS      Z8, Z13, Z13
+	VFMADD231PS Z9, Z10, Z13
+	VMOVDQU32   (DI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z11
+	VPANDD      Z1, Z15, Z15
+	VFMADD231PS Z12, Z12, Z11
+	VFMADD231PS Z13, Z13, Z15
+	VPMULLD     Z5, Z5, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z2, Z5, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z11, Z16, Z16
+	VPADDD      Z15, Z17, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z11, Z11
+	VADDPS      Z6, Z11, Z11
+	VDIVPS      Z11, Z12, Z12
+	VFMADD231PS Z7, Z12, Z14
+	VSQRTPS     Z15, Z15
+	VADDPS      Z6, Z15, Z15
+	VDIVPS      Z15, Z13, Z13
+	VFMADD231PS Z7, Z13, Z10
+	VPMULLD     Z4, Z4, Z11
+	VPSRLD      $0x18, Z11, Z11
+	VPADDD      Z2, Z4, Z12
+	VPMULLD     Z12, Z12, Z12
+	VPSRLD      $0x18, Z12, Z12
+	VPADDD      Z14, Z11, Z11
+	VPADDD      Z10, Z12, Z12
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z11, Z10
+	VPADDD      Z0, Z12, Z13
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z13, Z1, Z10
+	VMOVDQU32   Z10, (SI)(CX*2)
+	VPSLLD      $0x10, Z12, Z10
+	VPTERNLOGD  $0xf4, Z1, Z11, Z10
+	VPSRLW      $0x08, Z10, Z10
+	VPMOVWB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1889:
+	CMPQ CX, R9
+	JB   next1888
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1888
+	JMP  done1884
+
+fp321883:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1892
+
+next1891:
+	TESTQ     AX, AX
+	JEQ       kept1893
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z10
+	VMOVDQU32 Z10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y10
+	VMOVDQU32 Y10, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z10
+	VMOVDQU32 Z10, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1893:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z11
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z12
+	VPERMI2PS   Z11, Z10, Z12
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z13
+	VPERMI2PS   Z11, Z10, Z13
+	VPMOVZXBW   (BX)(CX*1), Z10
+	VPSLLW      $0x08, Z10, Z10
+	VPSRAW      $0x0f, Z10, Z11
+	VPADDW      (SI)(CX*2), Z11, Z11
+	VPSLLD      $0x10, Z11, Z14
+	VPTERNLOGD  $0xf4, Z1, Z10, Z14
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z11, Z1, Z10
+	VMULPS      Z8, Z12, Z12
+	VFMADD231PS Z9, Z14, Z12
+	VMULPS      Z8, Z13, Z13
+	VFMADD231PS Z9, Z10, Z13
+	VMOVDQU32   (DI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z11
+	VPANDD      Z1, Z15, Z15
+	VFMADD231PS Z12, Z12, Z11
+	VFMADD231PS Z13, Z13, Z15
+	VPMULLD     Z5, Z5, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z2, Z5, Z17
+	VPMULLD     Z17, Z17, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z11, Z16, Z16
+	VPADDD      Z15, Z17, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (DI)(CX*2)
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z11, Z11
+	VADDPS      Z6, Z11, Z11
+	VDIVPS      Z11, Z12, Z12
+	VFMADD231PS Z7, Z12, Z14
+	VSQRTPS     Z15, Z15
+	VADDPS      Z6, Z15, Z15
+	VDIVPS      Z15, Z13, Z13
+	VFMADD231PS Z7, Z13, Z10
+	VPMULLD     Z4, Z4, Z11
+	VPSRLD      $0x18, Z11, Z11
+	VPADDD      Z2, Z4, Z12
+	VPMULLD     Z12, Z12, Z12
+	VPSRLD      $0x18, Z12, Z12
+	VPADDD      Z14, Z11, Z11
+	VPADDD      Z10, Z12, Z12
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z11, Z10
+	VPADDD      Z0, Z12, Z13
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z13, Z1, Z10
+	VMOVDQU32   Z10, (SI)(CX*2)
+	VPSLLD      $0x10, Z12, Z10
+	VPTERNLOGD  $0xf4, Z1, Z11, Z10
+	VPSRLW      $0x08, Z10, Z10
+	VPMOVWB     Z10, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1892:
+	CMPQ CX, R9
+	JB   next1891
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1891
+
+done1884:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func sgdSplit24BF16AVX512(a *Arguments)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	VMOVDQU32    pattern00008000<>+0(SB), Z0
+	VMOVDQU32    patternffff0000<>+0(SB), Z1
+	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
+	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         48(CX), CX
+	MOVQ         a+0(FP), DX
+	MOVQ         128(DX), DX
+	MOVQ         a+0(FP), BX
+	MOVQ         88(BX), BX
+	MOVQ         a+0(FP), SI
+	MOVQ         80(SI), SI
+	MOVQ         a+0(FP), DI
+	VPBROADCASTD 68(DI), Z4
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
+	MOVQ         a+0(FP), DI
+	MOVQ         104(DI), DI
+	VMOVUPS      128(AX), Z5
+	VMOVUPS      192(AX), Z6
+	VMOVUPS      640(AX), Z7
+	VMOVUPS      704(AX), Z8
+	VMOVUPS      576(AX), Z9
+	VMOVUPS      (AX), Z10
+	VMOVUPS      64(AX), Z11
+	VMOVUPS      512(AX), Z12
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), AX
+	MOVQ         a+0(FP), R8
+	MOVQ         (R8), R8
+	MOVQ         a+0(FP), R9
+	MOVQ         8(R9), R9
+	MOVQ         a+0(FP), R10
+	MOVQ         24(R10), R10
+	CMPQ         CX, $0x01
+	JE           fp161895
+	JA           fp321896
+	MOVQ         R10, CX
+	MOVQ         a+0(FP), R10
+	MOVQ         16(R10), R10
+	ADDQ         CX, R10
+	JMP          check1899
+
+next1898:
+	TESTQ     AX, AX
+	JEQ       kept1900
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1900:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z13
+	VPANDD      Z1, Z14, Z14
+	VPMOVZXBW   (BX)(CX*1), Z15
+	VPSLLW      $0x08, Z15, Z15
+	VPSRAW      $0x0f, Z15, Z16
+	VPADDW      (SI)(CX*2), Z16, Z16
+	VPSLLD      $0x10, Z16, Z17
+	VPTERNLOGD  $0xf4, Z1, Z15, Z17
+	VPSRLD      $0x10, Z15, Z15
+	VPTERNLOGD  $0xf8, Z16, Z1, Z15
+	VMULPS      Z10, Z13, Z13
+	VFMADD231PS Z11, Z17, Z13
+	VMULPS      Z10, Z14, Z14
+	VFMADD231PS Z11, Z15, Z14
+	VMOVDQU32   (DI)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z16
+	VPANDD      Z1, Z18, Z18
+	VMULPS      Z16, Z5, Z16
+	VFMADD231PS Z6, Z13, Z16
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z6, Z14, Z18
+	VPADDD      Z0, Z16, Z19
+	VPADDD      Z0, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z1, Z19
+	VMOVDQU32   Z19, (DI)(CX*2)
+	VMULPS      Z8, Z13, Z13
+	VFMADD231PS Z7, Z16, Z13
+	VFMADD231PS Z12, Z17, Z17
+	VFMADD231PS Z9, Z13, Z17
+	VMULPS      Z8, Z14, Z14
+	VFMADD231PS Z7, Z18, Z14
+	VFMADD231PS Z12, Z15, Z15
+	VFMADD231PS Z9, Z14, Z15
+	VPMULLD     Z4, Z4, Z13
+	VPSRLD      $0x18, Z13, Z13
+	VPADDD      Z2, Z4, Z14
+	VPMULLD     Z14, Z14, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z17, Z13, Z13
+	VPADDD      Z15, Z14, Z14
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z13, Z15
+	VPADDD      Z0, Z14, Z16
+	VPSRLD      $0x10, Z15, Z15
+	VPTERNLOGD  $0xf8, Z16, Z1, Z15
+	VMOVDQU32   Z15, (SI)(CX*2)
+	VPSLLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf4, Z1, Z13, Z14
+	VPSRLW      $0x08, Z14, Z14
+	VPMOVWB     Z14, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1899:
+	CMPQ CX, R9
+	JB   next1898
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1898
+	JMP  done1897
+
+fp161895:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1902
+
+next1901:
+	TESTQ     AX, AX
+	JEQ       kept1903
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1903:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z13
+	VCVTPH2PS   32(DX)(CX*2), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z13, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z13, Z16
+	VPMOVZXBW   (BX)(CX*1), Z13
+	VPSLLW      $0x08, Z13, Z13
+	VPSRAW      $0x0f, Z13, Z14
+	VPADDW      (SI)(CX*2), Z14, Z14
+	VPSLLD      $0x10, Z14, Z17
+	VPTERNLOGD  $0xf4, Z1, Z13, Z17
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z14, Z1, Z13
+	VMULPS      Z10, Z15, Z15
+	VFMADD231PS Z11, Z17, Z15
+	VMULPS      Z10, Z16, Z16
+	VFMADD231PS Z11, Z13, Z16
+	VMOVDQU32   (DI)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z14
+	VPANDD      Z1, Z18, Z18
+	VMULPS      Z14, Z5, Z14
+	VFMADD231PS Z6, Z15, Z14
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z6, Z16, Z18
+	VPADDD      Z0, Z14, Z19
+	VPADDD      Z0, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z1, Z19
+	VMOVDQU32   Z19, (DI)(CX*2)
+	VMULPS      Z8, Z15, Z15
+	VFMADD231PS Z7, Z14, Z15
+	VFMADD231PS Z12, Z17, Z17
+	VFMADD231PS Z9, Z15, Z17
+	VMULPS      Z8, Z16, Z16
+	VFMADD231PS Z7, Z18, Z16
+	VFMADD231PS Z12, Z13, Z13
+	VFMADD231PS Z9, Z16, Z13
+	VPMULLD     Z4, Z4, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z2, Z4, Z15
+	VPMULLD     Z15, Z15, Z15
+	VPSRLD      $0x18, Z15, Z15
+	VPADDD      Z17, Z14, Z14
+	VPADDD      Z13, Z15, Z15
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z14, Z13
+	VPADDD      Z0, Z15, Z16
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z16, Z1, Z13
+	VMOVDQU32   Z13, (SI)(CX*2)
+	VPSLLD      $0x10, Z15, Z13
+	VPTERNLOGD  $0xf4, Z1, Z14, Z13
+	VPSRLW      $0x08, Z13, Z13
+	VPMOVWB     Z13, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1902:
+	CMPQ CX, R9
+	JB   next1901
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1901
+	JMP  done1897
+
+fp321896:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check1905
+
+next1904:
+	TESTQ     AX, AX
+	JEQ       kept1906
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z13
+	VMOVDQU32 Z13, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y13
+	VMOVDQU32 Y13, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z13
+	VMOVDQU32 Z13, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept1906:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z13
+	VMOVUPS     64(DX)(CX*4), Z14
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z13, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z13, Z16
+	VPMOVZXBW   (BX)(CX*1), Z13
+	VPSLLW      $0x08, Z13, Z13
+	VPSRAW      $0x0f, Z13, Z14
+	VPADDW      (SI)(CX*2), Z14, Z14
+	VPSLLD      $0x10, Z14, Z17
+	VPTERNLOGD  $0xf4, Z1, Z13, Z17
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z14, Z1, Z13
+	VMULPS      Z10, Z15, Z15
+	VFMADD231PS Z11, Z17, Z15
+	VMULPS      Z10, Z16, Z16
+	VFMADD231PS Z11, Z13, Z16
+	VMOVDQU32   (DI)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z14
+	VPANDD      Z1, Z18, Z18
+	VMULPS      Z14, Z5, Z14
+	VFMADD231PS Z6, Z15, Z14
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z6, Z16, Z18
+	VPADDD      Z0, Z14, Z19
+	VPADDD      Z0, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z1, Z19
+	VMOVDQU32   Z19, (DI)(CX*2)
+	VMULPS      Z8, Z15, Z15
+	VFMADD231PS Z7, Z14, Z15
+	VFMADD231PS Z12, Z17, Z17
+	VFMADD231PS Z9, Z15, Z17
+	VMULPS      Z8, Z16, Z16
+	VFMADD231PS Z7, Z18, Z16
+	VFMADD231PS Z12, Z13, Z13
+	VFMADD231PS Z9, Z16, Z13
+	VPMULLD     Z4, Z4, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z2, Z4, Z15
+	VPMULLD     Z15, Z15, Z15
+	VPSRLD      $0x18, Z15, Z15
+	VPADDD      Z17, Z14, Z14
+	VPADDD      Z13, Z15, Z15
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z14, Z13
+	VPADDD      Z0, Z15, Z16
+	VPSRLD      $0x10, Z13, Z13
+	VPTERNLOGD  $0xf8, Z16, Z1, Z13
+	VMOVDQU32   Z13, (SI)(CX*2)
+	VPSLLD      $0x10, Z15, Z13
+	VPTERNLOGD  $0xf4, Z1, Z14, Z13
+	VPSRLW      $0x08, Z13, Z13
+	VPMOVWB     Z13, (BX)(CX*1)
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check1905:
+	CMPQ CX, R9
+	JB   next1904
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1904
+
+done1897:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit241xBF16AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   80(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   128(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   48(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   88(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   104(SI), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), DI
+	MOVQ   (DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   8(R8), R8
+	CMPQ   DX, $0x01
+	JE     fp161908
+	JA     fp321909
+	XORQ   DX, DX
+	MOVQ   a+0(FP), R9
+	MOVQ   16(R9), R9
+	ADDQ   DX, R9
+	JMP    check1912
+
+next1911:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1912:
+	CMPQ DX, R8
+	JB   next1911
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1911
+	JMP  done1910
+
+fp161908:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check1914
+
+next1913:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1914:
+	CMPQ DX, R8
+	JB   next1913
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1913
+	JMP  done1910
+
+fp321909:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check1916
+
+next1915:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1916:
+	CMPQ DX, R8
+	JB   next1915
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1915
+
+done1910:
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xBF16AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   80(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   128(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   48(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   88(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   104(SI), SI
+	MOVQ   a+0(FP), DI
+	MOVQ   112(DI), DI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), R8
+	MOVQ   (R8), R8
+	MOVQ   a+0(FP), R9
+	MOVQ   8(R9), R9
+	CMPQ   DX, $0x01
+	JE     fp161918
+	JA     fp321919
+	XORQ   DX, DX
+	MOVQ   a+0(FP), R10
+	MOVQ   16(R10), R10
+	ADDQ   DX, R10
+	JMP    check1922
+
+next1921:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1922:
+	CMPQ DX, R9
+	JB   next1921
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1921
+	JMP  done1920
+
+fp161918:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check1924
+
+next1923:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1924:
+	CMPQ DX, R9
+	JB   next1923
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1923
+	JMP  done1920
+
+fp321919:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check1926
+
+next1925:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1926:
+	CMPQ DX, R9
+	JB   next1925
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1925
+
+done1920:
+	VZEROUPPER
+	RET
+
+// func adamSplit24INT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+, SSE
+TEXT ·adamSplit24INT8AVX512(SB), $5472-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	LEAQ         8(SP), DX
+	ADDQ         $0x3f, DX
+	ANDQ         $-64, DX
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	VMOVUPS      (AX), Z3
+	VMOVUPS      Z3, 4096(DX)
+	VMOVUPS      64(AX), Z3
+	VMOVUPS      Z3, 4160(DX)
+	VMOVUPS      128(AX), Z3
+	VMOVUPS      Z3, 4224(DX)
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      Z3, 4288(DX)
+	VMOVUPS      256(AX), Z3
+	VMOVUPS      Z3, 4352(DX)
+	VMOVUPS      320(AX), Z3
+	VMOVUPS      Z3, 4416(DX)
+	VMOVUPS      384(AX), Z3
+	VMOVUPS      Z3, 4480(DX)
+	VMOVUPS      448(AX), Z3
+	VMOVUPS      Z3, 4544(DX)
+	VMOVUPS      512(AX), Z3
+	VMOVUPS      Z3, 4608(DX)
+	VMOVUPS      576(AX), Z3
+	VMOVUPS      Z3, 4672(DX)
+	VMOVUPS      640(AX), Z3
+	VMOVUPS      Z3, 4736(DX)
+	VMOVUPS      704(AX), Z3
+	VMOVUPS      Z3, 4800(DX)
+	VMOVDQU32    pattern7f800000<>+0(SB), Z3
+	VMOVDQU32    pattern80000000<>+0(SB), Z5
+	VMOVDQU32    pattern00008000<>+0(SB), Z6
+	VMOVDQU32    patternffff0000<>+0(SB), Z7
+	VMOVDQU32    pattern0007ffff<>+0(SB), Z8
+	VMOVDQU32    pattern03f80000<>+0(SB), Z9
+	VMOVDQU32    patternfe000000<>+0(SB), Z10
+	VMOVUPS      4224(DX), Z11
+	VMOVUPS      4288(DX), Z12
+	VMOVUPS      4352(DX), Z13
+	VMOVUPS      4416(DX), Z14
+	VMOVUPS      4480(DX), Z15
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z0, Z0, Z0
+	MOVL         $0x00000000, 5120(DX)
+	LEAQ         5144(DX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	SUBQ         CX, AX
+	MOVQ         AX, 5128(DX)
+	MOVQ         AX, 5136(DX)
+	MOVQ         a+0(FP), AX
+	MOVQ         48(AX), CX
+	MOVQ         a+0(FP), AX
+	MOVQ         88(AX), BX
+	MOVQ         a+0(FP), AX
+	MOVQ         80(AX), SI
+	MOVQ         a+0(FP), AX
+	VPBROADCASTD 68(AX), Z16
+	VPADDD       ditherOfLanesAVX512<>+0(SB), Z16, Z16
+	MOVQ         a+0(FP), AX
+	MOVQ         128(AX), DI
+	MOVQ         a+0(FP), AX
+	MOVQ         104(AX), R8
+	MOVQ         a+0(FP), AX
+	MOVQ         112(AX), R9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), R10
+	MOVQ         a+0(FP), AX
+	MOVQ         24(AX), AX
+	CMPQ         CX, $0x01
+	JE           fp161928
+	JA           fp321929
+
+block1931:
+	TESTQ   R10, R10
+	JEQ     kept1934
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept1934:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1932:
+	TESTQ     R10, R10
+	JEQ       kept1935
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1935:
+	LEAQ        192(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z21
+	VPSLLD      $0x13, Z21, Z20
+	VPSLLD      $0x03, Z21, Z21
+	VPANDD      Z3, Z17, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z22, Z19, Z19
+	VSUBPS      Z22, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z21, Z20
+	VPADDD      Z22, Z20, Z20
+	VSUBPS      Z22, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z21, Z20
+	VMOVDQU32   (DI)(AX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z7, Z22, Z22
+	VPMOVZXBW   (BX)(AX*1), Z23
+	VPSLLW      $0x08, Z23, Z23
+	VPSRAW      $0x0f, Z23, Z24
+	VPADDW      (SI)(AX*2), Z24, Z24
+	VPSLLD      $0x10, Z24, Z25
+	VPTERNLOGD  $0xf4, Z7, Z23, Z25
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z24, Z7, Z23
+	VMULPS      4096(DX), Z21, Z21
+	VFMADD231PS 4160(DX), Z25, Z21
+	VMULPS      4096(DX), Z22, Z22
+	VFMADD231PS 4160(DX), Z23, Z22
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z21, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z22, Z20
+	VMULPS      Z21, Z21, Z21
+	VMULPS      Z22, Z22, Z22
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z21, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z22, Z18
+	VMOVUPS     Z19, (DX)(R11*4)
+	VMOVUPS     Z20, 64(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2048(DX)(R12*4), Z4, Z21
+	VPSRLD      5104(DX), Z0, Z22
+	VPADDD      Z22, Z21, Z21
+	VPANDND     Z3, Z21, Z24
+	VPANDND     (DX)(R12*4), Z5, Z22
+	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z22
+	VMOVDQA32   Z0, Z24
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD      Z24, Z22, Z22
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2112(DX)(R12*4), Z4, Z24
+	VPSRLD      5104(DX), Z0, Z26
+	VPADDD      Z26, Z24, Z24
+	VPANDND     Z3, Z24, Z27
+	VPANDND     64(DX)(R12*4), Z5, Z26
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z26, Z26
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z21, Z21
+	VPSRLD      5088(DX), Z24, Z24
+	VPTERNLOGD  $0xf8, Z24, Z7, Z21
+	VPSUBW      4992(DX), Z21, Z21
+	VPSRLD      $0x13, Z22, Z22
+	VPSRLD      $0x03, Z26, Z26
+	VPTERNLOGD  $0xf8, Z26, Z7, Z22
+	VPSRLD      $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS     Z17, 2048(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2112(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z25, Z25
+	VFMADD231PS 4672(DX), Z19, Z25
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z23, Z23
+	VFMADD231PS 4672(DX), Z20, Z23
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z25, Z17, Z17
+	VPADDD      Z23, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z23
+	VPSLLD      $0x13, Z23, Z20
+	VPSLLD      $0x03, Z23, Z23
+	VPANDD      Z3, Z17, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z25, Z19, Z19
+	VSUBPS      Z25, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z23, Z20
+	VPADDD      Z25, Z20, Z20
+	VSUBPS      Z25, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z23, Z20
+	VMOVDQU32   (DI)(AX*2), Z25
+	VPSLLD      $0x10, Z25, Z23
+	VPANDD      Z7, Z25, Z25
+	VPMOVZXBW   (BX)(AX*1), Z26
+	VPSLLW      $0x08, Z26, Z26
+	VPSRAW      $0x0f, Z26, Z27
+	VPADDW      (SI)(AX*2), Z27, Z27
+	VPSLLD      $0x10, Z27, Z28
+	VPTERNLOGD  $0xf4, Z7, Z26, Z28
+	VPSRLD      $0x10, Z26, Z26
+	VPTERNLOGD  $0xf8, Z27, Z7, Z26
+	VMULPS      4096(DX), Z23, Z23
+	VFMADD231PS 4160(DX), Z28, Z23
+	VMULPS      4096(DX), Z25, Z25
+	VFMADD231PS 4160(DX), Z26, Z25
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z23, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z25, Z20
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z25, Z25, Z25
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z23, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z25, Z18
+	VMOVUPS     Z19, 128(DX)(R11*4)
+	VMOVUPS     Z20, 192(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2176(DX)(R12*4), Z4, Z23
+	VPSRLD      5104(DX), Z0, Z25
+	VPADDD      Z25, Z23, Z23
+	VPANDND     Z3, Z23, Z27
+	VPANDND     128(DX)(R12*4), Z5, Z25
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z25
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z25, Z25
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2240(DX)(R12*4), Z4, Z27
+	VPSRLD      5104(DX), Z0, Z29
+	VPADDD      Z29, Z27, Z27
+	VPANDND     Z3, Z27, Z30
+	VPANDND     192(DX)(R12*4), Z5, Z29
+	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32   Z0, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD      Z30, Z29, Z29
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z23, Z23
+	VPSRLD      5088(DX), Z27, Z27
+	VPTERNLOGD  $0xf8, Z27, Z7, Z23
+	VPSUBW      4992(DX), Z23, Z23
+	VPSRLD      $0x13, Z25, Z25
+	VPSRLD      $0x03, Z29, Z29
+	VPTERNLOGD  $0xf8, Z29, Z7, Z25
+	VPSRLD      $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB   Z25, Z22, Z25
+	VPACKSSWB   Z27, Z24, Z27
+	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z25
+	VMOVUPS     inOrder<>+0(SB), Z22
+	VPACKUSWB   Z23, Z21, Z23
+	VPERMQ      Z23, Z22, Z23
+	VPERMQ      Z25, Z22, Z25
+	MOVQ        5136(DX), R12
+	VMOVDQU32   Z23, -32(R12)(AX*1)
+	MOVQ        5128(DX), R12
+	VMOVDQU32   Z25, -32(R12)(AX*1)
+	VMOVUPS     Z17, 2176(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2240(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z28, Z28
+	VFMADD231PS 4672(DX), Z19, Z28
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z26, Z26
+	VFMADD231PS 4672(DX), Z20, Z26
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z28, Z17, Z17
+	VPADDD      Z26, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	TESTQ       $0x000000ff, AX
+	JNE         tile1932
+	CMPL        5120(DX), $0x00
+	JEQ         done1937
+	SUBQ        $0x00000100, AX
+
+next1936:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K1
+	VPMOVM2D   K1, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1936
+
+done1937:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1938
+	CMPL          R13, $0x5f000000
+	JBE           usual1939
+
+unusual1938:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1940:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1940
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1939:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1931
+	JMP          done1930
+
+fp161928:
+block1941:
+	TESTQ   R10, R10
+	JEQ     kept1944
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept1944:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1942:
+	TESTQ     R10, R10
+	JEQ       kept1945
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1945:
+	LEAQ        192(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z21
+	VPSLLD      $0x13, Z21, Z20
+	VPSLLD      $0x03, Z21, Z21
+	VPANDD      Z3, Z17, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z22, Z19, Z19
+	VSUBPS      Z22, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z21, Z20
+	VPADDD      Z22, Z20, Z20
+	VSUBPS      Z22, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z21, Z20
+	VCVTPH2PS   (DI)(AX*2), Z21
+	VCVTPH2PS   32(DI)(AX*2), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z22, Z21, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z22, Z21, Z24
+	VPMOVZXBW   (BX)(AX*1), Z21
+	VPSLLW      $0x08, Z21, Z21
+	VPSRAW      $0x0f, Z21, Z22
+	VPADDW      (SI)(AX*2), Z22, Z22
+	VPSLLD      $0x10, Z22, Z25
+	VPTERNLOGD  $0xf4, Z7, Z21, Z25
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z7, Z21
+	VMULPS      4096(DX), Z23, Z23
+	VFMADD231PS 4160(DX), Z25, Z23
+	VMULPS      4096(DX), Z24, Z24
+	VFMADD231PS 4160(DX), Z21, Z24
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z23, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z24, Z20
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z23, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z24, Z18
+	VMOVUPS     Z19, (DX)(R11*4)
+	VMOVUPS     Z20, 64(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2048(DX)(R12*4), Z4, Z22
+	VPSRLD      5104(DX), Z0, Z23
+	VPADDD      Z23, Z22, Z22
+	VPANDND     Z3, Z22, Z24
+	VPANDND     (DX)(R12*4), Z5, Z23
+	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32   Z0, Z24
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD      Z24, Z23, Z23
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2112(DX)(R12*4), Z4, Z24
+	VPSRLD      5104(DX), Z0, Z26
+	VPADDD      Z26, Z24, Z24
+	VPANDND     Z3, Z24, Z27
+	VPANDND     64(DX)(R12*4), Z5, Z26
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z26, Z26
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z22, Z22
+	VPSRLD      5088(DX), Z24, Z24
+	VPTERNLOGD  $0xf8, Z24, Z7, Z22
+	VPSUBW      4992(DX), Z22, Z22
+	VPSRLD      $0x13, Z23, Z23
+	VPSRLD      $0x03, Z26, Z26
+	VPTERNLOGD  $0xf8, Z26, Z7, Z23
+	VPSRLD      $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS     Z17, 2048(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2112(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z25, Z25
+	VFMADD231PS 4672(DX), Z19, Z25
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z21, Z21
+	VFMADD231PS 4672(DX), Z20, Z21
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z25, Z17, Z17
+	VPADDD      Z21, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*2)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z21
+	VPSLLD      $0x13, Z21, Z20
+	VPSLLD      $0x03, Z21, Z21
+	VPANDD      Z3, Z17, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z25, Z19, Z19
+	VSUBPS      Z25, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z21, Z20
+	VPADDD      Z25, Z20, Z20
+	VSUBPS      Z25, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z21, Z20
+	VCVTPH2PS   (DI)(AX*2), Z21
+	VCVTPH2PS   32(DI)(AX*2), Z25
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS   Z25, Z21, Z26
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS   Z25, Z21, Z27
+	VPMOVZXBW   (BX)(AX*1), Z21
+	VPSLLW      $0x08, Z21, Z21
+	VPSRAW      $0x0f, Z21, Z25
+	VPADDW      (SI)(AX*2), Z25, Z25
+	VPSLLD      $0x10, Z25, Z28
+	VPTERNLOGD  $0xf4, Z7, Z21, Z28
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z25, Z7, Z21
+	VMULPS      4096(DX), Z26, Z26
+	VFMADD231PS 4160(DX), Z28, Z26
+	VMULPS      4096(DX), Z27, Z27
+	VFMADD231PS 4160(DX), Z21, Z27
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z26, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z27, Z20
+	VMULPS      Z26, Z26, Z26
+	VMULPS      Z27, Z27, Z27
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z26, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z27, Z18
+	VMOVUPS     Z19, 128(DX)(R11*4)
+	VMOVUPS     Z20, 192(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2176(DX)(R12*4), Z4, Z25
+	VPSRLD      5104(DX), Z0, Z26
+	VPADDD      Z26, Z25, Z25
+	VPANDND     Z3, Z25, Z27
+	VPANDND     128(DX)(R12*4), Z5, Z26
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z26, Z26
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2240(DX)(R12*4), Z4, Z27
+	VPSRLD      5104(DX), Z0, Z29
+	VPADDD      Z29, Z27, Z27
+	VPANDND     Z3, Z27, Z30
+	VPANDND     192(DX)(R12*4), Z5, Z29
+	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32   Z0, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD      Z30, Z29, Z29
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z25, Z25
+	VPSRLD      5088(DX), Z27, Z27
+	VPTERNLOGD  $0xf8, Z27, Z7, Z25
+	VPSUBW      4992(DX), Z25, Z25
+	VPSRLD      $0x13, Z26, Z26
+	VPSRLD      $0x03, Z29, Z29
+	VPTERNLOGD  $0xf8, Z29, Z7, Z26
+	VPSRLD      $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB   Z26, Z23, Z26
+	VPACKSSWB   Z27, Z24, Z27
+	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS     inOrder<>+0(SB), Z23
+	VPACKUSWB   Z25, Z22, Z25
+	VPERMQ      Z25, Z23, Z25
+	VPERMQ      Z26, Z23, Z26
+	MOVQ        5136(DX), R12
+	VMOVDQU32   Z25, -32(R12)(AX*1)
+	MOVQ        5128(DX), R12
+	VMOVDQU32   Z26, -32(R12)(AX*1)
+	VMOVUPS     Z17, 2176(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2240(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z28, Z28
+	VFMADD231PS 4672(DX), Z19, Z28
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z21, Z21
+	VFMADD231PS 4672(DX), Z20, Z21
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z28, Z17, Z17
+	VPADDD      Z21, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	TESTQ       $0x000000ff, AX
+	JNE         tile1942
+	CMPL        5120(DX), $0x00
+	JEQ         done1947
+	SUBQ        $0x00000100, AX
+
+next1946:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K1
+	VPMOVM2D   K1, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1946
+
+done1947:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1948
+	CMPL          R13, $0x5f000000
+	JBE           usual1949
+
+unusual1948:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1950:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1950
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1949:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1941
+	JMP          done1930
+
+fp321929:
+block1951:
+	TESTQ   R10, R10
+	JEQ     kept1954
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept1954:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile1952:
+	TESTQ     R10, R10
+	JEQ       kept1955
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept1955:
+	LEAQ        192(AX), CX
+	MOVQ        a+0(FP), R11
+	MOVQ        8(R11), R11
+	CMPQ        AX, R11
+	CMOVQCC     AX, CX
+	PREFETCHT0  (R8)(CX*1)
+	PREFETCHT0  (R9)(CX*1)
+	MOVQ        AX, R11
+	ANDQ        $0x000001ff, R11
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  64(DI)(CX*4)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z21
+	VPSLLD      $0x13, Z21, Z20
+	VPSLLD      $0x03, Z21, Z21
+	VPANDD      Z3, Z17, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z22, Z19, Z19
+	VSUBPS      Z22, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z22
+	VPADDD      Z10, Z22, Z22
+	VPANDD      Z9, Z21, Z20
+	VPADDD      Z22, Z20, Z20
+	VSUBPS      Z22, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z21, Z20
+	VMOVUPS     (DI)(AX*4), Z21
+	VMOVUPS     64(DI)(AX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z22, Z21, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z22, Z21, Z24
+	VPMOVZXBW   (BX)(AX*1), Z21
+	VPSLLW      $0x08, Z21, Z21
+	VPSRAW      $0x0f, Z21, Z22
+	VPADDW      (SI)(AX*2), Z22, Z22
+	VPSLLD      $0x10, Z22, Z25
+	VPTERNLOGD  $0xf4, Z7, Z21, Z25
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z7, Z21
+	VMULPS      4096(DX), Z23, Z23
+	VFMADD231PS 4160(DX), Z25, Z23
+	VMULPS      4096(DX), Z24, Z24
+	VFMADD231PS 4160(DX), Z21, Z24
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z23, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z24, Z20
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z23, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z24, Z18
+	VMOVUPS     Z19, (DX)(R11*4)
+	VMOVUPS     Z20, 64(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2048(DX)(R12*4), Z4, Z22
+	VPSRLD      5104(DX), Z0, Z23
+	VPADDD      Z23, Z22, Z22
+	VPANDND     Z3, Z22, Z24
+	VPANDND     (DX)(R12*4), Z5, Z23
+	VFMADD213PS pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32   Z0, Z24
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD      Z24, Z23, Z23
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2112(DX)(R12*4), Z4, Z24
+	VPSRLD      5104(DX), Z0, Z26
+	VPADDD      Z26, Z24, Z24
+	VPANDND     Z3, Z24, Z27
+	VPANDND     64(DX)(R12*4), Z5, Z26
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z26, Z26
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z22, Z22
+	VPSRLD      5088(DX), Z24, Z24
+	VPTERNLOGD  $0xf8, Z24, Z7, Z22
+	VPSUBW      4992(DX), Z22, Z22
+	VPSRLD      $0x13, Z23, Z23
+	VPSRLD      $0x03, Z26, Z26
+	VPTERNLOGD  $0xf8, Z26, Z7, Z23
+	VPSRLD      $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD  $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS     Z17, 2048(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2112(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z25, Z25
+	VFMADD231PS 4672(DX), Z19, Z25
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z21, Z21
+	VFMADD231PS 4672(DX), Z20, Z21
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z25, Z17, Z17
+	VPADDD      Z21, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	PREFETCHT0  (SI)(CX*2)
+	PREFETCHT0  (BX)(CX*1)
+	PREFETCHT0  (DI)(CX*4)
+	PREFETCHT0  64(DI)(CX*4)
+	VPMOVZXBW   (R9)(AX*1), Z18
+	VPTESTMW    Z18, Z18, K1
+	VPSLLW      5056(DX), Z18, Z18
+	VPADDW.Z    4864(DX), Z18, K1, Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z7, Z18, Z18
+	VPMOVSXBW   (R8)(AX*1), Z21
+	VPSLLD      $0x13, Z21, Z20
+	VPSLLD      $0x03, Z21, Z21
+	VPANDD      Z3, Z17, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z20, Z19
+	VPADDD      Z25, Z19, Z19
+	VSUBPS      Z25, Z19, Z19
+	VPTERNLOGD  $0xf8, Z5, Z20, Z19
+	VPANDD      Z3, Z18, Z25
+	VPADDD      Z10, Z25, Z25
+	VPANDD      Z9, Z21, Z20
+	VPADDD      Z25, Z20, Z20
+	VSUBPS      Z25, Z20, Z20
+	VPTERNLOGD  $0xf8, Z5, Z21, Z20
+	VMOVUPS     (DI)(AX*4), Z21
+	VMOVUPS     64(DI)(AX*4), Z25
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS   Z25, Z21, Z26
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS   Z25, Z21, Z27
+	VPMOVZXBW   (BX)(AX*1), Z21
+	VPSLLW      $0x08, Z21, Z21
+	VPSRAW      $0x0f, Z21, Z25
+	VPADDW      (SI)(AX*2), Z25, Z25
+	VPSLLD      $0x10, Z25, Z28
+	VPTERNLOGD  $0xf4, Z7, Z21, Z28
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z25, Z7, Z21
+	VMULPS      4096(DX), Z26, Z26
+	VFMADD231PS 4160(DX), Z28, Z26
+	VMULPS      4096(DX), Z27, Z27
+	VFMADD231PS 4160(DX), Z21, Z27
+	VMULPS      Z19, Z11, Z19
+	VFMADD231PS Z12, Z26, Z19
+	VMULPS      Z20, Z11, Z20
+	VFMADD231PS Z12, Z27, Z20
+	VMULPS      Z26, Z26, Z26
+	VMULPS      Z27, Z27, Z27
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMULPS      Z17, Z13, Z17
+	VFMADD231PS Z14, Z26, Z17
+	VMULPS      Z18, Z13, Z18
+	VFMADD231PS Z14, Z27, Z18
+	VMOVUPS     Z19, 128(DX)(R11*4)
+	VMOVUPS     Z20, 192(DX)(R11*4)
+	VSQRTPS     Z17, Z17
+	VSQRTPS     Z18, Z18
+	MOVQ        R11, R12
+	XORQ        $0x00000100, R12
+	VPMAXSD     2176(DX)(R12*4), Z4, Z25
+	VPSRLD      5104(DX), Z0, Z26
+	VPADDD      Z26, Z25, Z25
+	VPANDND     Z3, Z25, Z27
+	VPANDND     128(DX)(R12*4), Z5, Z26
+	VFMADD213PS pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32   Z0, Z27
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD      Z27, Z26, Z26
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2240(DX)(R12*4), Z4, Z27
+	VPSRLD      5104(DX), Z0, Z29
+	VPADDD      Z29, Z27, Z27
+	VPANDND     Z3, Z27, Z30
+	VPANDND     192(DX)(R12*4), Z5, Z29
+	VFMADD213PS pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32   Z0, Z30
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD      Z30, Z29, Z29
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z25, Z25
+	VPSRLD      5088(DX), Z27, Z27
+	VPTERNLOGD  $0xf8, Z27, Z7, Z25
+	VPSUBW      4992(DX), Z25, Z25
+	VPSRLD      $0x13, Z26, Z26
+	VPSRLD      $0x03, Z29, Z29
+	VPTERNLOGD  $0xf8, Z29, Z7, Z26
+	VPSRLD      $0x10, 128(DX)(R12*4), Z27
+	VPTERNLOGD  $0xf8, 192(DX)(R12*4), Z7, Z27
+	VPACKSSWB   Z26, Z23, Z26
+	VPACKSSWB   Z27, Z24, Z27
+	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z27, Z26
+	VMOVUPS     inOrder<>+0(SB), Z23
+	VPACKUSWB   Z25, Z22, Z25
+	VPERMQ      Z25, Z23, Z25
+	VPERMQ      Z26, Z23, Z26
+	MOVQ        5136(DX), R12
+	VMOVDQU32   Z25, -32(R12)(AX*1)
+	MOVQ        5128(DX), R12
+	VMOVDQU32   Z26, -32(R12)(AX*1)
+	VMOVUPS     Z17, 2176(DX)(R11*4)
+	VPMAXUD     Z17, Z2, Z2
+	VPMINUD     Z17, Z1, Z1
+	VMOVUPS     Z18, 2240(DX)(R11*4)
+	VPMAXUD     Z18, Z2, Z2
+	VPMINUD     Z18, Z1, Z1
+	VFMADD213PS 4544(DX), Z15, Z17
+	VDIVPS      Z17, Z19, Z19
+	VFMADD231PS 4608(DX), Z28, Z28
+	VFMADD231PS 4672(DX), Z19, Z28
+	VFMADD213PS 4544(DX), Z15, Z18
+	VDIVPS      Z18, Z20, Z20
+	VFMADD231PS 4608(DX), Z21, Z21
+	VFMADD231PS 4672(DX), Z20, Z21
+	VPMULLD     Z16, Z16, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z28, Z17, Z17
+	VPADDD      Z21, Z18, Z18
+	VPADDD      patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD      Z6, Z17, Z19
+	VPADDD      Z6, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z7, Z19
+	VMOVDQU32   Z19, (SI)(AX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z7, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(AX*1)
+	ADDQ        $0x20, AX
+	ADDQ        $0x20, CX
+	TESTQ       $0x000000ff, AX
+	JNE         tile1952
+	CMPL        5120(DX), $0x00
+	JEQ         done1957
+	SUBQ        $0x00000100, AX
+
+next1956:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K1
+	VPMOVM2D   K1, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1956
+
+done1957:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual1958
+	CMPL          R13, $0x5f000000
+	JBE           usual1959
+
+unusual1958:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next1960:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next1960
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual1959:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block1951
+
+done1930:
+tile1961:
+	MOVQ        AX, CX
+	ANDQ        $0x000001ff, CX
+	MOVQ        CX, BX
+	XORQ        $0x00000100, BX
+	VPMAXSD     2048(DX)(BX*4), Z4, Z1
+	VPSRLD      5104(DX), Z0, Z2
+	VPADDD      Z2, Z1, Z1
+	VPANDND     Z3, Z1, Z6
+	VPANDND     (DX)(BX*4), Z5, Z2
+	VFMADD213PS pattern3e000000<>+0(SB), Z6, Z2
+	VMOVDQA32   Z0, Z6
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z6
+	VPADDD      Z6, Z2, Z2
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2112(DX)(BX*4), Z4, Z6
+	VPSRLD      5104(DX), Z0, Z9
+	VPADDD      Z9, Z6, Z6
+	VPANDND     Z3, Z6, Z10
+	VPANDND     64(DX)(BX*4), Z5, Z9
+	VFMADD213PS pattern3e000000<>+0(SB), Z10, Z9
+	VMOVDQA32   Z0, Z10
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z10
+	VPADDD      Z10, Z9, Z9
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z1, Z1
+	VPSRLD      5088(DX), Z6, Z6
+	VPTERNLOGD  $0xf8, Z6, Z7, Z1
+	VPSUBW      4992(DX), Z1, Z1
+	VPSRLD      $0x13, Z2, Z2
+	VPSRLD      $0x03, Z9, Z9
+	VPTERNLOGD  $0xf8, Z9, Z7, Z2
+	VPSRLD      $0x10, (DX)(BX*4), Z6
+	VPTERNLOGD  $0xf8, 64(DX)(BX*4), Z7, Z6
+	ADDQ        $0x20, AX
+	XORQ        $0x00000100, CX
+	VPMAXSD     2176(DX)(CX*4), Z4, Z9
+	VPSRLD      5104(DX), Z0, Z10
+	VPADDD      Z10, Z9, Z9
+	VPANDND     Z3, Z9, Z11
+	VPANDND     128(DX)(CX*4), Z5, Z10
+	VFMADD213PS pattern3e000000<>+0(SB), Z11, Z10
+	VMOVDQA32   Z0, Z11
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z11
+	VPADDD      Z11, Z10, Z10
+	VPADDD      pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD     2240(DX)(CX*4), Z4, Z11
+	VPSRLD      5104(DX), Z0, Z12
+	VPADDD      Z12, Z11, Z11
+	VPANDND     Z3, Z11, Z13
+	VPANDND     192(DX)(CX*4), Z5, Z12
+	VFMADD213PS pattern3e000000<>+0(SB), Z13, Z12
+	VMOVDQA32   Z0, Z13
+	VPTERNLOGD  $0xea, patternc2000000<>+0(SB), Z8, Z13
+	VPADDD      Z13, Z12, Z12
+	VPADDD      pattern28b7bc6f<>+0(SB), Z0, Z0
+	VPSRLD      5072(DX), Z9, Z9
+	VPSRLD      5088(DX), Z11, Z11
+	VPTERNLOGD  $0xf8, Z11, Z7, Z9
+	VPSUBW      4992(DX), Z9, Z9
+	VPSRLD      $0x13, Z10, Z10
+	VPSRLD      $0x03, Z12, Z12
+	VPTERNLOGD  $0xf8, Z12, Z7, Z10
+	VPSRLD      $0x10, 128(DX)(CX*4), Z11
+	VPTERNLOGD  $0xf8, 192(DX)(CX*4), Z7, Z11
+	VPACKSSWB   Z10, Z2, Z10
+	VPACKSSWB   Z11, Z6, Z11
+	VPTERNLOGD  $0xf8, pattern80808080<>+0(SB), Z11, Z10
+	VMOVUPS     inOrder<>+0(SB), Z2
+	VPACKUSWB   Z9, Z1, Z9
+	VPERMQ      Z9, Z2, Z9
+	VPERMQ      Z10, Z2, Z10
+	MOVQ        5136(DX), CX
+	VMOVDQU32   Z9, -32(CX)(AX*1)
+	MOVQ        5128(DX), CX
+	VMOVDQU32   Z10, -32(CX)(AX*1)
+	ADDQ        $0x20, AX
+	TESTQ       $0x000000ff, AX
+	JNE         tile1961
+	CMPL        5120(DX), $0x00
+	JEQ         done1963
+	SUBQ        $0x00000100, AX
+
+next1962:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z1
+	VPTESTNMD  Z1, Z1, K1
+	VPMOVM2D   K1, Z1
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z1, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y1
+	VMOVDQU32  Y1, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next1962
+
+done1963:
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func trafficSplit242xINT8AVX512(a *Arguments)
+// Requires: AVX, AVX2, AVX512F, MMX+
+TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
+	MOVQ   a+0(FP), AX
+	MOVQ   80(AX), AX
+	MOVQ   a+0(FP), CX
+	MOVQ   128(CX), CX
+	MOVQ   a+0(FP), DX
+	MOVQ   48(DX), DX
+	MOVQ   a+0(FP), BX
+	MOVQ   88(BX), BX
+	MOVQ   a+0(FP), SI
+	MOVQ   104(SI), SI
+	MOVQ   a+0(FP), DI
+	MOVQ   112(DI), DI
+	MOVQ   a+0(FP), R8
+	MOVQ   120(R8), R8
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	MOVQ   a+0(FP), R9
+	MOVQ   (R9), R9
+	MOVQ   a+0(FP), R10
+	MOVQ   8(R10), R10
+	CMPQ   DX, $0x01
+	JE     fp161965
+	JA     fp321966
+	XORQ   DX, DX
+	MOVQ   a+0(FP), R11
+	MOVQ   16(R11), R11
+	ADDQ   DX, R11
+	JMP    check1969
+
+next1968:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1970
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1970:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check1969:
+	CMPQ DX, R10
+	JB   next1968
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1968
+	JMP  done1967
+
+fp161965:
+	XORQ DX, DX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
+	JMP  check1972
+
+next1971:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1973
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1973:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check1972:
+	CMPQ DX, R10
+	JB   next1971
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1971
+	JMP  done1967
+
+fp321966:
+	XORQ DX, DX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ DX, R11
+	JMP  check1975
+
+next1974:
+	PREFETCHT0 (AX)(R11*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R11*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R11*1)
+	VPOR       (SI)(DX*1), X0, X4
+	PREFETCHT0 (DI)(R11*1)
+	VPOR       (DI)(DX*1), X0, X5
+	PREFETCHT0 (CX)(R11*4)
+	VPORD      (CX)(DX*4), Z1, Z1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    X4, (SI)(DX*1)
+	VMOVDQU    X5, (DI)(DX*1)
+	TESTQ      $0x000000ff, DX
+	JNE        within1976
+	MOVQ       DX, R12
+	SHRQ       $0x07, R12
+	MOVWLZX    (R8)(R12*1), R13
+	MOVW       R13, (R8)(R12*1)
+
+within1976:
+	ADDQ $0x00000010, DX
+	ADDQ $0x00000010, R11
+
+check1975:
+	CMPQ DX, R10
+	JB   next1974
+	MOVQ DX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1974
+
+done1967:
 	VZEROUPPER
 	RET
 
@@ -26618,18 +37680,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161604
-	JA      fp321605
+	JE      fp161978
+	JA      fp321979
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1607:
+run1981:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1608:
+part1982:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -26664,23 +37726,23 @@ part1608:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1608
+	JNE           part1982
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1607
-	JMP           done1606
+	JB            run1981
+	JMP           done1980
 
-fp161604:
+fp161978:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1609:
+run1983:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1610:
+part1984:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -26707,23 +37769,23 @@ part1610:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1610
+	JNE           part1984
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1609
-	JMP           done1606
+	JB            run1983
+	JMP           done1980
 
-fp321605:
+fp321979:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1611:
+run1985:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1612:
+part1986:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -26750,12 +37812,12 @@ part1612:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1612
+	JNE           part1986
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1611
+	JB            run1985
 
-done1606:
+done1980:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -26775,9 +37837,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check1614
+	JMP       check1988
 
-next1613:
+next1987:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -26843,13 +37905,13 @@ next1613:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check1614:
+check1988:
 	CMPQ    SI, BX
-	JB      next1613
+	JB      next1987
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1613
+	JB      next1987
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -26870,13 +37932,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161616
-	JA      fp321617
+	JE      fp161990
+	JA      fp321991
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1620
+	JMP     check1994
 
-next1619:
+next1993:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -26888,21 +37950,21 @@ next1619:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1620:
+check1994:
 	CMPQ AX, SI
-	JB   next1619
+	JB   next1993
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1619
-	JMP  done1618
+	JB   next1993
+	JMP  done1992
 
-fp161616:
+fp161990:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1622
+	JMP  check1996
 
-next1621:
+next1995:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -26913,21 +37975,21 @@ next1621:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1622:
+check1996:
 	CMPQ AX, SI
-	JB   next1621
+	JB   next1995
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1621
-	JMP  done1618
+	JB   next1995
+	JMP  done1992
 
-fp321617:
+fp321991:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1624
+	JMP  check1998
 
-next1623:
+next1997:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -26938,15 +38000,15 @@ next1623:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1624:
+check1998:
 	CMPQ AX, SI
-	JB   next1623
+	JB   next1997
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1623
+	JB   next1997
 
-done1618:
+done1992:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -26968,16 +38030,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161626
-	JA      fp321627
+	JE      fp162000
+	JA      fp322001
 	CMPQ    CX, $0x01
-	JE      fp161630
-	JA      fp321631
+	JE      fp162004
+	JA      fp322005
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1634
+	JMP     check2008
 
-next1633:
+next2007:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -26996,21 +38058,21 @@ next1633:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1634:
+check2008:
 	CMPQ AX, DI
-	JB   next1633
+	JB   next2007
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1633
-	JMP  done1632
+	JB   next2007
+	JMP  done2006
 
-fp161630:
+fp162004:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1636
+	JMP  check2010
 
-next1635:
+next2009:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -27028,21 +38090,21 @@ next1635:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1636:
+check2010:
 	CMPQ AX, DI
-	JB   next1635
+	JB   next2009
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1635
-	JMP  done1632
+	JB   next2009
+	JMP  done2006
 
-fp321631:
+fp322005:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1638
+	JMP  check2012
 
-next1637:
+next2011:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -27060,26 +38122,26 @@ next1637:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1638:
+check2012:
 	CMPQ AX, DI
-	JB   next1637
+	JB   next2011
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1637
+	JB   next2011
 
-done1632:
-	JMP done1628
+done2006:
+	JMP done2002
 
-fp161626:
+fp162000:
 	CMPQ CX, $0x01
-	JE   fp161640
-	JA   fp321641
+	JE   fp162014
+	JA   fp322015
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1644
+	JMP  check2018
 
-next1643:
+next2017:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -27092,21 +38154,21 @@ next1643:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1644:
+check2018:
 	CMPQ AX, DI
-	JB   next1643
+	JB   next2017
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1643
-	JMP  done1642
+	JB   next2017
+	JMP  done2016
 
-fp161640:
+fp162014:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1646
+	JMP  check2020
 
-next1645:
+next2019:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -27118,21 +38180,21 @@ next1645:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1646:
+check2020:
 	CMPQ AX, DI
-	JB   next1645
+	JB   next2019
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1645
-	JMP  done1642
+	JB   next2019
+	JMP  done2016
 
-fp321641:
+fp322015:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1648
+	JMP  check2022
 
-next1647:
+next2021:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -27144,26 +38206,26 @@ next1647:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1648:
+check2022:
 	CMPQ AX, DI
-	JB   next1647
+	JB   next2021
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1647
+	JB   next2021
 
-done1642:
-	JMP done1628
+done2016:
+	JMP done2002
 
-fp321627:
+fp322001:
 	CMPQ CX, $0x01
-	JE   fp161650
-	JA   fp321651
+	JE   fp162024
+	JA   fp322025
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1654
+	JMP  check2028
 
-next1653:
+next2027:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -27174,21 +38236,21 @@ next1653:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1654:
+check2028:
 	CMPQ AX, DI
-	JB   next1653
+	JB   next2027
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1653
-	JMP  done1652
+	JB   next2027
+	JMP  done2026
 
-fp161650:
+fp162024:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1656
+	JMP  check2030
 
-next1655:
+next2029:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -27198,21 +38260,21 @@ next1655:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1656:
+check2030:
 	CMPQ AX, DI
-	JB   next1655
+	JB   next2029
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1655
-	JMP  done1652
+	JB   next2029
+	JMP  done2026
 
-fp321651:
+fp322025:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1658
+	JMP  check2032
 
-next1657:
+next2031:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -27222,16 +38284,16 @@ next1657:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1658:
+check2032:
 	CMPQ AX, DI
-	JB   next1657
+	JB   next2031
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1657
+	JB   next2031
 
-done1652:
-done1628:
+done2026:
+done2002:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -27307,37 +38369,37 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), BX
+	MOVQ      80(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), SI
+	MOVQ      88(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      120(AX), DI
+	MOVQ      128(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), R8
+	MOVQ      104(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      104(AX), R9
+	MOVQ      112(AX), R9
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp161660
-	JA        fp321661
+	JE        fp162034
+	JA        fp322035
 
-block1663:
+block2037:
 	TESTQ   R10, R10
-	JEQ     kept1666
+	JEQ     kept2040
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1666:
+kept2040:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -27355,9 +38417,9 @@ kept1666:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1664:
+tile2038:
 	TESTQ     R10, R10
-	JEQ       kept1667
+	JEQ       kept2041
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -27375,7 +38437,7 @@ tile1664:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1667:
+kept2041:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -27608,12 +38670,12 @@ kept1667:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1664
+	JNE            tile2038
 	CMPL           5120(DX), $0x00
-	JEQ            done1669
+	JEQ            done2043
 	SUBQ           $0x00000100, AX
 
-next1668:
+next2042:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -27632,9 +38694,9 @@ next1668:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1668
+	JNE        next2042
 
-done1669:
+done2043:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -27659,11 +38721,11 @@ done1669:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1670
+	JEQ           unusual2044
 	CMPL          R13, $0x5f000000
-	JBE           usual1671
+	JBE           usual2045
 
-unusual1670:
+unusual2044:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -27672,7 +38734,7 @@ unusual1670:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1672:
+next2046:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -27681,7 +38743,7 @@ next1672:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1672
+	JB            next2046
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -27703,7 +38765,7 @@ next1672:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1671:
+usual2045:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -27762,7 +38824,7 @@ usual1671:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -27796,7 +38858,7 @@ usual1671:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -27818,24 +38880,24 @@ usual1671:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1663
-	JMP          done1662
+	JB           block2037
+	JMP          done2036
 
-fp161660:
-block1673:
+fp162034:
+block2047:
 	TESTQ   R10, R10
-	JEQ     kept1676
+	JEQ     kept2050
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1676:
+kept2050:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -27853,9 +38915,9 @@ kept1676:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1674:
+tile2048:
 	TESTQ     R10, R10
-	JEQ       kept1677
+	JEQ       kept2051
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -27873,7 +38935,7 @@ tile1674:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1677:
+kept2051:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -28112,12 +39174,12 @@ kept1677:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1674
+	JNE            tile2048
 	CMPL           5120(DX), $0x00
-	JEQ            done1679
+	JEQ            done2053
 	SUBQ           $0x00000100, AX
 
-next1678:
+next2052:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -28136,9 +39198,9 @@ next1678:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1678
+	JNE        next2052
 
-done1679:
+done2053:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -28163,11 +39225,11 @@ done1679:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1680
+	JEQ           unusual2054
 	CMPL          R13, $0x5f000000
-	JBE           usual1681
+	JBE           usual2055
 
-unusual1680:
+unusual2054:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -28176,7 +39238,7 @@ unusual1680:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1682:
+next2056:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -28185,7 +39247,7 @@ next1682:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1682
+	JB            next2056
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -28207,7 +39269,7 @@ next1682:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1681:
+usual2055:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -28266,7 +39328,7 @@ usual1681:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -28300,7 +39362,7 @@ usual1681:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -28322,24 +39384,24 @@ usual1681:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1673
-	JMP          done1662
+	JB           block2047
+	JMP          done2036
 
-fp321661:
-block1683:
+fp322035:
+block2057:
 	TESTQ   R10, R10
-	JEQ     kept1686
+	JEQ     kept2060
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    112(R11), R11
+	MOVQ    120(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1686:
+kept2060:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R11
+	MOVQ         120(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -28357,9 +39419,9 @@ kept1686:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1684:
+tile2058:
 	TESTQ     R10, R10
-	JEQ       kept1687
+	JEQ       kept2061
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -28377,7 +39439,7 @@ tile1684:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1687:
+kept2061:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -28618,12 +39680,12 @@ kept1687:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1684
+	JNE            tile2058
 	CMPL           5120(DX), $0x00
-	JEQ            done1689
+	JEQ            done2063
 	SUBQ           $0x00000100, AX
 
-next1688:
+next2062:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -28642,9 +39704,9 @@ next1688:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1688
+	JNE        next2062
 
-done1689:
+done2063:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -28669,11 +39731,11 @@ done1689:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1690
+	JEQ           unusual2064
 	CMPL          R13, $0x5f000000
-	JBE           usual1691
+	JBE           usual2065
 
-unusual1690:
+unusual2064:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -28682,7 +39744,7 @@ unusual1690:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1692:
+next2066:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -28691,7 +39753,7 @@ next1692:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1692
+	JB            next2066
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -28713,7 +39775,7 @@ next1692:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1691:
+usual2065:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -28772,7 +39834,7 @@ usual1691:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         112(R12), R13
+	MOVQ         120(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -28806,7 +39868,7 @@ usual1691:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -28828,10 +39890,10 @@ usual1691:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1683
+	JB           block2057
 
-done1662:
-tile1693:
+done2036:
+tile2067:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -28908,12 +39970,12 @@ tile1693:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1693
+	JNE            tile2067
 	CMPL           5120(DX), $0x00
-	JEQ            done1695
+	JEQ            done2069
 	SUBQ           $0x00000100, AX
 
-next1694:
+next2068:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -28932,9 +39994,9 @@ next1694:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1694
+	JNE        next2068
 
-done1695:
+done2069:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -29133,22 +40195,22 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1696
+	JEQ       aligned2070
 	ORQ       $0x04, DI
 
-aligned1696:
+aligned2070:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    104(R9), R9
+	MOVQ    112(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 256(AX), Z3
@@ -29168,17 +40230,17 @@ aligned1696:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161698
-	JA      fp321699
+	JE      fp162072
+	JA      fp322073
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1702
+	JMP     check2076
 
-next1701:
+next2075:
 	TESTQ     AX, AX
-	JEQ       kept1703
+	JEQ       kept2077
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z11
@@ -29190,7 +40252,7 @@ next1701:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1703:
+kept2077:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -29214,11 +40276,11 @@ kept1703:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1704
+	JNE           unusual2078
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
 	KORTESTW      K1, K1
-	JEQ           usual1706
+	JEQ           usual2080
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29228,20 +40290,20 @@ kept1703:
 	VPMOVDW       Z11, Y11
 	VMOVDQU32     Y11, Y11
 
-usual1706:
+usual2080:
 	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored1705
+	JMP      stored2079
 
-unusual1704:
+unusual2078:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp161708
-	JA            fp321709
+	JE            fp162082
+	JA            fp322083
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
 	KORTESTW      K1, K1
-	JEQ           usual1711
+	JEQ           usual2085
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29251,57 +40313,57 @@ unusual1704:
 	VPMOVDW       Z11, Y11
 	VMOVDQU32     Y11, Y11
 
-usual1711:
+usual2085:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1713
+	JNE      ordinary2087
 	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored1712
+	JMP      stored2086
 
-ordinary1713:
+ordinary2087:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored1712:
-	JMP done1710
+stored2086:
+	JMP done2084
 
-fp161708:
+fp162082:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z12, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1715
+	JNE       ordinary2089
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored1714
+	JMP       stored2088
 
-ordinary1715:
+ordinary2089:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1714:
-	JMP done1710
+stored2088:
+	JMP done2084
 
-fp321709:
-done1710:
-stored1705:
+fp322083:
+done2084:
+stored2079:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1702:
+check2076:
 	CMPQ CX, R11
-	JB   next1701
+	JB   next2075
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1701
-	JMP  done1700
+	JB   next2075
+	JMP  done2074
 
-fp161698:
+fp162072:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1717
+	JMP  check2091
 
-next1716:
+next2090:
 	TESTQ     AX, AX
-	JEQ       kept1718
+	JEQ       kept2092
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -29313,7 +40375,7 @@ next1716:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1718:
+kept2092:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -29336,11 +40398,11 @@ kept1718:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1719
+	JNE           unusual2093
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1721
+	JEQ           usual2095
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29350,20 +40412,20 @@ kept1718:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1721:
+usual2095:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1720
+	JMP      stored2094
 
-unusual1719:
+unusual2093:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp161723
-	JA            fp321724
+	JE            fp162097
+	JA            fp322098
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1726
+	JEQ           usual2100
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29373,57 +40435,57 @@ unusual1719:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1726:
+usual2100:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1728
+	JNE      ordinary2102
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1727
+	JMP      stored2101
 
-ordinary1728:
+ordinary2102:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1727:
-	JMP done1725
+stored2101:
+	JMP done2099
 
-fp161723:
+fp162097:
 	VPXORD    Y11, Y11, Y11
 	VCVTPS2PH $0x00, Z12, Y11
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1730
+	JNE       ordinary2104
 	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored1729
+	JMP       stored2103
 
-ordinary1730:
+ordinary2104:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored1729:
-	JMP done1725
+stored2103:
+	JMP done2099
 
-fp321724:
-done1725:
-stored1720:
+fp322098:
+done2099:
+stored2094:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1717:
+check2091:
 	CMPQ CX, R11
-	JB   next1716
+	JB   next2090
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1716
-	JMP  done1700
+	JB   next2090
+	JMP  done2074
 
-fp321699:
+fp322073:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1732
+	JMP  check2106
 
-next1731:
+next2105:
 	TESTQ     AX, AX
-	JEQ       kept1733
+	JEQ       kept2107
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -29435,7 +40497,7 @@ next1731:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1733:
+kept2107:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -29458,11 +40520,11 @@ kept1733:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1734
+	JNE           unusual2108
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1736
+	JEQ           usual2110
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29472,20 +40534,20 @@ kept1733:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1736:
+usual2110:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1735
+	JMP      stored2109
 
-unusual1734:
+unusual2108:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp161738
-	JA            fp321739
+	JE            fp162112
+	JA            fp322113
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1741
+	JEQ           usual2115
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -29495,47 +40557,47 @@ unusual1734:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1741:
+usual2115:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1743
+	JNE      ordinary2117
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1742
+	JMP      stored2116
 
-ordinary1743:
+ordinary2117:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1742:
-	JMP done1740
+stored2116:
+	JMP done2114
 
-fp161738:
+fp162112:
 	VPXORD    Y11, Y11, Y11
 	VCVTPS2PH $0x00, Z12, Y11
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1745
+	JNE       ordinary2119
 	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored1744
+	JMP       stored2118
 
-ordinary1745:
+ordinary2119:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored1744:
-	JMP done1740
+stored2118:
+	JMP done2114
 
-fp321739:
-done1740:
-stored1735:
+fp322113:
+done2114:
+stored2109:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1732:
+check2106:
 	CMPQ CX, R11
-	JB   next1731
+	JB   next2105
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1731
+	JB   next2105
 
-done1700:
+done2074:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -29555,20 +40617,20 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1746
+	JEQ       aligned2120
 	ORQ       $0x04, DI
 
-aligned1746:
+aligned2120:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z3
 	VMOVUPS 256(AX), Z4
@@ -29586,17 +40648,17 @@ aligned1746:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161748
-	JA      fp321749
+	JE      fp162122
+	JA      fp322123
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1752
+	JMP     check2126
 
-next1751:
+next2125:
 	TESTQ     AX, AX
-	JEQ       kept1753
+	JEQ       kept2127
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -29606,7 +40668,7 @@ next1751:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1753:
+kept2127:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -29631,11 +40693,11 @@ kept1753:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1754
+	JNE           unusual2128
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
 	KORTESTW      K1, K1
-	JEQ           usual1756
+	JEQ           usual2130
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29645,20 +40707,20 @@ kept1753:
 	VPMOVDW       Z10, Y10
 	VMOVDQU32     Y10, Y10
 
-usual1756:
+usual2130:
 	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored1755
+	JMP      stored2129
 
-unusual1754:
+unusual2128:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161758
-	JA            fp321759
+	JE            fp162132
+	JA            fp322133
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
 	KORTESTW      K1, K1
-	JEQ           usual1761
+	JEQ           usual2135
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29668,57 +40730,57 @@ unusual1754:
 	VPMOVDW       Z10, Y10
 	VMOVDQU32     Y10, Y10
 
-usual1761:
+usual2135:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1763
+	JNE      ordinary2137
 	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored1762
+	JMP      stored2136
 
-ordinary1763:
+ordinary2137:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored1762:
-	JMP done1760
+stored2136:
+	JMP done2134
 
-fp161758:
+fp162132:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z11, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1765
+	JNE       ordinary2139
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored1764
+	JMP       stored2138
 
-ordinary1765:
+ordinary2139:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored1764:
-	JMP done1760
+stored2138:
+	JMP done2134
 
-fp321759:
-done1760:
-stored1755:
+fp322133:
+done2134:
+stored2129:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1752:
+check2126:
 	CMPQ CX, R10
-	JB   next1751
+	JB   next2125
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1751
-	JMP  done1750
+	JB   next2125
+	JMP  done2124
 
-fp161748:
+fp162122:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1767
+	JMP  check2141
 
-next1766:
+next2140:
 	TESTQ     AX, AX
-	JEQ       kept1768
+	JEQ       kept2142
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -29728,7 +40790,7 @@ next1766:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1768:
+kept2142:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -29752,11 +40814,11 @@ kept1768:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1769
+	JNE           unusual2143
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1771
+	JEQ           usual2145
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29766,20 +40828,20 @@ kept1768:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1771:
+usual2145:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1770
+	JMP      stored2144
 
-unusual1769:
+unusual2143:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161773
-	JA            fp321774
+	JE            fp162147
+	JA            fp322148
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1776
+	JEQ           usual2150
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29789,57 +40851,57 @@ unusual1769:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1776:
+usual2150:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1778
+	JNE      ordinary2152
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1777
+	JMP      stored2151
 
-ordinary1778:
+ordinary2152:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1777:
-	JMP done1775
+stored2151:
+	JMP done2149
 
-fp161773:
+fp162147:
 	VPXORD    Y10, Y10, Y10
 	VCVTPS2PH $0x00, Z11, Y10
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1780
+	JNE       ordinary2154
 	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored1779
+	JMP       stored2153
 
-ordinary1780:
+ordinary2154:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored1779:
-	JMP done1775
+stored2153:
+	JMP done2149
 
-fp321774:
-done1775:
-stored1770:
+fp322148:
+done2149:
+stored2144:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1767:
+check2141:
 	CMPQ CX, R10
-	JB   next1766
+	JB   next2140
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1766
-	JMP  done1750
+	JB   next2140
+	JMP  done2124
 
-fp321749:
+fp322123:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1782
+	JMP  check2156
 
-next1781:
+next2155:
 	TESTQ     AX, AX
-	JEQ       kept1783
+	JEQ       kept2157
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -29849,7 +40911,7 @@ next1781:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1783:
+kept2157:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -29873,11 +40935,11 @@ kept1783:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1784
+	JNE           unusual2158
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1786
+	JEQ           usual2160
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29887,20 +40949,20 @@ kept1783:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1786:
+usual2160:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1785
+	JMP      stored2159
 
-unusual1784:
+unusual2158:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161788
-	JA            fp321789
+	JE            fp162162
+	JA            fp322163
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1791
+	JEQ           usual2165
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -29910,47 +40972,47 @@ unusual1784:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1791:
+usual2165:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1793
+	JNE      ordinary2167
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1792
+	JMP      stored2166
 
-ordinary1793:
+ordinary2167:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1792:
-	JMP done1790
+stored2166:
+	JMP done2164
 
-fp161788:
+fp162162:
 	VPXORD    Y10, Y10, Y10
 	VCVTPS2PH $0x00, Z11, Y10
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1795
+	JNE       ordinary2169
 	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored1794
+	JMP       stored2168
 
-ordinary1795:
+ordinary2169:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored1794:
-	JMP done1790
+stored2168:
+	JMP done2164
 
-fp321789:
-done1790:
-stored1785:
+fp322163:
+done2164:
+stored2159:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1782:
+check2156:
 	CMPQ CX, R10
-	JB   next1781
+	JB   next2155
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1781
+	JB   next2155
 
-done1750:
+done2124:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -29970,20 +41032,20 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1796
+	JEQ       aligned2170
 	ORQ       $0x04, DI
 
-aligned1796:
+aligned2170:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z2
 	VMOVUPS (AX), Z3
@@ -29997,17 +41059,17 @@ aligned1796:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161798
-	JA      fp321799
+	JE      fp162172
+	JA      fp322173
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1802
+	JMP     check2176
 
-next1801:
+next2175:
 	TESTQ     AX, AX
-	JEQ       kept1803
+	JEQ       kept2177
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -30017,7 +41079,7 @@ next1801:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1803:
+kept2177:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -30035,11 +41097,11 @@ kept1803:
 	VFMADD231PS   Z2, Z5, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1804
+	JNE           unusual2178
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
 	KORTESTW      K1, K1
-	JEQ           usual1806
+	JEQ           usual2180
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30049,20 +41111,20 @@ kept1803:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual1806:
+usual2180:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored1805
+	JMP      stored2179
 
-unusual1804:
+unusual2178:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161808
-	JA            fp321809
+	JE            fp162182
+	JA            fp322183
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
 	KORTESTW      K1, K1
-	JEQ           usual1811
+	JEQ           usual2185
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30072,57 +41134,57 @@ unusual1804:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual1811:
+usual2185:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1813
+	JNE      ordinary2187
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored1812
+	JMP      stored2186
 
-ordinary1813:
+ordinary2187:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored1812:
-	JMP done1810
+stored2186:
+	JMP done2184
 
-fp161808:
+fp162182:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z6, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1815
+	JNE       ordinary2189
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored1814
+	JMP       stored2188
 
-ordinary1815:
+ordinary2189:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1814:
-	JMP done1810
+stored2188:
+	JMP done2184
 
-fp321809:
-done1810:
-stored1805:
+fp322183:
+done2184:
+stored2179:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1802:
+check2176:
 	CMPQ CX, R10
-	JB   next1801
+	JB   next2175
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1801
-	JMP  done1800
+	JB   next2175
+	JMP  done2174
 
-fp161798:
+fp162172:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1817
+	JMP  check2191
 
-next1816:
+next2190:
 	TESTQ     AX, AX
-	JEQ       kept1818
+	JEQ       kept2192
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -30132,7 +41194,7 @@ next1816:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1818:
+kept2192:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -30149,11 +41211,11 @@ kept1818:
 	VFMADD231PS   Z2, Z1, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1819
+	JNE           unusual2193
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1821
+	JEQ           usual2195
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30163,20 +41225,20 @@ kept1818:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1821:
+usual2195:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1820
+	JMP      stored2194
 
-unusual1819:
+unusual2193:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161823
-	JA            fp321824
+	JE            fp162197
+	JA            fp322198
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1826
+	JEQ           usual2200
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30186,57 +41248,57 @@ unusual1819:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1826:
+usual2200:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1828
+	JNE      ordinary2202
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1827
+	JMP      stored2201
 
-ordinary1828:
+ordinary2202:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1827:
-	JMP done1825
+stored2201:
+	JMP done2199
 
-fp161823:
+fp162197:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z6, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1830
+	JNE       ordinary2204
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1829
+	JMP       stored2203
 
-ordinary1830:
+ordinary2204:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored1829:
-	JMP done1825
+stored2203:
+	JMP done2199
 
-fp321824:
-done1825:
-stored1820:
+fp322198:
+done2199:
+stored2194:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1817:
+check2191:
 	CMPQ CX, R10
-	JB   next1816
+	JB   next2190
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1816
-	JMP  done1800
+	JB   next2190
+	JMP  done2174
 
-fp321799:
+fp322173:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1832
+	JMP  check2206
 
-next1831:
+next2205:
 	TESTQ     AX, AX
-	JEQ       kept1833
+	JEQ       kept2207
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -30246,7 +41308,7 @@ next1831:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1833:
+kept2207:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -30263,11 +41325,11 @@ kept1833:
 	VFMADD231PS   Z2, Z1, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1834
+	JNE           unusual2208
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1836
+	JEQ           usual2210
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30277,20 +41339,20 @@ kept1833:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1836:
+usual2210:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1835
+	JMP      stored2209
 
-unusual1834:
+unusual2208:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161838
-	JA            fp321839
+	JE            fp162212
+	JA            fp322213
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1841
+	JEQ           usual2215
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -30300,47 +41362,47 @@ unusual1834:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1841:
+usual2215:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1843
+	JNE      ordinary2217
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1842
+	JMP      stored2216
 
-ordinary1843:
+ordinary2217:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1842:
-	JMP done1840
+stored2216:
+	JMP done2214
 
-fp161838:
+fp162212:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z6, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1845
+	JNE       ordinary2219
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored1844
+	JMP       stored2218
 
-ordinary1845:
+ordinary2219:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored1844:
-	JMP done1840
+stored2218:
+	JMP done2214
 
-fp321839:
-done1840:
-stored1835:
+fp322213:
+done2214:
+stored2209:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1832:
+check2206:
 	CMPQ CX, R10
-	JB   next1831
+	JB   next2205
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1831
+	JB   next2205
 
-done1800:
+done2174:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -30360,20 +41422,20 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1846
+	JEQ       aligned2220
 	ORQ       $0x04, DI
 
-aligned1846:
+aligned2220:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 640(AX), Z3
@@ -30391,17 +41453,17 @@ aligned1846:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161848
-	JA      fp321849
+	JE      fp162222
+	JA      fp322223
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1852
+	JMP     check2226
 
-next1851:
+next2225:
 	TESTQ     AX, AX
-	JEQ       kept1853
+	JEQ       kept2227
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -30411,7 +41473,7 @@ next1851:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1853:
+kept2227:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -30429,11 +41491,11 @@ kept1853:
 	VFMADD231PS   Z5, Z9, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1854
+	JNE           unusual2228
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual1856
+	JEQ           usual2230
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30443,20 +41505,20 @@ kept1853:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual1856:
+usual2230:
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored1855
+	JMP      stored2229
 
-unusual1854:
+unusual2228:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161858
-	JA            fp321859
+	JE            fp162232
+	JA            fp322233
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual1861
+	JEQ           usual2235
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30466,57 +41528,57 @@ unusual1854:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual1861:
+usual2235:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1863
+	JNE      ordinary2237
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored1862
+	JMP      stored2236
 
-ordinary1863:
+ordinary2237:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1862:
-	JMP done1860
+stored2236:
+	JMP done2234
 
-fp161858:
+fp162232:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z10, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1865
+	JNE       ordinary2239
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored1864
+	JMP       stored2238
 
-ordinary1865:
+ordinary2239:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1864:
-	JMP done1860
+stored2238:
+	JMP done2234
 
-fp321859:
-done1860:
-stored1855:
+fp322233:
+done2234:
+stored2229:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1852:
+check2226:
 	CMPQ CX, R10
-	JB   next1851
+	JB   next2225
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1851
-	JMP  done1850
+	JB   next2225
+	JMP  done2224
 
-fp161848:
+fp162222:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1867
+	JMP  check2241
 
-next1866:
+next2240:
 	TESTQ     AX, AX
-	JEQ       kept1868
+	JEQ       kept2242
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -30526,7 +41588,7 @@ next1866:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1868:
+kept2242:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -30543,11 +41605,11 @@ kept1868:
 	VFMADD231PS   Z5, Z1, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1869
+	JNE           unusual2243
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1871
+	JEQ           usual2245
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30557,20 +41619,20 @@ kept1868:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1871:
+usual2245:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1870
+	JMP      stored2244
 
-unusual1869:
+unusual2243:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161873
-	JA            fp321874
+	JE            fp162247
+	JA            fp322248
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1876
+	JEQ           usual2250
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30580,57 +41642,57 @@ unusual1869:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1876:
+usual2250:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1878
+	JNE      ordinary2252
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1877
+	JMP      stored2251
 
-ordinary1878:
+ordinary2252:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1877:
-	JMP done1875
+stored2251:
+	JMP done2249
 
-fp161873:
+fp162247:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1880
+	JNE       ordinary2254
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1879
+	JMP       stored2253
 
-ordinary1880:
+ordinary2254:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1879:
-	JMP done1875
+stored2253:
+	JMP done2249
 
-fp321874:
-done1875:
-stored1870:
+fp322248:
+done2249:
+stored2244:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1867:
+check2241:
 	CMPQ CX, R10
-	JB   next1866
+	JB   next2240
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1866
-	JMP  done1850
+	JB   next2240
+	JMP  done2224
 
-fp321849:
+fp322223:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1882
+	JMP  check2256
 
-next1881:
+next2255:
 	TESTQ     AX, AX
-	JEQ       kept1883
+	JEQ       kept2257
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -30640,7 +41702,7 @@ next1881:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1883:
+kept2257:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -30657,11 +41719,11 @@ kept1883:
 	VFMADD231PS   Z5, Z1, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual1884
+	JNE           unusual2258
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1886
+	JEQ           usual2260
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30671,20 +41733,20 @@ kept1883:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1886:
+usual2260:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1885
+	JMP      stored2259
 
-unusual1884:
+unusual2258:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp161888
-	JA            fp321889
+	JE            fp162262
+	JA            fp322263
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual1891
+	JEQ           usual2265
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -30694,47 +41756,47 @@ unusual1884:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual1891:
+usual2265:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1893
+	JNE      ordinary2267
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored1892
+	JMP      stored2266
 
-ordinary1893:
+ordinary2267:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored1892:
-	JMP done1890
+stored2266:
+	JMP done2264
 
-fp161888:
+fp162262:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1895
+	JNE       ordinary2269
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1894
+	JMP       stored2268
 
-ordinary1895:
+ordinary2269:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1894:
-	JMP done1890
+stored2268:
+	JMP done2264
 
-fp321889:
-done1890:
-stored1885:
+fp322263:
+done2264:
+stored2259:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1882:
+check2256:
 	CMPQ CX, R10
-	JB   next1881
+	JB   next2255
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1881
+	JB   next2255
 
-done1850:
+done2224:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -30757,22 +41819,22 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1896
+	JEQ       aligned2270
 	ORQ       $0x04, DI
 
-aligned1896:
+aligned2270:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         104(R9), R9
+	MOVQ         112(R9), R9
 	MOVQ         a+0(FP), R10
 	VPBROADCASTD 64(R10), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
@@ -30795,17 +41857,17 @@ aligned1896:
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161898
-	JA           fp321899
+	JE           fp162272
+	JA           fp322273
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1902
+	JMP          check2276
 
-next1901:
+next2275:
 	TESTQ     AX, AX
-	JEQ       kept1903
+	JEQ       kept2277
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -30819,7 +41881,7 @@ next1901:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1903:
+kept2277:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -30861,10 +41923,10 @@ kept1903:
 	VMOVDQU32      Z17, (R8)(CX*2)
 	VPMULLD        Z4, Z4, Z17
 	VPSRLD         $0x10, Z17, Z17
-	VPADDD         Z22, Z17, Z17
 	VPADDD         Z2, Z4, Z23
 	VPMULLD        Z23, Z23, Z23
 	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z22, Z17, Z17
 	VPADDD         Z15, Z23, Z23
 	VPSRLD         $0x10, Z17, Z17
 	VPTERNLOGD     $0xf8, Z23, Z1, Z17
@@ -30887,11 +41949,11 @@ kept1903:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1904
+	JNE            unusual2278
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1906
+	JEQ            usual2280
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -30906,20 +41968,20 @@ kept1903:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1906:
+usual2280:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1905
+	JMP      stored2279
 
-unusual1904:
+unusual2278:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp161908
-	JA             fp321909
+	JE             fp162282
+	JA             fp322283
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1911
+	JEQ            usual2285
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -30934,19 +41996,19 @@ unusual1904:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1911:
+usual2285:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1913
+	JNE      ordinary2287
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1912
+	JMP      stored2286
 
-ordinary1913:
+ordinary2287:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1912:
-	JMP done1910
+stored2286:
+	JMP done2284
 
-fp161908:
+fp162282:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -30956,41 +42018,41 @@ fp161908:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1915
+	JNE          ordinary2289
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1914
+	JMP          stored2288
 
-ordinary1915:
+ordinary2289:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1914:
-	JMP done1910
+stored2288:
+	JMP done2284
 
-fp321909:
-done1910:
-stored1905:
+fp322283:
+done2284:
+stored2279:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1902:
+check2276:
 	CMPQ CX, R11
-	JB   next1901
+	JB   next2275
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1901
-	JMP  done1900
+	JB   next2275
+	JMP  done2274
 
-fp161898:
+fp162272:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1917
+	JMP  check2291
 
-next1916:
+next2290:
 	TESTQ     AX, AX
-	JEQ       kept1918
+	JEQ       kept2292
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -31004,7 +42066,7 @@ next1916:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1918:
+kept2292:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -31049,10 +42111,10 @@ kept1918:
 	VMOVDQU32      Z19, (R8)(CX*2)
 	VPMULLD        Z4, Z4, Z19
 	VPSRLD         $0x10, Z19, Z19
-	VPADDD         Z22, Z19, Z19
 	VPADDD         Z2, Z4, Z23
 	VPMULLD        Z23, Z23, Z23
 	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z22, Z19, Z19
 	VPADDD         Z18, Z23, Z23
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z23, Z1, Z19
@@ -31075,11 +42137,11 @@ kept1918:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1919
+	JNE            unusual2293
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1921
+	JEQ            usual2295
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -31094,20 +42156,20 @@ kept1918:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1921:
+usual2295:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1920
+	JMP      stored2294
 
-unusual1919:
+unusual2293:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp161923
-	JA             fp321924
+	JE             fp162297
+	JA             fp322298
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1926
+	JEQ            usual2300
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -31122,19 +42184,19 @@ unusual1919:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1926:
+usual2300:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1928
+	JNE      ordinary2302
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1927
+	JMP      stored2301
 
-ordinary1928:
+ordinary2302:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1927:
-	JMP done1925
+stored2301:
+	JMP done2299
 
-fp161923:
+fp162297:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -31144,41 +42206,41 @@ fp161923:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1930
+	JNE          ordinary2304
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1929
+	JMP          stored2303
 
-ordinary1930:
+ordinary2304:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1929:
-	JMP done1925
+stored2303:
+	JMP done2299
 
-fp321924:
-done1925:
-stored1920:
+fp322298:
+done2299:
+stored2294:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1917:
+check2291:
 	CMPQ CX, R11
-	JB   next1916
+	JB   next2290
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1916
-	JMP  done1900
+	JB   next2290
+	JMP  done2274
 
-fp321899:
+fp322273:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1932
+	JMP  check2306
 
-next1931:
+next2305:
 	TESTQ     AX, AX
-	JEQ       kept1933
+	JEQ       kept2307
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -31192,7 +42254,7 @@ next1931:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1933:
+kept2307:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -31238,10 +42300,10 @@ kept1933:
 	VMOVDQU32      Z19, (R8)(CX*2)
 	VPMULLD        Z4, Z4, Z19
 	VPSRLD         $0x10, Z19, Z19
-	VPADDD         Z22, Z19, Z19
 	VPADDD         Z2, Z4, Z23
 	VPMULLD        Z23, Z23, Z23
 	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z22, Z19, Z19
 	VPADDD         Z18, Z23, Z23
 	VPSRLD         $0x10, Z19, Z19
 	VPTERNLOGD     $0xf8, Z23, Z1, Z19
@@ -31264,11 +42326,11 @@ kept1933:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1934
+	JNE            unusual2308
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1936
+	JEQ            usual2310
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -31283,20 +42345,20 @@ kept1933:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1936:
+usual2310:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1935
+	JMP      stored2309
 
-unusual1934:
+unusual2308:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp161938
-	JA             fp321939
+	JE             fp162312
+	JA             fp322313
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual1941
+	JEQ            usual2315
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -31311,19 +42373,19 @@ unusual1934:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual1941:
+usual2315:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1943
+	JNE      ordinary2317
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored1942
+	JMP      stored2316
 
-ordinary1943:
+ordinary2317:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1942:
-	JMP done1940
+stored2316:
+	JMP done2314
 
-fp161938:
+fp162312:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -31333,31 +42395,31 @@ fp161938:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1945
+	JNE          ordinary2319
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1944
+	JMP          stored2318
 
-ordinary1945:
+ordinary2319:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1944:
-	JMP done1940
+stored2318:
+	JMP done2314
 
-fp321939:
-done1940:
-stored1935:
+fp322313:
+done2314:
+stored2309:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1932:
+check2306:
 	CMPQ CX, R11
-	JB   next1931
+	JB   next2305
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1931
+	JB   next2305
 
-done1900:
+done2274:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -31398,20 +42460,20 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1946
+	JEQ       aligned2320
 	ORQ       $0x04, DI
 
-aligned1946:
+aligned2320:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z6
 	VMOVUPS 256(AX), Z7
@@ -31429,17 +42491,17 @@ aligned1946:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161948
-	JA      fp321949
+	JE      fp162322
+	JA      fp322323
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1952
+	JMP     check2326
 
-next1951:
+next2325:
 	TESTQ     AX, AX
-	JEQ       kept1953
+	JEQ       kept2327
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -31451,7 +42513,7 @@ next1951:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1953:
+kept2327:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -31510,11 +42572,11 @@ kept1953:
 	VMOVUPS        Z13, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1954
+	JNE            unusual2328
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual1956
+	JEQ            usual2330
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31529,20 +42591,20 @@ kept1953:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z13
 	VMOVDQU32      Z13, Z13
 
-usual1956:
+usual2330:
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored1955
+	JMP      stored2329
 
-unusual1954:
+unusual2328:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp161958
-	JA             fp321959
+	JE             fp162332
+	JA             fp322333
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual1961
+	JEQ            usual2335
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31557,19 +42619,19 @@ unusual1954:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z13
 	VMOVDQU32      Z13, Z13
 
-usual1961:
+usual2335:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1963
+	JNE      ordinary2337
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored1962
+	JMP      stored2336
 
-ordinary1963:
+ordinary2337:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1962:
-	JMP done1960
+stored2336:
+	JMP done2334
 
-fp161958:
+fp162332:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
 	VPERMI2PS    Z18, Z17, Z13
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -31579,41 +42641,41 @@ fp161958:
 	VCVTPS2PH    $0x00, Z14, Y13
 	VINSERTI64X4 $0x01, Y13, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1965
+	JNE          ordinary2339
 	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored1964
+	JMP          stored2338
 
-ordinary1965:
+ordinary2339:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored1964:
-	JMP done1960
+stored2338:
+	JMP done2334
 
-fp321959:
-done1960:
-stored1955:
+fp322333:
+done2334:
+stored2329:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1952:
+check2326:
 	CMPQ CX, R10
-	JB   next1951
+	JB   next2325
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1951
-	JMP  done1950
+	JB   next2325
+	JMP  done2324
 
-fp161948:
+fp162322:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1967
+	JMP  check2341
 
-next1966:
+next2340:
 	TESTQ     AX, AX
-	JEQ       kept1968
+	JEQ       kept2342
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -31625,7 +42687,7 @@ next1966:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1968:
+kept2342:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -31687,11 +42749,11 @@ kept1968:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1969
+	JNE            unusual2343
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual1971
+	JEQ            usual2345
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31706,20 +42768,20 @@ kept1968:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual1971:
+usual2345:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored1970
+	JMP      stored2344
 
-unusual1969:
+unusual2343:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp161973
-	JA             fp321974
+	JE             fp162347
+	JA             fp322348
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual1976
+	JEQ            usual2350
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31734,19 +42796,19 @@ unusual1969:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual1976:
+usual2350:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1978
+	JNE      ordinary2352
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored1977
+	JMP      stored2351
 
-ordinary1978:
+ordinary2352:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored1977:
-	JMP done1975
+stored2351:
+	JMP done2349
 
-fp161973:
+fp162347:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -31756,41 +42818,41 @@ fp161973:
 	VCVTPS2PH    $0x00, Z14, Y3
 	VINSERTI64X4 $0x01, Y3, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1980
+	JNE          ordinary2354
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1979
+	JMP          stored2353
 
-ordinary1980:
+ordinary2354:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1979:
-	JMP done1975
+stored2353:
+	JMP done2349
 
-fp321974:
-done1975:
-stored1970:
+fp322348:
+done2349:
+stored2344:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1967:
+check2341:
 	CMPQ CX, R10
-	JB   next1966
+	JB   next2340
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1966
-	JMP  done1950
+	JB   next2340
+	JMP  done2324
 
-fp321949:
+fp322323:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1982
+	JMP  check2356
 
-next1981:
+next2355:
 	TESTQ     AX, AX
-	JEQ       kept1983
+	JEQ       kept2357
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -31802,7 +42864,7 @@ next1981:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1983:
+kept2357:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -31865,11 +42927,11 @@ kept1983:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual1984
+	JNE            unusual2358
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual1986
+	JEQ            usual2360
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31884,20 +42946,20 @@ kept1983:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual1986:
+usual2360:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored1985
+	JMP      stored2359
 
-unusual1984:
+unusual2358:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp161988
-	JA             fp321989
+	JE             fp162362
+	JA             fp322363
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual1991
+	JEQ            usual2365
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -31912,19 +42974,19 @@ unusual1984:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual1991:
+usual2365:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary1993
+	JNE      ordinary2367
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored1992
+	JMP      stored2366
 
-ordinary1993:
+ordinary2367:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored1992:
-	JMP done1990
+stored2366:
+	JMP done2364
 
-fp161988:
+fp162362:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -31934,31 +42996,31 @@ fp161988:
 	VCVTPS2PH    $0x00, Z14, Y3
 	VINSERTI64X4 $0x01, Y3, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1995
+	JNE          ordinary2369
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1994
+	JMP          stored2368
 
-ordinary1995:
+ordinary2369:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1994:
-	JMP done1990
+stored2368:
+	JMP done2364
 
-fp321989:
-done1990:
-stored1985:
+fp322363:
+done2364:
+stored2359:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1982:
+check2356:
 	CMPQ CX, R10
-	JB   next1981
+	JB   next2355
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1981
+	JB   next2355
 
-done1950:
+done2324:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -31981,20 +43043,20 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1996
+	JEQ       aligned2370
 	ORQ       $0x04, DI
 
-aligned1996:
+aligned2370:
 	MOVQ         a+0(FP), R8
-	MOVQ         96(R8), R8
+	MOVQ         104(R8), R8
 	MOVQ         a+0(FP), R9
 	VPBROADCASTD 64(R9), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
@@ -32011,17 +43073,17 @@ aligned1996:
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161998
-	JA           fp321999
+	JE           fp162372
+	JA           fp322373
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2002
+	JMP          check2376
 
-next2001:
+next2375:
 	TESTQ     AX, AX
-	JEQ       kept2003
+	JEQ       kept2377
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -32033,7 +43095,7 @@ next2001:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2003:
+kept2377:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32058,10 +43120,10 @@ kept2003:
 	VFMADD231PS    Z10, Z10, Z12
 	VPMULLD        Z4, Z4, Z15
 	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z11, Z15, Z15
 	VPADDD         Z2, Z4, Z16
 	VPMULLD        Z16, Z16, Z16
 	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z11, Z15, Z15
 	VPADDD         Z12, Z16, Z16
 	VPSRLD         $0x10, Z15, Z15
 	VPTERNLOGD     $0xf8, Z16, Z0, Z15
@@ -32082,11 +43144,11 @@ kept2003:
 	VMOVUPS        Z9, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2004
+	JNE            unusual2378
 	VCMPPS         $0x03, Z9, Z10, K1
 	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
 	KORTESTW       K1, K1
-	JEQ            usual2006
+	JEQ            usual2380
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32101,20 +43163,20 @@ kept2003:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z9
 	VMOVDQU32      Z9, Z9
 
-usual2006:
+usual2380:
 	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2005
+	JMP      stored2379
 
-unusual2004:
+unusual2378:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162008
-	JA             fp322009
+	JE             fp162382
+	JA             fp322383
 	VCMPPS         $0x03, Z9, Z10, K1
 	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
 	KORTESTW       K1, K1
-	JEQ            usual2011
+	JEQ            usual2385
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32129,19 +43191,19 @@ unusual2004:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z9
 	VMOVDQU32      Z9, Z9
 
-usual2011:
+usual2385:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2013
+	JNE      ordinary2387
 	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2012
+	JMP      stored2386
 
-ordinary2013:
+ordinary2387:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2012:
-	JMP done2010
+stored2386:
+	JMP done2384
 
-fp162008:
+fp162382:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
 	VPERMI2PS    Z14, Z13, Z9
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -32151,41 +43213,41 @@ fp162008:
 	VCVTPS2PH    $0x00, Z10, Y9
 	VINSERTI64X4 $0x01, Y9, Z1, Z1
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2015
+	JNE          ordinary2389
 	VMOVNTDQ     Z1, (BX)(CX*2)
-	JMP          stored2014
+	JMP          stored2388
 
-ordinary2015:
+ordinary2389:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2014:
-	JMP done2010
+stored2388:
+	JMP done2384
 
-fp322009:
-done2010:
-stored2005:
+fp322383:
+done2384:
+stored2379:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2002:
+check2376:
 	CMPQ CX, R10
-	JB   next2001
+	JB   next2375
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2001
-	JMP  done2000
+	JB   next2375
+	JMP  done2374
 
-fp161998:
+fp162372:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2017
+	JMP  check2391
 
-next2016:
+next2390:
 	TESTQ     AX, AX
-	JEQ       kept2018
+	JEQ       kept2392
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -32197,7 +43259,7 @@ next2016:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2018:
+kept2392:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32225,10 +43287,10 @@ kept2018:
 	VFMADD231PS    Z12, Z12, Z10
 	VPMULLD        Z4, Z4, Z15
 	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z1, Z15, Z15
 	VPADDD         Z2, Z4, Z16
 	VPMULLD        Z16, Z16, Z16
 	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z1, Z15, Z15
 	VPADDD         Z10, Z16, Z16
 	VPSRLD         $0x10, Z15, Z15
 	VPTERNLOGD     $0xf8, Z16, Z0, Z15
@@ -32249,11 +43311,11 @@ kept2018:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2019
+	JNE            unusual2393
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2021
+	JEQ            usual2395
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32268,20 +43330,20 @@ kept2018:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2021:
+usual2395:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2020
+	JMP      stored2394
 
-unusual2019:
+unusual2393:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162023
-	JA             fp322024
+	JE             fp162397
+	JA             fp322398
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2026
+	JEQ            usual2400
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32296,19 +43358,19 @@ unusual2019:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2026:
+usual2400:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2028
+	JNE      ordinary2402
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2027
+	JMP      stored2401
 
-ordinary2028:
+ordinary2402:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2027:
-	JMP done2025
+stored2401:
+	JMP done2399
 
-fp162023:
+fp162397:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -32318,41 +43380,41 @@ fp162023:
 	VCVTPS2PH    $0x00, Z10, Y1
 	VINSERTI64X4 $0x01, Y1, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2030
+	JNE          ordinary2404
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2029
+	JMP          stored2403
 
-ordinary2030:
+ordinary2404:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2029:
-	JMP done2025
+stored2403:
+	JMP done2399
 
-fp322024:
-done2025:
-stored2020:
+fp322398:
+done2399:
+stored2394:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2017:
+check2391:
 	CMPQ CX, R10
-	JB   next2016
+	JB   next2390
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2016
-	JMP  done2000
+	JB   next2390
+	JMP  done2374
 
-fp321999:
+fp322373:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2032
+	JMP  check2406
 
-next2031:
+next2405:
 	TESTQ     AX, AX
-	JEQ       kept2033
+	JEQ       kept2407
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -32364,7 +43426,7 @@ next2031:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2033:
+kept2407:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32393,10 +43455,10 @@ kept2033:
 	VFMADD231PS    Z12, Z12, Z10
 	VPMULLD        Z4, Z4, Z15
 	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z1, Z15, Z15
 	VPADDD         Z2, Z4, Z16
 	VPMULLD        Z16, Z16, Z16
 	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z1, Z15, Z15
 	VPADDD         Z10, Z16, Z16
 	VPSRLD         $0x10, Z15, Z15
 	VPTERNLOGD     $0xf8, Z16, Z0, Z15
@@ -32417,11 +43479,11 @@ kept2033:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2034
+	JNE            unusual2408
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2036
+	JEQ            usual2410
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32436,20 +43498,20 @@ kept2033:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2036:
+usual2410:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2035
+	JMP      stored2409
 
-unusual2034:
+unusual2408:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162038
-	JA             fp322039
+	JE             fp162412
+	JA             fp322413
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2041
+	JEQ            usual2415
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -32464,19 +43526,19 @@ unusual2034:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2041:
+usual2415:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2043
+	JNE      ordinary2417
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2042
+	JMP      stored2416
 
-ordinary2043:
+ordinary2417:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2042:
-	JMP done2040
+stored2416:
+	JMP done2414
 
-fp162038:
+fp162412:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -32486,31 +43548,31 @@ fp162038:
 	VCVTPS2PH    $0x00, Z10, Y1
 	VINSERTI64X4 $0x01, Y1, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2045
+	JNE          ordinary2419
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2044
+	JMP          stored2418
 
-ordinary2045:
+ordinary2419:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2044:
-	JMP done2040
+stored2418:
+	JMP done2414
 
-fp322039:
-done2040:
-stored2035:
+fp322413:
+done2414:
+stored2409:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2032:
+check2406:
 	CMPQ CX, R10
-	JB   next2031
+	JB   next2405
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2031
+	JB   next2405
 
-done2000:
+done2374:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -32533,20 +43595,20 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), CX
 	MOVQ      48(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      120(DX), DX
+	MOVQ      128(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      72(BX), BX
+	MOVQ      80(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
 	MOVQ      56(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2046
+	JEQ       aligned2420
 	ORQ       $0x04, DI
 
-aligned2046:
+aligned2420:
 	MOVQ    a+0(FP), R8
-	MOVQ    96(R8), R8
+	MOVQ    104(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z4
 	VMOVUPS 640(AX), Z5
@@ -32564,17 +43626,17 @@ aligned2046:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162048
-	JA      fp322049
+	JE      fp162422
+	JA      fp322423
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2052
+	JMP     check2426
 
-next2051:
+next2425:
 	TESTQ     AX, AX
-	JEQ       kept2053
+	JEQ       kept2427
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z11
@@ -32586,7 +43648,7 @@ next2051:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2053:
+kept2427:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32631,11 +43693,11 @@ kept2053:
 	VMOVUPS        Z11, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2054
+	JNE            unusual2428
 	VCMPPS         $0x03, Z11, Z12, K1
 	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
 	KORTESTW       K1, K1
-	JEQ            usual2056
+	JEQ            usual2430
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -32650,20 +43712,20 @@ kept2053:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z11
 	VMOVDQU32      Z11, Z11
 
-usual2056:
+usual2430:
 	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2055
+	JMP      stored2429
 
-unusual2054:
+unusual2428:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162058
-	JA             fp322059
+	JE             fp162432
+	JA             fp322433
 	VCMPPS         $0x03, Z11, Z12, K1
 	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
 	KORTESTW       K1, K1
-	JEQ            usual2061
+	JEQ            usual2435
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -32678,19 +43740,19 @@ unusual2054:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z11
 	VMOVDQU32      Z11, Z11
 
-usual2061:
+usual2435:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2063
+	JNE      ordinary2437
 	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2062
+	JMP      stored2436
 
-ordinary2063:
+ordinary2437:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2062:
-	JMP done2060
+stored2436:
+	JMP done2434
 
-fp162058:
+fp162432:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
 	VPERMI2PS    Z16, Z15, Z11
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -32700,41 +43762,41 @@ fp162058:
 	VCVTPS2PH    $0x00, Z12, Y11
 	VINSERTI64X4 $0x01, Y11, Z3, Z3
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2065
+	JNE          ordinary2439
 	VMOVNTDQ     Z3, (BX)(CX*2)
-	JMP          stored2064
+	JMP          stored2438
 
-ordinary2065:
+ordinary2439:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2064:
-	JMP done2060
+stored2438:
+	JMP done2434
 
-fp322059:
-done2060:
-stored2055:
+fp322433:
+done2434:
+stored2429:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2052:
+check2426:
 	CMPQ CX, R10
-	JB   next2051
+	JB   next2425
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2051
-	JMP  done2050
+	JB   next2425
+	JMP  done2424
 
-fp162048:
+fp162422:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2067
+	JMP  check2441
 
-next2066:
+next2440:
 	TESTQ     AX, AX
-	JEQ       kept2068
+	JEQ       kept2442
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -32746,7 +43808,7 @@ next2066:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2068:
+kept2442:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32794,11 +43856,11 @@ kept2068:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2069
+	JNE            unusual2443
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2071
+	JEQ            usual2445
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -32813,20 +43875,20 @@ kept2068:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2071:
+usual2445:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2070
+	JMP      stored2444
 
-unusual2069:
+unusual2443:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162073
-	JA             fp322074
+	JE             fp162447
+	JA             fp322448
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2076
+	JEQ            usual2450
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -32841,19 +43903,19 @@ unusual2069:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2076:
+usual2450:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2078
+	JNE      ordinary2452
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2077
+	JMP      stored2451
 
-ordinary2078:
+ordinary2452:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2077:
-	JMP done2075
+stored2451:
+	JMP done2449
 
-fp162073:
+fp162447:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -32863,41 +43925,41 @@ fp162073:
 	VCVTPS2PH    $0x00, Z12, Y3
 	VINSERTI64X4 $0x01, Y3, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2080
+	JNE          ordinary2454
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2079
+	JMP          stored2453
 
-ordinary2080:
+ordinary2454:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2079:
-	JMP done2075
+stored2453:
+	JMP done2449
 
-fp322074:
-done2075:
-stored2070:
+fp322448:
+done2449:
+stored2444:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2067:
+check2441:
 	CMPQ CX, R10
-	JB   next2066
+	JB   next2440
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2066
-	JMP  done2050
+	JB   next2440
+	JMP  done2424
 
-fp322049:
+fp322423:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2082
+	JMP  check2456
 
-next2081:
+next2455:
 	TESTQ     AX, AX
-	JEQ       kept2083
+	JEQ       kept2457
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -32909,7 +43971,7 @@ next2081:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2083:
+kept2457:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -32958,11 +44020,11 @@ kept2083:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2084
+	JNE            unusual2458
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2086
+	JEQ            usual2460
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -32977,20 +44039,20 @@ kept2083:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2086:
+usual2460:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2085
+	JMP      stored2459
 
-unusual2084:
+unusual2458:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162088
-	JA             fp322089
+	JE             fp162462
+	JA             fp322463
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2091
+	JEQ            usual2465
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -33005,19 +44067,19 @@ unusual2084:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2091:
+usual2465:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2093
+	JNE      ordinary2467
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2092
+	JMP      stored2466
 
-ordinary2093:
+ordinary2467:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2092:
-	JMP done2090
+stored2466:
+	JMP done2464
 
-fp162088:
+fp162462:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -33027,31 +44089,31 @@ fp162088:
 	VCVTPS2PH    $0x00, Z12, Y3
 	VINSERTI64X4 $0x01, Y3, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2095
+	JNE          ordinary2469
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2094
+	JMP          stored2468
 
-ordinary2095:
+ordinary2469:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2094:
-	JMP done2090
+stored2468:
+	JMP done2464
 
-fp322089:
-done2090:
-stored2085:
+fp322463:
+done2464:
+stored2459:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2082:
+check2456:
 	CMPQ CX, R10
-	JB   next2081
+	JB   next2455
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2081
+	JB   next2455
 
-done2050:
+done2424:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -33128,44 +44190,44 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      48(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      72(AX), BX
+	MOVQ      80(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), SI
+	MOVQ      96(AX), SI
 	MOVQ      a+0(FP), AX
 	MOVQ      56(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2096
+	JEQ       aligned2470
 	ORQ       $0x04, DI
 
-aligned2096:
+aligned2470:
 	MOVQ a+0(FP), AX
-	MOVQ 120(AX), R8
+	MOVQ 128(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 96(AX), R9
+	MOVQ 104(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R10
+	MOVQ 112(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162098
-	JA   fp322099
+	JE   fp162472
+	JA   fp322473
 
-block2101:
+block2475:
 	TESTQ   R11, R11
-	JEQ     kept2104
+	JEQ     kept2478
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2104:
+kept2478:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -33183,9 +44245,9 @@ kept2104:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2102:
+tile2476:
 	TESTQ     R11, R11
-	JEQ       kept2105
+	JEQ       kept2479
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -33203,7 +44265,7 @@ tile2102:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2105:
+kept2479:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -33314,11 +44376,11 @@ kept2105:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2106
+	JNE            unusual2480
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2108
+	JEQ            usual2482
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -33333,20 +44395,20 @@ kept2105:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2108:
+usual2482:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2107
+	JMP      stored2481
 
-unusual2106:
+unusual2480:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162110
-	JA             fp322111
+	JE             fp162484
+	JA             fp322485
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2113
+	JEQ            usual2487
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -33361,19 +44423,19 @@ unusual2106:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2113:
+usual2487:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2115
+	JNE      ordinary2489
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2114
+	JMP      stored2488
 
-ordinary2115:
+ordinary2489:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2114:
-	JMP done2112
+stored2488:
+	JMP done2486
 
-fp162110:
+fp162484:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -33383,19 +44445,19 @@ fp162110:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2117
+	JNE          ordinary2491
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2116
+	JMP          stored2490
 
-ordinary2117:
+ordinary2491:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2116:
-	JMP done2112
+stored2490:
+	JMP done2486
 
-fp322111:
-done2112:
-stored2107:
+fp322485:
+done2486:
+stored2481:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -33511,11 +44573,11 @@ stored2107:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2118
+	JNE            unusual2492
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2120
+	JEQ            usual2494
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -33530,20 +44592,20 @@ stored2107:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2120:
+usual2494:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2119
+	JMP      stored2493
 
-unusual2118:
+unusual2492:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162122
-	JA             fp322123
+	JE             fp162496
+	JA             fp322497
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2125
+	JEQ            usual2499
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -33558,19 +44620,19 @@ unusual2118:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2125:
+usual2499:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2127
+	JNE      ordinary2501
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2126
+	JMP      stored2500
 
-ordinary2127:
+ordinary2501:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2126:
-	JMP done2124
+stored2500:
+	JMP done2498
 
-fp162122:
+fp162496:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -33580,28 +44642,28 @@ fp162122:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2129
+	JNE          ordinary2503
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2128
+	JMP          stored2502
 
-ordinary2129:
+ordinary2503:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2128:
-	JMP done2124
+stored2502:
+	JMP done2498
 
-fp322123:
-done2124:
-stored2119:
+fp322497:
+done2498:
+stored2493:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2102
+	JNE   tile2476
 	CMPL  5120(DX), $0x00
-	JEQ   done2131
+	JEQ   done2505
 	SUBQ  $0x00000100, AX
 
-next2130:
+next2504:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -33620,9 +44682,9 @@ next2130:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2130
+	JNE        next2504
 
-done2131:
+done2505:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -33647,11 +44709,11 @@ done2131:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2132
+	JEQ           unusual2506
 	CMPL          R14, $0x5f000000
-	JBE           usual2133
+	JBE           usual2507
 
-unusual2132:
+unusual2506:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -33660,7 +44722,7 @@ unusual2132:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2134:
+next2508:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -33669,7 +44731,7 @@ next2134:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2134
+	JB            next2508
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -33691,7 +44753,7 @@ next2134:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2133:
+usual2507:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -33750,7 +44812,7 @@ usual2133:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -33784,7 +44846,7 @@ usual2133:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -33806,24 +44868,24 @@ usual2133:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2101
-	JMP          done2100
+	JB           block2475
+	JMP          done2474
 
-fp162098:
-block2135:
+fp162472:
+block2509:
 	TESTQ   R11, R11
-	JEQ     kept2138
+	JEQ     kept2512
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2138:
+kept2512:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -33841,9 +44903,9 @@ kept2138:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2136:
+tile2510:
 	TESTQ     R11, R11
-	JEQ       kept2139
+	JEQ       kept2513
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -33861,7 +44923,7 @@ tile2136:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2139:
+kept2513:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -33975,11 +45037,11 @@ kept2139:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2140
+	JNE            unusual2514
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2142
+	JEQ            usual2516
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -33994,20 +45056,20 @@ kept2139:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2142:
+usual2516:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2141
+	JMP      stored2515
 
-unusual2140:
+unusual2514:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162144
-	JA             fp322145
+	JE             fp162518
+	JA             fp322519
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2147
+	JEQ            usual2521
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -34022,19 +45084,19 @@ unusual2140:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2147:
+usual2521:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2149
+	JNE      ordinary2523
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2148
+	JMP      stored2522
 
-ordinary2149:
+ordinary2523:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2148:
-	JMP done2146
+stored2522:
+	JMP done2520
 
-fp162144:
+fp162518:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -34044,19 +45106,19 @@ fp162144:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2151
+	JNE          ordinary2525
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2150
+	JMP          stored2524
 
-ordinary2151:
+ordinary2525:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2150:
-	JMP done2146
+stored2524:
+	JMP done2520
 
-fp322145:
-done2146:
-stored2141:
+fp322519:
+done2520:
+stored2515:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -34175,11 +45237,11 @@ stored2141:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2152
+	JNE            unusual2526
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2154
+	JEQ            usual2528
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -34194,20 +45256,20 @@ stored2141:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2154:
+usual2528:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2153
+	JMP      stored2527
 
-unusual2152:
+unusual2526:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162156
-	JA             fp322157
+	JE             fp162530
+	JA             fp322531
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2159
+	JEQ            usual2533
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -34222,19 +45284,19 @@ unusual2152:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2159:
+usual2533:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2161
+	JNE      ordinary2535
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2160
+	JMP      stored2534
 
-ordinary2161:
+ordinary2535:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2160:
-	JMP done2158
+stored2534:
+	JMP done2532
 
-fp162156:
+fp162530:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -34244,28 +45306,28 @@ fp162156:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2163
+	JNE          ordinary2537
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2162
+	JMP          stored2536
 
-ordinary2163:
+ordinary2537:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2162:
-	JMP done2158
+stored2536:
+	JMP done2532
 
-fp322157:
-done2158:
-stored2153:
+fp322531:
+done2532:
+stored2527:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2136
+	JNE   tile2510
 	CMPL  5120(DX), $0x00
-	JEQ   done2165
+	JEQ   done2539
 	SUBQ  $0x00000100, AX
 
-next2164:
+next2538:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -34284,9 +45346,9 @@ next2164:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2164
+	JNE        next2538
 
-done2165:
+done2539:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -34311,11 +45373,11 @@ done2165:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2166
+	JEQ           unusual2540
 	CMPL          R14, $0x5f000000
-	JBE           usual2167
+	JBE           usual2541
 
-unusual2166:
+unusual2540:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -34324,7 +45386,7 @@ unusual2166:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2168:
+next2542:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -34333,7 +45395,7 @@ next2168:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2168
+	JB            next2542
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -34355,7 +45417,7 @@ next2168:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2167:
+usual2541:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -34414,7 +45476,7 @@ usual2167:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -34448,7 +45510,7 @@ usual2167:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -34470,24 +45532,24 @@ usual2167:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2135
-	JMP          done2100
+	JB           block2509
+	JMP          done2474
 
-fp322099:
-block2169:
+fp322473:
+block2543:
 	TESTQ   R11, R11
-	JEQ     kept2172
+	JEQ     kept2546
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    112(R12), R12
+	MOVQ    120(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2172:
+kept2546:
 	MOVQ         a+0(FP), CX
-	MOVQ         112(CX), R12
+	MOVQ         120(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -34505,9 +45567,9 @@ kept2172:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2170:
+tile2544:
 	TESTQ     R11, R11
-	JEQ       kept2173
+	JEQ       kept2547
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -34525,7 +45587,7 @@ tile2170:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2173:
+kept2547:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -34640,11 +45702,11 @@ kept2173:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2174
+	JNE            unusual2548
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2176
+	JEQ            usual2550
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -34659,20 +45721,20 @@ kept2173:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2176:
+usual2550:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2175
+	JMP      stored2549
 
-unusual2174:
+unusual2548:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162178
-	JA             fp322179
+	JE             fp162552
+	JA             fp322553
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2181
+	JEQ            usual2555
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -34687,19 +45749,19 @@ unusual2174:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2181:
+usual2555:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2183
+	JNE      ordinary2557
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2182
+	JMP      stored2556
 
-ordinary2183:
+ordinary2557:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2182:
-	JMP done2180
+stored2556:
+	JMP done2554
 
-fp162178:
+fp162552:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -34709,19 +45771,19 @@ fp162178:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2185
+	JNE          ordinary2559
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2184
+	JMP          stored2558
 
-ordinary2185:
+ordinary2559:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2184:
-	JMP done2180
+stored2558:
+	JMP done2554
 
-fp322179:
-done2180:
-stored2175:
+fp322553:
+done2554:
+stored2549:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -34841,11 +45903,11 @@ stored2175:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2186
+	JNE            unusual2560
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2188
+	JEQ            usual2562
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -34860,20 +45922,20 @@ stored2175:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2188:
+usual2562:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2187
+	JMP      stored2561
 
-unusual2186:
+unusual2560:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162190
-	JA             fp322191
+	JE             fp162564
+	JA             fp322565
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2193
+	JEQ            usual2567
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -34888,19 +45950,19 @@ unusual2186:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2193:
+usual2567:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2195
+	JNE      ordinary2569
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2194
+	JMP      stored2568
 
-ordinary2195:
+ordinary2569:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2194:
-	JMP done2192
+stored2568:
+	JMP done2566
 
-fp162190:
+fp162564:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -34910,28 +45972,28 @@ fp162190:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2197
+	JNE          ordinary2571
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2196
+	JMP          stored2570
 
-ordinary2197:
+ordinary2571:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2196:
-	JMP done2192
+stored2570:
+	JMP done2566
 
-fp322191:
-done2192:
-stored2187:
+fp322565:
+done2566:
+stored2561:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2170
+	JNE   tile2544
 	CMPL  5120(DX), $0x00
-	JEQ   done2199
+	JEQ   done2573
 	SUBQ  $0x00000100, AX
 
-next2198:
+next2572:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -34950,9 +46012,9 @@ next2198:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2198
+	JNE        next2572
 
-done2199:
+done2573:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -34977,11 +46039,11 @@ done2199:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2200
+	JEQ           unusual2574
 	CMPL          R14, $0x5f000000
-	JBE           usual2201
+	JBE           usual2575
 
-unusual2200:
+unusual2574:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -34990,7 +46052,7 @@ unusual2200:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2202:
+next2576:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -34999,7 +46061,7 @@ next2202:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2202
+	JB            next2576
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -35021,7 +46083,7 @@ next2202:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2201:
+usual2575:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -35080,7 +46142,7 @@ usual2201:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         112(R13), R14
+	MOVQ         120(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -35114,7 +46176,7 @@ usual2201:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         68(CX), CX
+	MOVL         72(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -35136,10 +46198,10 @@ usual2201:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2169
+	JB           block2543
 
-done2100:
-tile2203:
+done2474:
+tile2577:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -35216,12 +46278,12 @@ tile2203:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2203
+	JNE            tile2577
 	CMPL           5120(DX), $0x00
-	JEQ            done2205
+	JEQ            done2579
 	SUBQ           $0x00000100, AX
 
-next2204:
+next2578:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -35240,10 +46302,1770 @@ next2204:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2204
+	JNE        next2578
 
-done2205:
+done2579:
 	SFENCE
+	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func adamSplit24INT8AVX512BF16(a *Arguments)
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VBMI, AVX512VL, CMOV, MMX+, SSE
+TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
+	STMXCSR      (SP)
+	MOVL         (SP), AX
+	ORL          $0x00008040, AX
+	MOVL         AX, 4(SP)
+	LDMXCSR      4(SP)
+	LEAQ         8(SP), DX
+	ADDQ         $0x3f, DX
+	ANDQ         $-64, DX
+	MOVQ         a+0(FP), AX
+	MOVQ         40(AX), AX
+	VMOVUPS      (AX), Z3
+	VMOVUPS      Z3, 4096(DX)
+	VMOVUPS      64(AX), Z3
+	VMOVUPS      Z3, 4160(DX)
+	VMOVUPS      128(AX), Z3
+	VMOVUPS      Z3, 4224(DX)
+	VMOVUPS      192(AX), Z3
+	VMOVUPS      Z3, 4288(DX)
+	VMOVUPS      256(AX), Z3
+	VMOVUPS      Z3, 4352(DX)
+	VMOVUPS      320(AX), Z3
+	VMOVUPS      Z3, 4416(DX)
+	VMOVUPS      384(AX), Z3
+	VMOVUPS      Z3, 4480(DX)
+	VMOVUPS      448(AX), Z3
+	VMOVUPS      Z3, 4544(DX)
+	VMOVUPS      512(AX), Z3
+	VMOVUPS      Z3, 4608(DX)
+	VMOVUPS      576(AX), Z3
+	VMOVUPS      Z3, 4672(DX)
+	VMOVUPS      640(AX), Z3
+	VMOVUPS      Z3, 4736(DX)
+	VMOVUPS      704(AX), Z3
+	VMOVUPS      Z3, 4800(DX)
+	VMOVDQU32    pattern7f800000<>+0(SB), Z3
+	VMOVDQU32    pattern80000000<>+0(SB), Z5
+	VMOVDQU32    pattern00008000<>+0(SB), Z6
+	VMOVDQU32    patternffff0000<>+0(SB), Z7
+	VMOVDQU32    pattern0007ffff<>+0(SB), Z8
+	VMOVUPS      firsts00<>+0(SB), Z9
+	VMOVUPS      firsts10<>+0(SB), Z10
+	MOVQ         $0x5555555555555555, AX
+	KMOVQ        AX, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, AX
+	KMOVQ        AX, K2
+	MOVQ         $0x0a0a0a0a0a0a0a0a, AX
+	KMOVQ        AX, K3
+	MOVQ         $0x5050505050505050, AX
+	KMOVQ        AX, K4
+	MOVQ         $0xa0a0a0a0a0a0a0a0, AX
+	KMOVQ        AX, K5
+	VMOVUPS      4224(DX), Z11
+	VMOVUPS      4288(DX), Z12
+	VMOVUPS      4352(DX), Z13
+	VMOVUPS      4416(DX), Z14
+	VMOVUPS      4480(DX), Z15
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z0, Z0, Z0
+	MOVL         $0x00000000, 5120(DX)
+	LEAQ         5144(DX), AX
+	MOVQ         a+0(FP), CX
+	MOVQ         24(CX), CX
+	SUBQ         CX, AX
+	MOVQ         AX, 5128(DX)
+	MOVQ         AX, 5136(DX)
+	MOVQ         a+0(FP), AX
+	MOVQ         48(AX), CX
+	MOVQ         a+0(FP), AX
+	MOVQ         88(AX), BX
+	MOVQ         a+0(FP), AX
+	MOVQ         80(AX), SI
+	MOVQ         a+0(FP), AX
+	VPBROADCASTD 68(AX), Z16
+	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z16, Z16
+	MOVQ         a+0(FP), AX
+	MOVQ         128(AX), DI
+	MOVQ         a+0(FP), AX
+	MOVQ         104(AX), R8
+	MOVQ         a+0(FP), AX
+	MOVQ         112(AX), R9
+	MOVQ         a+0(FP), AX
+	MOVQ         32(AX), R10
+	MOVQ         a+0(FP), AX
+	MOVQ         24(AX), AX
+	CMPQ         CX, $0x01
+	JE           fp162581
+	JA           fp322582
+
+block2584:
+	TESTQ   R10, R10
+	JEQ     kept2587
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept2587:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2585:
+	TESTQ     R10, R10
+	JEQ       kept2588
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept2588:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VMOVDQU32      (DI)(AX*2), Z22
+	VPSLLD         $0x10, Z22, Z21
+	VPANDD         Z7, Z22, Z22
+	VPMOVZXBW      (BX)(AX*1), Z23
+	VPSLLW         $0x08, Z23, Z23
+	VPSRAW         $0x0f, Z23, Z24
+	VPADDW         (SI)(AX*2), Z24, Z24
+	VPSLLD         $0x10, Z24, Z25
+	VPTERNLOGD     $0xf4, Z7, Z23, Z25
+	VPSRLD         $0x10, Z23, Z23
+	VPTERNLOGD     $0xf8, Z24, Z7, Z23
+	VMULPS         4096(DX), Z21, Z21
+	VFMADD231PS    4160(DX), Z25, Z21
+	VMULPS         4096(DX), Z22, Z22
+	VFMADD231PS    4160(DX), Z23, Z22
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z21, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z22, Z20
+	VMULPS         Z21, Z21, Z21
+	VMULPS         Z22, Z22, Z22
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z21, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z22, Z18
+	VMOVUPS        Z19, (DX)(R11*4)
+	VMOVUPS        Z20, 64(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z21
+	VPSRLD         5104(DX), Z0, Z22
+	VPADDD         Z22, Z21, Z21
+	VPANDND        Z3, Z21, Z24
+	VPANDND        (DX)(R12*4), Z5, Z22
+	VFMADD213PS    pattern3e000000<>+0(SB), Z24, Z22
+	VMOVDQA32      Z0, Z24
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD         Z24, Z22, Z22
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z26
+	VPADDD         Z26, Z24, Z24
+	VPANDND        Z3, Z24, Z27
+	VPANDND        64(DX)(R12*4), Z5, Z26
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z26, Z26
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z21, Z27, Z21
+	VPMULTISHIFTQB Z24, Z27, K3, Z21
+	VPSRLD         $0x13, Z22, Z22
+	VPSRLD         $0x03, Z26, Z26
+	VPTERNLOGD     $0xf8, Z26, Z7, Z22
+	VPSRLD         $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS        Z17, 2048(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z23, Z23
+	VFMADD231PS    4672(DX), Z20, Z23
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z25, Z17, Z17
+	VPADDD         Z23, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z23
+	VMULPS         Z23, Z19, Z19
+	VPANDD         Z3, Z18, Z23
+	VMULPS         Z23, Z20, Z20
+	VMOVDQU32      (DI)(AX*2), Z25
+	VPSLLD         $0x10, Z25, Z23
+	VPANDD         Z7, Z25, Z25
+	VPMOVZXBW      (BX)(AX*1), Z26
+	VPSLLW         $0x08, Z26, Z26
+	VPSRAW         $0x0f, Z26, Z27
+	VPADDW         (SI)(AX*2), Z27, Z27
+	VPSLLD         $0x10, Z27, Z28
+	VPTERNLOGD     $0xf4, Z7, Z26, Z28
+	VPSRLD         $0x10, Z26, Z26
+	VPTERNLOGD     $0xf8, Z27, Z7, Z26
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z28, Z23
+	VMULPS         4096(DX), Z25, Z25
+	VFMADD231PS    4160(DX), Z26, Z25
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z23, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z25, Z20
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z25, Z25, Z25
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z23, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z25, Z18
+	VMOVUPS        Z19, 128(DX)(R11*4)
+	VMOVUPS        Z20, 192(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z23
+	VPSRLD         5104(DX), Z0, Z25
+	VPADDD         Z25, Z23, Z23
+	VPANDND        Z3, Z23, Z27
+	VPANDND        128(DX)(R12*4), Z5, Z25
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z25
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z25, Z25
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z27
+	VPSRLD         5104(DX), Z0, Z29
+	VPADDD         Z29, Z27, Z27
+	VPANDND        Z3, Z27, Z30
+	VPANDND        192(DX)(R12*4), Z5, Z29
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD         Z30, Z29, Z29
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z23, Z30, K4, Z21
+	VPMULTISHIFTQB Z27, Z30, K5, Z21
+	VPSRLD         $0x13, Z25, Z25
+	VPSRLD         $0x03, Z29, Z29
+	VPTERNLOGD     $0xf8, Z29, Z7, Z25
+	VPSRLD         $0x10, 128(DX)(R12*4), Z23
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z23
+	VPACKSSWB      Z25, Z22, Z25
+	VPACKSSWB      Z23, Z24, Z23
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z23, Z25
+	VMOVUPS        inOrder<>+0(SB), Z22
+	VMOVUPS        groups<>+0(SB), Z23
+	VPERMD         Z21, Z23, Z21
+	VPSUBB         4992(DX), Z21, Z21
+	VPERMQ         Z25, Z22, Z25
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z21, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z25, -32(R12)(AX*1)
+	VMOVUPS        Z17, 2176(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z26, Z26
+	VFMADD231PS    4672(DX), Z20, Z26
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z28, Z17, Z17
+	VPADDD         Z26, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile2585
+	CMPL           5120(DX), $0x00
+	JEQ            done2590
+	SUBQ           $0x00000100, AX
+
+next2589:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2589
+
+done2590:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2591
+	CMPL          R13, $0x5f000000
+	JBE           usual2592
+
+unusual2591:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next2593:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next2593
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual2592:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2584
+	JMP          done2583
+
+fp162581:
+block2594:
+	TESTQ   R10, R10
+	JEQ     kept2597
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept2597:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2595:
+	TESTQ     R10, R10
+	JEQ       kept2598
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept2598:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VCVTPH2PS      (DI)(AX*2), Z21
+	VCVTPH2PS      32(DI)(AX*2), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS      Z22, Z21, Z23
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS      Z22, Z21, Z24
+	VPMOVZXBW      (BX)(AX*1), Z21
+	VPSLLW         $0x08, Z21, Z21
+	VPSRAW         $0x0f, Z21, Z22
+	VPADDW         (SI)(AX*2), Z22, Z22
+	VPSLLD         $0x10, Z22, Z25
+	VPTERNLOGD     $0xf4, Z7, Z21, Z25
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z22, Z7, Z21
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z25, Z23
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z21, Z24
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z23, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z24, Z20
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z23, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z24, Z18
+	VMOVUPS        Z19, (DX)(R11*4)
+	VMOVUPS        Z20, 64(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z22
+	VPSRLD         5104(DX), Z0, Z23
+	VPADDD         Z23, Z22, Z22
+	VPANDND        Z3, Z22, Z24
+	VPANDND        (DX)(R12*4), Z5, Z23
+	VFMADD213PS    pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32      Z0, Z24
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD         Z24, Z23, Z23
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z26
+	VPADDD         Z26, Z24, Z24
+	VPANDND        Z3, Z24, Z27
+	VPANDND        64(DX)(R12*4), Z5, Z26
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z26, Z26
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z22, Z27, Z22
+	VPMULTISHIFTQB Z24, Z27, K3, Z22
+	VPSRLD         $0x13, Z23, Z23
+	VPSRLD         $0x03, Z26, Z26
+	VPTERNLOGD     $0xf8, Z26, Z7, Z23
+	VPSRLD         $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS        Z17, 2048(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z21, Z21
+	VFMADD231PS    4672(DX), Z20, Z21
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z25, Z17, Z17
+	VPADDD         Z21, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*2)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VCVTPH2PS      (DI)(AX*2), Z21
+	VCVTPH2PS      32(DI)(AX*2), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z25, Z21, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z25, Z21, Z27
+	VPMOVZXBW      (BX)(AX*1), Z21
+	VPSLLW         $0x08, Z21, Z21
+	VPSRAW         $0x0f, Z21, Z25
+	VPADDW         (SI)(AX*2), Z25, Z25
+	VPSLLD         $0x10, Z25, Z28
+	VPTERNLOGD     $0xf4, Z7, Z21, Z28
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z25, Z7, Z21
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z28, Z26
+	VMULPS         4096(DX), Z27, Z27
+	VFMADD231PS    4160(DX), Z21, Z27
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z26, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z27, Z20
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z27, Z27, Z27
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z26, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z27, Z18
+	VMOVUPS        Z19, 128(DX)(R11*4)
+	VMOVUPS        Z20, 192(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z25
+	VPSRLD         5104(DX), Z0, Z26
+	VPADDD         Z26, Z25, Z25
+	VPANDND        Z3, Z25, Z27
+	VPANDND        128(DX)(R12*4), Z5, Z26
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z26, Z26
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z27
+	VPSRLD         5104(DX), Z0, Z29
+	VPADDD         Z29, Z27, Z27
+	VPANDND        Z3, Z27, Z30
+	VPANDND        192(DX)(R12*4), Z5, Z29
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD         Z30, Z29, Z29
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z25, Z30, K4, Z22
+	VPMULTISHIFTQB Z27, Z30, K5, Z22
+	VPSRLD         $0x13, Z26, Z26
+	VPSRLD         $0x03, Z29, Z29
+	VPTERNLOGD     $0xf8, Z29, Z7, Z26
+	VPSRLD         $0x10, 128(DX)(R12*4), Z25
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z25
+	VPACKSSWB      Z26, Z23, Z26
+	VPACKSSWB      Z25, Z24, Z25
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z25, Z26
+	VMOVUPS        inOrder<>+0(SB), Z23
+	VMOVUPS        groups<>+0(SB), Z24
+	VPERMD         Z22, Z24, Z22
+	VPSUBB         4992(DX), Z22, Z22
+	VPERMQ         Z26, Z23, Z26
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z22, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z26, -32(R12)(AX*1)
+	VMOVUPS        Z17, 2176(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z21, Z21
+	VFMADD231PS    4672(DX), Z20, Z21
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z28, Z17, Z17
+	VPADDD         Z21, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile2595
+	CMPL           5120(DX), $0x00
+	JEQ            done2600
+	SUBQ           $0x00000100, AX
+
+next2599:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2599
+
+done2600:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2601
+	CMPL          R13, $0x5f000000
+	JBE           usual2602
+
+unusual2601:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next2603:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next2603
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual2602:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2594
+	JMP          done2583
+
+fp322582:
+block2604:
+	TESTQ   R10, R10
+	JEQ     kept2607
+	MOVQ    AX, CX
+	SHRQ    $0x07, CX
+	MOVQ    a+0(FP), R11
+	MOVQ    120(R11), R11
+	MOVWLZX (R11)(CX*1), R11
+	ANDQ    $0x07, CX
+	MOVW    R11, 5184(R10)(CX*1)
+
+kept2607:
+	MOVQ         a+0(FP), CX
+	MOVQ         120(CX), R11
+	MOVQ         AX, CX
+	SHRQ         $0x07, CX
+	MOVWLZX      (R11)(CX*1), CX
+	MOVBLZX      CL, R11
+	SHLL         $0x17, R11
+	SHRL         $0x10, R11
+	IMUL3L       $0x00010001, R11, R11
+	VMOVD        R11, X17
+	VPBROADCASTD X17, Z17
+	VMOVDQU32    Z17, 4864(DX)
+	SHRL         $0x08, CX
+	SUBL         $0x10, CX
+	VMOVD        CX, X17
+	VMOVDQU32    X17, 5056(DX)
+	VPXORD       Z2, Z2, Z2
+	VPTERNLOGD   $0xff, Z1, Z1, Z1
+
+tile2605:
+	TESTQ     R10, R10
+	JEQ       kept2608
+	MOVQ      AX, CX
+	ANDQ      $0x000003ff, CX
+	VMOVDQU32 (SI)(AX*2), Z17
+	VMOVDQU32 Z17, 64(R10)(CX*2)
+	VMOVDQU32 64(SI)(AX*2), Z17
+	VMOVDQU32 Z17, 128(R10)(CX*2)
+	VMOVDQU32 (BX)(AX*1), Z17
+	VMOVDQU32 Z17, 2112(R10)(CX*1)
+	VMOVDQU32 (R8)(AX*1), Z17
+	VMOVDQU32 Z17, 3136(R10)(CX*1)
+	VMOVDQU32 (R9)(AX*1), Z17
+	VMOVDQU32 Z17, 4160(R10)(CX*1)
+	LEAQ      64(AX), CX
+	MOVQ      CX, (R10)
+
+kept2608:
+	LEAQ           192(AX), CX
+	MOVQ           a+0(FP), R11
+	MOVQ           8(R11), R11
+	CMPQ           AX, R11
+	CMOVQCC        AX, CX
+	PREFETCHT0     (R8)(CX*1)
+	PREFETCHT0     (R9)(CX*1)
+	MOVQ           AX, R11
+	ANDQ           $0x000001ff, R11
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*4)
+	PREFETCHT0     64(DI)(CX*4)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes0<>+0(SB), Z19
+	VPERMB         (R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VMOVUPS        (DI)(AX*4), Z21
+	VMOVUPS        64(DI)(AX*4), Z22
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS      Z22, Z21, Z23
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS      Z22, Z21, Z24
+	VPMOVZXBW      (BX)(AX*1), Z21
+	VPSLLW         $0x08, Z21, Z21
+	VPSRAW         $0x0f, Z21, Z22
+	VPADDW         (SI)(AX*2), Z22, Z22
+	VPSLLD         $0x10, Z22, Z25
+	VPTERNLOGD     $0xf4, Z7, Z21, Z25
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z22, Z7, Z21
+	VMULPS         4096(DX), Z23, Z23
+	VFMADD231PS    4160(DX), Z25, Z23
+	VMULPS         4096(DX), Z24, Z24
+	VFMADD231PS    4160(DX), Z21, Z24
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z23, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z24, Z20
+	VMULPS         Z23, Z23, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z23, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z24, Z18
+	VMOVUPS        Z19, (DX)(R11*4)
+	VMOVUPS        Z20, 64(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2048(DX)(R12*4), Z4, Z22
+	VPSRLD         5104(DX), Z0, Z23
+	VPADDD         Z23, Z22, Z22
+	VPANDND        Z3, Z22, Z24
+	VPANDND        (DX)(R12*4), Z5, Z23
+	VFMADD213PS    pattern3e000000<>+0(SB), Z24, Z23
+	VMOVDQA32      Z0, Z24
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z24
+	VPADDD         Z24, Z23, Z23
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(R12*4), Z4, Z24
+	VPSRLD         5104(DX), Z0, Z26
+	VPADDD         Z26, Z24, Z24
+	VPANDND        Z3, Z24, Z27
+	VPANDND        64(DX)(R12*4), Z5, Z26
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z26, Z26
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z27
+	VPMULTISHIFTQB Z22, Z27, Z22
+	VPMULTISHIFTQB Z24, Z27, K3, Z22
+	VPSRLD         $0x13, Z23, Z23
+	VPSRLD         $0x03, Z26, Z26
+	VPTERNLOGD     $0xf8, Z26, Z7, Z23
+	VPSRLD         $0x10, (DX)(R12*4), Z24
+	VPTERNLOGD     $0xf8, 64(DX)(R12*4), Z7, Z24
+	VMOVUPS        Z17, 2048(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2112(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z25, Z25
+	VFMADD231PS    4672(DX), Z19, Z25
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z21, Z21
+	VFMADD231PS    4672(DX), Z20, Z21
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z25, Z17, Z17
+	VPADDD         Z21, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	PREFETCHT0     (SI)(CX*2)
+	PREFETCHT0     (BX)(CX*1)
+	PREFETCHT0     (DI)(CX*4)
+	PREFETCHT0     64(DI)(CX*4)
+	VPMOVZXBW      (R9)(AX*1), Z18
+	VPTESTMW       Z18, Z18, K6
+	VPSLLW         5056(DX), Z18, Z18
+	VPADDW.Z       4864(DX), Z18, K6, Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z7, Z18, Z18
+	VMOVUPS        codes1<>+0(SB), Z19
+	VPERMB         -32(R8)(AX*1), Z19, Z19
+	VMOVDQA32      Z19, Z20
+	VPERMI2B       firsts01<>+0(SB), Z9, K1, Z20
+	VPERMI2B       firsts11<>+0(SB), Z10, K2, Z20
+	VPTERNLOGD     $0xf8, pattern80008000<>+0(SB), Z19, Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z7, Z20, Z20
+	VPANDD         Z3, Z17, Z21
+	VMULPS         Z21, Z19, Z19
+	VPANDD         Z3, Z18, Z21
+	VMULPS         Z21, Z20, Z20
+	VMOVUPS        (DI)(AX*4), Z21
+	VMOVUPS        64(DI)(AX*4), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z25, Z21, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z25, Z21, Z27
+	VPMOVZXBW      (BX)(AX*1), Z21
+	VPSLLW         $0x08, Z21, Z21
+	VPSRAW         $0x0f, Z21, Z25
+	VPADDW         (SI)(AX*2), Z25, Z25
+	VPSLLD         $0x10, Z25, Z28
+	VPTERNLOGD     $0xf4, Z7, Z21, Z28
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z25, Z7, Z21
+	VMULPS         4096(DX), Z26, Z26
+	VFMADD231PS    4160(DX), Z28, Z26
+	VMULPS         4096(DX), Z27, Z27
+	VFMADD231PS    4160(DX), Z21, Z27
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z26, Z19
+	VMULPS         Z20, Z11, Z20
+	VFMADD231PS    Z12, Z27, Z20
+	VMULPS         Z26, Z26, Z26
+	VMULPS         Z27, Z27, Z27
+	VMULPS         Z17, Z17, Z17
+	VMULPS         Z18, Z18, Z18
+	VMULPS         Z17, Z13, Z17
+	VFMADD231PS    Z14, Z26, Z17
+	VMULPS         Z18, Z13, Z18
+	VFMADD231PS    Z14, Z27, Z18
+	VMOVUPS        Z19, 128(DX)(R11*4)
+	VMOVUPS        Z20, 192(DX)(R11*4)
+	VSQRTPS        Z17, Z17
+	VSQRTPS        Z18, Z18
+	MOVQ           R11, R12
+	XORQ           $0x00000100, R12
+	VPMAXSD        2176(DX)(R12*4), Z4, Z25
+	VPSRLD         5104(DX), Z0, Z26
+	VPADDD         Z26, Z25, Z25
+	VPANDND        Z3, Z25, Z27
+	VPANDND        128(DX)(R12*4), Z5, Z26
+	VFMADD213PS    pattern3e000000<>+0(SB), Z27, Z26
+	VMOVDQA32      Z0, Z27
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z27
+	VPADDD         Z27, Z26, Z26
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(R12*4), Z4, Z27
+	VPSRLD         5104(DX), Z0, Z29
+	VPADDD         Z29, Z27, Z27
+	VPANDND        Z3, Z27, Z30
+	VPANDND        192(DX)(R12*4), Z5, Z29
+	VFMADD213PS    pattern3e000000<>+0(SB), Z30, Z29
+	VMOVDQA32      Z0, Z30
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z30
+	VPADDD         Z30, Z29, Z29
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z30
+	VPMULTISHIFTQB Z25, Z30, K4, Z22
+	VPMULTISHIFTQB Z27, Z30, K5, Z22
+	VPSRLD         $0x13, Z26, Z26
+	VPSRLD         $0x03, Z29, Z29
+	VPTERNLOGD     $0xf8, Z29, Z7, Z26
+	VPSRLD         $0x10, 128(DX)(R12*4), Z25
+	VPTERNLOGD     $0xf8, 192(DX)(R12*4), Z7, Z25
+	VPACKSSWB      Z26, Z23, Z26
+	VPACKSSWB      Z25, Z24, Z25
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z25, Z26
+	VMOVUPS        inOrder<>+0(SB), Z23
+	VMOVUPS        groups<>+0(SB), Z24
+	VPERMD         Z22, Z24, Z22
+	VPSUBB         4992(DX), Z22, Z22
+	VPERMQ         Z26, Z23, Z26
+	MOVQ           5136(DX), R12
+	VMOVDQU32      Z22, -32(R12)(AX*1)
+	MOVQ           5128(DX), R12
+	VMOVDQU32      Z26, -32(R12)(AX*1)
+	VMOVUPS        Z17, 2176(DX)(R11*4)
+	VPMAXUD        Z17, Z2, Z2
+	VPMINUD        Z17, Z1, Z1
+	VMOVUPS        Z18, 2240(DX)(R11*4)
+	VPMAXUD        Z18, Z2, Z2
+	VPMINUD        Z18, Z1, Z1
+	VFMADD213PS    4544(DX), Z15, Z17
+	VDIVPS         Z17, Z19, Z19
+	VFMADD231PS    4608(DX), Z28, Z28
+	VFMADD231PS    4672(DX), Z19, Z28
+	VFMADD213PS    4544(DX), Z15, Z18
+	VDIVPS         Z18, Z20, Z20
+	VFMADD231PS    4608(DX), Z21, Z21
+	VFMADD231PS    4672(DX), Z20, Z21
+	VPMULLD        Z16, Z16, Z17
+	VPSRLD         $0x18, Z17, Z17
+	VPADDD         pattern9e3779b9<>+0(SB), Z16, Z18
+	VPMULLD        Z18, Z18, Z18
+	VPSRLD         $0x18, Z18, Z18
+	VPADDD         Z28, Z17, Z17
+	VPADDD         Z21, Z18, Z18
+	VPADDD         patternc6ef3720<>+0(SB), Z16, Z16
+	VPADDD         Z6, Z17, Z19
+	VPADDD         Z6, Z18, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z7, Z19
+	VMOVDQU32      Z19, (SI)(AX*2)
+	VPSLLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf4, Z7, Z17, Z18
+	VPSRLW         $0x08, Z18, Z18
+	VPMOVWB        Z18, (BX)(AX*1)
+	ADDQ           $0x20, AX
+	ADDQ           $0x20, CX
+	TESTQ          $0x000000ff, AX
+	JNE            tile2605
+	CMPL           5120(DX), $0x00
+	JEQ            done2610
+	SUBQ           $0x00000100, AX
+
+next2609:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K6
+	VPMOVM2D   K6, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z4
+	VPTESTNMD  Z4, Z4, K6
+	VPMOVM2D   K6, Z4
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z4, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y4
+	VMOVDQU32  Y4, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2609
+
+done2610:
+	LEAQ          -256(R8), CX
+	MOVQ          CX, 5128(DX)
+	LEAQ          -256(R9), CX
+	MOVQ          CX, 5136(DX)
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R13
+	MOVL          $0x00000000, 5120(DX)
+	TESTL         CX, CX
+	JEQ           unusual2611
+	CMPL          R13, $0x5f000000
+	JBE           usual2612
+
+unusual2611:
+	VPXORD     Z2, Z2, Z2
+	VPTERNLOGD $0xff, Z1, Z1, Z1
+	MOVL       $0x00000001, 5120(DX)
+	MOVQ       AX, CX
+	SUBQ       $0x00000100, CX
+	ANDQ       $0x000001ff, CX
+	LEAQ       256(CX), R11
+
+next2613:
+	VMOVDQU32     2048(DX)(CX*4), Z0
+	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
+	VMOVDQU32     Z0, 2048(DX)(CX*4)
+	VPMAXUD       Z0, Z2, Z2
+	VPADDD        patternffffffff<>+0(SB), Z0, Z0
+	VPMINUD       Z0, Z1, Z1
+	ADDQ          $0x10, CX
+	CMPQ          CX, R11
+	JB            next2613
+	VEXTRACTI64X4 $0x01, Z1, Y0
+	VPMINUD       Y0, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMINUD       X0, X1, X1
+	VPSHUFD       $0xb1, X1, X0
+	VPMINUD       X0, X1, X1
+	VMOVD         X1, CX
+	INCL          CX
+	VEXTRACTI64X4 $0x01, Z2, Y0
+	VPMAXUD       Y0, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0x4e, X2, X0
+	VPMAXUD       X0, X2, X2
+	VPSHUFD       $0xb1, X2, X0
+	VPMAXUD       X0, X2, X2
+	VMOVD         X2, R11
+	MOVL          R11, R13
+
+usual2612:
+	MOVL         R13, R15
+	ADDL         $0x000fffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000001f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R11
+	MOVL         $0x00000014, R14
+	MOVL         R13, R15
+	ADDL         $0x0007ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x0000000f, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00080000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000013, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0003ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000007, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00040000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000012, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R13, R15
+	ADDL         $0x0001ffff, R15
+	SHRL         $0x17, R15
+	SUBL         $0x00000003, R15
+	CMPL         R15, $0x40
+	MOVL         $0x00000040, R12
+	CMOVLLT      R12, R15
+	MOVL         R15, R12
+	SHLL         $0x17, R12
+	ADDL         $0x00020000, R12
+	CMPL         CX, R12
+	MOVL         $0x00000011, R12
+	CMOVLCC      R15, R11
+	CMOVLCC      R12, R14
+	MOVL         R14, CX
+	SHLL         $0x08, CX
+	ORL          R11, CX
+	XORL         R12, R12
+	TESTL        R13, R13
+	CMOVLEQ      R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         120(R12), R13
+	MOVQ         AX, R12
+	SHRQ         $0x07, R12
+	MOVW         CX, -2(R13)(R12*1)
+	IMUL3L       $0x01010101, R14, CX
+	VPBROADCASTD CX, Z0
+	VPADDB       pattern20200000<>+0(SB), Z0, Z0
+	VMOVDQU32    Z0, 4928(DX)
+	VMOVD        R14, X0
+	VMOVDQU32    X0, 5072(DX)
+	MOVL         $0x00000020, R12
+	SUBL         R14, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5104(DX)
+	MOVL         R14, R12
+	SUBL         $0x10, R12
+	VMOVD        R12, X0
+	VMOVDQU32    X0, 5088(DX)
+	MOVL         R14, CX
+	SHLL         $0x17, R11
+	MOVL         $0x00000001, R12
+	SHLL         CL, R12
+	ADDL         R11, R12
+	VPBROADCASTD R12, Z4
+	SHRL         CL, R11
+	MOVBLZX      R11, R11
+	IMUL3L       $0x01010101, R11, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Z0
+	VMOVDQU32    Z0, 4992(DX)
+	MOVQ         AX, R11
+	SUBQ         $0x00000100, R11
+	SHRQ         $0x08, R11
+	MOVQ         a+0(FP), CX
+	MOVL         72(CX), CX
+	ADDL         R11, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	IMUL3L       $0x85ebca6b, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x0d, R11
+	XORL         R11, CX
+	IMUL3L       $0xc2b2ae35, CX, CX
+	MOVL         CX, R11
+	SHRL         $0x10, R11
+	XORL         R11, CX
+	MOVQ         a+0(FP), R11
+	MOVL         64(R11), R11
+	ADDL         R11, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Z0
+	VPADDD       blockDitherAVX512BF16<>+0(SB), Z0, Z0
+	MOVQ         a+0(FP), CX
+	MOVQ         (CX), CX
+	CMPQ         AX, CX
+	JB           block2604
+
+done2583:
+tile2614:
+	MOVQ           AX, CX
+	ANDQ           $0x000001ff, CX
+	MOVQ           CX, BX
+	XORQ           $0x00000100, BX
+	VPMAXSD        2048(DX)(BX*4), Z4, Z1
+	VPSRLD         5104(DX), Z0, Z2
+	VPADDD         Z2, Z1, Z1
+	VPANDND        Z3, Z1, Z6
+	VPANDND        (DX)(BX*4), Z5, Z2
+	VFMADD213PS    pattern3e000000<>+0(SB), Z6, Z2
+	VMOVDQA32      Z0, Z6
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z6
+	VPADDD         Z6, Z2, Z2
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2112(DX)(BX*4), Z4, Z6
+	VPSRLD         5104(DX), Z0, Z9
+	VPADDD         Z9, Z6, Z6
+	VPANDND        Z3, Z6, Z10
+	VPANDND        64(DX)(BX*4), Z5, Z9
+	VFMADD213PS    pattern3e000000<>+0(SB), Z10, Z9
+	VMOVDQA32      Z0, Z10
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z10
+	VPADDD         Z10, Z9, Z9
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z10
+	VPMULTISHIFTQB Z1, Z10, Z1
+	VPMULTISHIFTQB Z6, Z10, K3, Z1
+	VPSRLD         $0x13, Z2, Z2
+	VPSRLD         $0x03, Z9, Z9
+	VPTERNLOGD     $0xf8, Z9, Z7, Z2
+	VPSRLD         $0x10, (DX)(BX*4), Z6
+	VPTERNLOGD     $0xf8, 64(DX)(BX*4), Z7, Z6
+	ADDQ           $0x20, AX
+	XORQ           $0x00000100, CX
+	VPMAXSD        2176(DX)(CX*4), Z4, Z9
+	VPSRLD         5104(DX), Z0, Z10
+	VPADDD         Z10, Z9, Z9
+	VPANDND        Z3, Z9, Z11
+	VPANDND        128(DX)(CX*4), Z5, Z10
+	VFMADD213PS    pattern3e000000<>+0(SB), Z11, Z10
+	VMOVDQA32      Z0, Z11
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z11
+	VPADDD         Z11, Z10, Z10
+	VPADDD         pattern9e3779b1<>+0(SB), Z0, Z0
+	VPMAXSD        2240(DX)(CX*4), Z4, Z11
+	VPSRLD         5104(DX), Z0, Z12
+	VPADDD         Z12, Z11, Z11
+	VPANDND        Z3, Z11, Z13
+	VPANDND        192(DX)(CX*4), Z5, Z12
+	VFMADD213PS    pattern3e000000<>+0(SB), Z13, Z12
+	VMOVDQA32      Z0, Z13
+	VPTERNLOGD     $0xea, patternc2000000<>+0(SB), Z8, Z13
+	VPADDD         Z13, Z12, Z12
+	VPADDD         pattern28b7bc6f<>+0(SB), Z0, Z0
+	VMOVUPS        4928(DX), Z13
+	VPMULTISHIFTQB Z9, Z13, K4, Z1
+	VPMULTISHIFTQB Z11, Z13, K5, Z1
+	VPSRLD         $0x13, Z10, Z10
+	VPSRLD         $0x03, Z12, Z12
+	VPTERNLOGD     $0xf8, Z12, Z7, Z10
+	VPSRLD         $0x10, 128(DX)(CX*4), Z9
+	VPTERNLOGD     $0xf8, 192(DX)(CX*4), Z7, Z9
+	VPACKSSWB      Z10, Z2, Z10
+	VPACKSSWB      Z9, Z6, Z9
+	VPTERNLOGD     $0xf8, pattern80808080<>+0(SB), Z9, Z10
+	VMOVUPS        inOrder<>+0(SB), Z2
+	VMOVUPS        groups<>+0(SB), Z6
+	VPERMD         Z1, Z6, Z1
+	VPSUBB         4992(DX), Z1, Z1
+	VPERMQ         Z10, Z2, Z10
+	MOVQ           5136(DX), CX
+	VMOVDQU32      Z1, -32(CX)(AX*1)
+	MOVQ           5128(DX), CX
+	VMOVDQU32      Z10, -32(CX)(AX*1)
+	ADDQ           $0x20, AX
+	TESTQ          $0x000000ff, AX
+	JNE            tile2614
+	CMPL           5120(DX), $0x00
+	JEQ            done2616
+	SUBQ           $0x00000100, AX
+
+next2615:
+	MOVQ       AX, CX
+	ANDQ       $0x000001ff, CX
+	XORQ       $0x00000100, CX
+	VMOVDQU32  2048(DX)(CX*4), Z0
+	VPTESTNMD  Z0, Z0, K1
+	VPMOVM2D   K1, Z0
+	VMOVDQU32  2112(DX)(CX*4), Z1
+	VPTESTNMD  Z1, Z1, K1
+	VPMOVM2D   K1, Z1
+	VPSRLD     $0x10, Z0, Z0
+	VPTERNLOGD $0xf8, Z1, Z7, Z0
+	VPMOVWB    Z0, Y0
+	VPANDND    -256(R8)(AX*1), Y0, Y1
+	VMOVDQU32  Y1, -256(R8)(AX*1)
+	VPANDND    -256(R9)(AX*1), Y0, Y0
+	VMOVDQU32  Y0, -256(R9)(AX*1)
+	ADDQ       $0x20, AX
+	TESTQ      $0x000000ff, AX
+	JNE        next2615
+
+done2616:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -115,10 +115,13 @@ func newChunk(t testing.TB, f Format, n, shift int) Chunk {
 	if f.hasParameter() {
 		c.Parameter = view[uint16](stream(2))
 	}
-	if f.State == FP32 {
+	switch f.State {
+	case FP32:
 		c.Master = view[float32](stream(4))
-	} else {
+	case Split:
 		c.Low = view[uint16](stream(2))
+	case Split24:
+		c.LowBytes = stream(1)
 	}
 	return c
 }
@@ -126,6 +129,7 @@ func newChunk(t testing.TB, f Format, n, shift int) Chunk {
 func copyChunk(to, from Chunk) {
 	copy(to.Parameter, from.Parameter)
 	copy(to.Low, from.Low)
+	copy(to.LowBytes, from.LowBytes)
 	copy(to.Master, from.Master)
 	for i := range to.Moments {
 		copy(to.Moments[i].Data, from.Moments[i].Data)

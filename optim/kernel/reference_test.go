@@ -16,7 +16,7 @@ import (
 func updateReference(f Format, constants *Constants, c Chunk) {
 	k := constants.scalars()
 	if f.Moments == MomentsInt8 {
-		updateBlocks(&k, f, constants.stride, c)
+		updateBlocks(&k, f, constants, c)
 		return
 	}
 	for i := range c.Len() {
@@ -38,12 +38,22 @@ func updateReference(f Format, constants *Constants, c Chunk) {
 			p, first = sgdOf(&k, p, g, first)
 			putMoment(c.Moments[0], i, first)
 		}
-		c.PutMasterWeight(f, i, p)
+		putMaster(f, c, i, p, constants)
 	}
 }
 
+// putMaster stores a master weight after an update.
+func putMaster(f Format, c Chunk, i int, p float32, constants *Constants) {
+	if f.State == Split24 {
+		dither := constants.masterDitherOf(c.First + int64(i))
+		bits := uint64(math.Float32bits(p)) + uint64(dither*dither)/(1<<24)
+		p = math.Float32frombits(uint32(bits / 256 * 256))
+	}
+	c.PutMasterWeight(f, i, p)
+}
+
 // updateBlocks is Adam for moments in int8.
-func updateBlocks(k *scalars, f Format, stepDither uint32, c Chunk) {
+func updateBlocks(k *scalars, f Format, constants *Constants, c Chunk) {
 	for number := range c.Headers {
 		b := c.block(number)
 		var firsts, roots [Block]float32
@@ -52,9 +62,10 @@ func updateBlocks(k *scalars, f Format, stepDither uint32, c Chunk) {
 			m, s := decodeBlock(b, i)
 			p, m, v := adamOf(k, p, g, m, mul(s, s))
 			firsts[i], roots[i] = m, sqrt(v)
-			c.PutMasterWeight(f, number*Block+i, p)
+			place := number*Block + i
+			putMaster(f, c, place, p, constants)
 		}
-		dither := scramble(uint32(c.First/Block)+uint32(number)) + stepDither
+		dither := scramble(uint32(c.First/Block)+uint32(number)) + constants.stride
 		Generic.encode(b, firsts[:len(b.first)], roots[:len(b.first)], atRandom(dither))
 	}
 }

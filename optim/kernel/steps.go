@@ -12,9 +12,10 @@ import (
 // binary32 cannot hold is set to the nearest value, and reported.
 type Constants struct {
 	table abi.Table
-	// dither is the dither of element 0, for stochastic rounding. stride is the
-	// step's share of the dither of int8 moments.
-	dither, stride uint32
+	// dither is the dither of element 0, for stochastic rounding of moments, and
+	// masterDither that of masters. stride is the step's share of the dither of int8
+	// moments.
+	dither, masterDither, stride uint32
 }
 
 // set sets the rows of the table, and the dithers, which depend on the step.
@@ -24,7 +25,8 @@ func (c *Constants) set(step int64, rows [abi.Rows]float64) error {
 	x := uint64(step) * 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
-	c.dither = uint32((x ^ x>>31) >> 32)
+	x ^= x >> 31
+	c.dither, c.masterDither = uint32(x>>32), uint32(x)
 	c.stride = uint32(step) * abi.StepStride
 	var err error
 	for row, value := range rows {
@@ -120,12 +122,13 @@ type LionStep struct {
 	LearningRate float64
 	Beta1, Beta2 float64
 	WeightDecay  float64
+	Step         int64 // only the dither of masters of 24 bits depends on it
 	GradScale    float64
 }
 
 // Constants sets the constants of the step, and reports what binary32 cannot hold.
 func (s LionStep) Constants(c *Constants) error {
-	return c.set(0, [abi.Rows]float64{
+	return c.set(s.Step, [abi.Rows]float64{
 		abi.GradScale:     s.GradScale,
 		abi.Beta1:         s.Beta1,
 		abi.OneMinusBeta1: 1 - s.Beta1,

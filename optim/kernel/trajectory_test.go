@@ -103,3 +103,43 @@ func TestTrajectoryStaysNearFloat64(t *testing.T) {
 		}
 	}
 }
+
+// TestMastersOf24BitsFollow makes steps that are a third of the distance of two 24-bit numbers. Rounded to nearest, no
+// weight would ever move. Rounded at random, weights move as far as the steps on average, and none goes astray.
+func TestMastersOf24BitsFollow(t *testing.T) {
+	const n, count, rate = 8192, 1000, 5e-6
+	if p := RoundTo24(1 - rate); p != 1 {
+		t.Fatalf("1 - %g is rounded to %g: steps are too large to show anything", rate, p)
+	}
+	for _, set := range testedSets(t) {
+		for _, moments := range []MomentType{MomentsFP32, MomentsInt8} {
+			f := Format{Adam, Split24, moments, dtype.BF16, dtype.BF16}
+			c := newChunk(t, f, n, 0)
+			c.First = 0
+			for i := range n {
+				c.PutMasterWeight(f, i, 1)
+				c.Gradient.Put(i, 0.01)
+			}
+			for step := int64(1); step <= count; step++ {
+				var constants Constants
+				s := AdamStep{LearningRate: rate, Beta1: 0.9, Beta2: 0.95, Step: step, GradScale: 1}
+				if err := s.Constants(&constants); err != nil {
+					t.Fatal(err)
+				}
+				set.Update(f, &constants, c)
+			}
+			mean, worst := 0.0, 0.0
+			for i := range n {
+				moved := (1 - float64(c.MasterWeight(f, i))) / (rate * count)
+				mean += moved / n
+				worst = max(worst, math.Abs(moved-1))
+			}
+			// The 1000 roundings of a weight add up to 5 % of the way. Codes of a byte add 1 % for all.
+			allowed := map[MomentType]float64{MomentsFP32: 0.002, MomentsInt8: 0.02}[moments]
+			if math.Abs(mean-1) > allowed || worst > 0.25 {
+				t.Errorf("%v %v: weights went %.4f of the way, one of them %.2f off", set, f, mean, worst)
+			}
+			t.Logf("%v %v: weights went %.4f of the way, none more than %.2f off", set, f, mean, worst)
+		}
+	}
+}

@@ -104,7 +104,7 @@ func (u Undo) tile(f Format, first int) (log [abi.UndoStreams][]byte) {
 // changed returns the bytes that an update reads and overwrites, in the order of the
 // log.
 func (c *Chunk) changed(f Format) [abi.UndoStreams][]byte {
-	master, low := bytesOf(c.Parameter), bytesOf(c.Low)
+	master, low := bytesOf(c.Parameter), c.low()
 	if f.State == FP32 { // its parameters are only written
 		master = bytesOf(c.Master)
 	}

@@ -123,7 +123,7 @@ func unfinish(r *rand.Rand, f Format, c, before Chunk, last int, log Undo) {
 	kept := min(last+abi.Block/8*(1+r.IntN(8)), n)
 	log.head().kept.Store(int64(kept))
 	moments := c.Slice(last, n)
-	moments.Parameter, moments.Low, moments.Master = nil, nil, nil
+	moments.Parameter, moments.Low, moments.LowBytes, moments.Master = nil, nil, nil, nil
 	copyChunk(moments, before.Slice(last, n))
 	changed, was := c.changed(f), before.changed(f)
 	for i, ring := range log.tile(f, last) {
@@ -161,10 +161,13 @@ func plainChunk(f Format, n int) Chunk {
 	if f.hasParameter() {
 		c.Parameter = make([]uint16, n)
 	}
-	if f.State == FP32 {
+	switch f.State {
+	case FP32:
 		c.Master = make([]float32, n)
-	} else {
+	case Split:
 		c.Low = make([]uint16, n)
+	case Split24:
+		c.LowBytes = make([]byte, n)
 	}
 	return c
 }

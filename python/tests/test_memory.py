@@ -49,7 +49,10 @@ def measure(state, results, overlap=None):
     del small
     before = anonymous()
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).bfloat16()
-    optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, state=state, model=model, overlap=overlap)
+    moments = "int8" if state == "split24" else "fp32"
+    optimizer = plimsoll.torch.AdamW(
+        model.parameters(), max_grad_norm=1.0, state=state, moments=moments, model=model, overlap=overlap
+    )
     optimizer.open()
     for _ in range(6 if overlap else 3):
         model(x).square().mean().backward()
@@ -64,7 +67,7 @@ def measure(state, results, overlap=None):
     results.put((shared_by_component(pids), with_gradients, after, said))
 
 
-@pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16)])
+@pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16), ("split24", 7)])
 def test_bytes_a_parameter(state, bytes_each):
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()

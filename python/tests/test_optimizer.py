@@ -543,7 +543,7 @@ def test_a_parameter_with_another_shape_is_refused():
 def test_bad_arguments_are_explained():
     parameters = list(network().parameters())
     for options, message in (
-        (dict(state="spilt"), "state is 'spilt': expected one of 'split', 'fp32'"),
+        (dict(state="spilt"), "state is 'spilt': expected one of 'split', 'fp32', 'split24'"),
         (dict(moments="fp8"), "moments is 'fp8'"),
         (dict(sharding="zero3"), "sharding is 'zero3'"),
         (dict(max_grad_norm=0), "max_grad_norm is 0"),
@@ -582,7 +582,7 @@ def test_state_comes_from_torch_and_goes_back(name):
     assert_same(left, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"moments": "bf16"}, {"moments": "int8"}])
+@pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"state": "split24"}, {"moments": "bf16"}, {"moments": "int8"}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_own_state_is_exact(dtype, options):
     model = network(dtype)

@@ -65,6 +65,7 @@ FORMATS = {
     "AdamW": ("AdamW", torch.bfloat16, {}),
     "AdamW fp32 state, bf16 moments": ("AdamW", torch.bfloat16, dict(state="fp32", moments="bf16")),
     "AdamW int8 moments": ("AdamW", torch.bfloat16, dict(moments="int8")),
+    "AdamW masters of 24 bits": ("AdamW", torch.bfloat16, dict(state="split24", moments="int8")),
     "AdamW fp16": ("AdamW", torch.float16, dict(eps=1e-4)),
     "AdamW fp32": ("AdamW", torch.float32, {}),
     "Adam": ("Adam", torch.float32, dict(moments="bf16", weight_decay=0.1)),

@@ -9,19 +9,21 @@ package main
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"plimsoll/dtype"
 	"plimsoll/engine"
+	"plimsoll/fault"
 	"plimsoll/optim"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -38,6 +40,8 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	optimizer := optim.DefaultAdamW()
 	flags := flag.NewFlagSet("step", flag.ContinueOnError)
 	moments := flags.String("moments", "fp32", "how moments are held")
+	held := flags.String("masters", "fp32", "how master weights are held, fp32: the model uses them; the others have "+
+		"bf16 parameters and gradients: "+strings.Join(mastersNames(), ", "))
 	clip := flags.Float64("clip", 0, "clip gradients to this norm; 0: do not")
 	flags.Float64Var(&optimizer.WeightDecay, "weight-decay", optimizer.WeightDecay, "decoupled weight decay")
 	if err := flags.Parse(args); err != nil {
@@ -50,10 +54,20 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("moments are %w", err)
 	}
-	t, err := newTrainer(flags.Arg(0), kind, optimizer, *clip)
+	masters, known := allMasters[*held]
+	if !known && *held != "fp32" {
+		return fmt.Errorf("masters are %w", fault.Unknown(*held, mastersNames()))
+	}
+	format := kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: kind, Parameter: dtype.F32,
+		Gradient: dtype.F32}
+	if known {
+		format.State, format.Parameter, format.Gradient = masters.state, dtype.BF16, dtype.BF16
+	}
+	t, err := newTrainer(flags.Arg(0), format, optimizer, *clip)
 	if err != nil {
 		return err
 	}
+	t.round = masters.round
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		rate, isStep := strings.CutPrefix(lines.Text(), "step ")
@@ -74,18 +88,20 @@ func run(args []string, in io.Reader, out io.Writer) error {
 type trainer struct {
 	shared                []byte
 	parameters, gradients []byte // the two halves of the shared memory
+	format                kernel.Format
+	round                 func(master float32, step int64) float32 // of master weights after a step; nil for none
 	shard                 *engine.Shard
 	engine                *engine.Engine
 }
 
-func newTrainer(path string, moments kernel.MomentType, optimizer optim.Adam, clip float64) (*trainer, error) {
+func newTrainer(path string, format kernel.Format, optimizer optim.Adam, clip float64) (*trainer, error) {
 	shared, err := mapFile(path)
 	if err != nil {
 		return nil, err
 	}
 	half := len(shared) / 2
-	t := &trainer{shared: shared, parameters: shared[:half], gradients: shared[half:]}
-	if err := t.start(moments, optimizer, clip); err != nil {
+	t := &trainer{shared: shared, parameters: shared[:half], gradients: shared[half:], format: format}
+	if err := t.start(optimizer, clip); err != nil {
 		return nil, errors.Join(err, t.close())
 	}
 	return t, nil
@@ -107,7 +123,7 @@ func mapFile(path string) ([]byte, error) {
 	return unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-func (t *trainer) start(moments kernel.MomentType, optimizer optim.Adam, clip float64) error {
+func (t *trainer) start(optimizer optim.Adam, clip float64) error {
 	set, err := kernel.Select()
 	if err != nil {
 		return err
@@ -116,9 +132,7 @@ func (t *trainer) start(moments kernel.MomentType, optimizer optim.Adam, clip fl
 	if err != nil {
 		return err
 	}
-	format := kernel.Format{Algorithm: kernel.Adam, State: kernel.FP32, Moments: moments, Parameter: dtype.F32,
-		Gradient: dtype.F32}
-	layout, err := shard.NewLayout(format, shard.DefaultChunk, shard.Uniform(format, int64(len(t.parameters)/4)))
+	layout, err := shard.NewLayout(t.format, shard.DefaultChunk, shard.Uniform(t.format, int64(len(t.parameters)/4)))
 	if err != nil {
 		return err
 	}
@@ -150,17 +164,36 @@ func (t *trainer) step(optimizer optim.Adam) error {
 	}
 	begin := t.engine.Steps() == 0 // the file holds the parameters from the first step on
 	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) {
-		if begin {
-			copy(bytesOf(c.Master), t.parameters[4*at.First:])
+		for i := range c.Len() {
+			place := 4 * (at.First + int64(i))
+			if begin {
+				c.PutMasterWeight(t.format, i, number(t.parameters[place:]))
+			}
+			c.Gradient.Put(i, number(t.gradients[place:]))
 		}
-		copy(c.Gradient.Data, t.gradients[4*at.First:])
 	})
 	if t.engine.Step(1).Skipped {
 		return errors.New("a gradient is infinite or not a number")
 	}
-	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) { copy(t.parameters[4*at.First:], bytesOf(c.Master)) })
+	step := int64(t.engine.Steps())
+	t.shard.Each(func(at shard.Chunk, c kernel.Chunk) {
+		for i := range c.Len() {
+			p := c.MasterWeight(t.format, i)
+			if t.round != nil {
+				p = t.round(p, step)
+				c.PutMasterWeight(t.format, i, p)
+			}
+			if t.format.State != kernel.FP32 {
+				p = kernel.BF16ToFloat32(c.Parameter[i])
+			}
+			binary.LittleEndian.PutUint32(t.parameters[4*(at.First+int64(i)):], math.Float32bits(p))
+		}
+	})
 	return nil
 }
+
+// number returns the first number of some memory.
+func number(memory []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(memory)) }
 
 func (t *trainer) close() error {
 	var err error
@@ -168,9 +201,4 @@ func (t *trainer) close() error {
 		err = t.shard.Close()
 	}
 	return errors.Join(err, unix.Munmap(t.shared))
-}
-
-// bytesOf returns the memory of a vector.
-func bytesOf(x []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }

@@ -109,10 +109,7 @@ func trafficName(state abi.State, moments abi.MomentType, count int, s instructi
 }
 
 func stateName(s abi.State) string {
-	if s == abi.Split {
-		return "Split"
-	}
-	return "FP32"
+	return [...]string{abi.Split: "Split", abi.FP32: "FP32", abi.Split24: "Split24"}[s]
 }
 
 // dispatch returns the Go side of the kernels. It writes out every call, because the compiler keeps arguments on the
@@ -204,7 +201,7 @@ var (
 // shares reports whether the kernels of a format are those of AVX-512 alone: they round no copy to bf16 and have no
 // int8 moments.
 func (s instructionSet) shares(state abi.State, moments abi.MomentType) bool {
-	return s.extended && state == abi.Split && moments != abi.MomentsInt8
+	return s.extended && state != abi.FP32 && moments != abi.MomentsInt8
 }
 
 // forMoments returns the instruction set with the order of elements that suits the streams of a kernel.

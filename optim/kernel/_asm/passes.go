@@ -16,8 +16,8 @@ func (s instructionSet) traffic(state abi.State, moments abi.MomentType, count i
 	TEXT(trafficName(state, moments, count, s), 4, "func(a *Arguments)")
 	parameter, gradient, kind := stream{argument("Parameter"), 2}, argument("Gradient"), argument("GradientKind")
 	var inPlace []stream
-	if state == abi.Split {
-		inPlace = []stream{parameter, {argument("Low"), 2}}
+	if low := state.LowSize(); low > 0 {
+		inPlace = []stream{parameter, {argument("Low"), low}}
 	} else {
 		inPlace = []stream{{argument("Master"), 4}}
 	}

@@ -60,8 +60,12 @@ type array interface {
 
 // master returns the array of master weights, with its arguments loaded.
 func (s instructionSet) master(state abi.State) array {
-	if state == abi.Split {
+	switch state {
+	case abi.Split:
 		return splitMaster{s, stream{argument("Parameter"), 2}, stream{argument("Low"), 2}}
+	case abi.Split24:
+		low := stream{argument("Low"), 1}
+		return split24Master{splitMaster{s, stream{argument("Parameter"), 2}, low}, s.ditherOfMasters()}
 	}
 	parameter := argument("Parameter")
 	return fp32Master{s, stream{argument("Master"), 4}, stream{parameter, 2}, s.loadCopyKind(parameter)}
@@ -117,32 +121,42 @@ type ditheredMoment struct {
 	dither reg.VecVirtual // of the first lanes of the group
 }
 
-// dithers loads the dither of the first element and spreads it.
-func (m bf16Moment) dithers() ditheredMoment {
-	dither := m.vector()
-	first, err := Dereference(Param("a")).Field("Dither").Resolve()
+func (m bf16Moment) dithers() ditheredMoment { return ditheredMoment{m, m.spreadDither("Dither")} }
+
+// spreadDither loads the dither of the first element and spreads it.
+func (s instructionSet) spreadDither(field string) reg.VecVirtual {
+	dither := s.vector()
+	first, err := Dereference(Param("a")).Field(field).Resolve()
 	if err != nil {
 		panic(err)
 	}
 	VPBROADCASTD(first.Addr, dither)
-	VPADDD(m.ditherOfLanes(), dither, dither)
-	return ditheredMoment{m, dither}
+	VPADDD(s.ditherOfLanes(), dither, dither)
+	return dither
 }
 
 func (m ditheredMoment) store(x vectors, index reg.Register) {
-	rounded := m.vectors()
+	rounded := m.random(m.dither, 16)
 	for i, t := range rounded {
-		d := m.dither
-		if i > 0 {
-			VPADDD(m.integer(m.ditherOf(m.elementOf(i, 0))), m.dither, t)
-			d = t
-		}
-		VPMULLD(d, d, t)
-		VPSRLD(U8(16), t, t)
 		VPADDD(x[i], t, t)
 	}
 	m.move(m.packUpperHalves(rounded), m.at(index, 0))
 	VPADDD(m.integer(m.ditherOf(m.group())), m.dither, m.dither)
+}
+
+// random returns random numbers of so many bits for a group.
+func (s instructionSet) random(dither reg.VecVirtual, bits uint8) vectors {
+	random := s.vectors()
+	for i, t := range random {
+		d := dither
+		if i > 0 {
+			VPADDD(s.integer(s.ditherOf(s.elementOf(i, 0))), dither, t)
+			d = t
+		}
+		VPMULLD(d, d, t)
+		VPSRLD(U8(32-bits), t, t)
+	}
+	return random
 }
 
 // ditherOf returns the dither of an element, relative to element 0.
@@ -164,7 +178,11 @@ func (s instructionSet) ditherOfLanes() Mem {
 	for lane := range s.lanes {
 		dithers = append(dithers, s.ditherOf(s.elementOf(0, lane)))
 	}
-	return table("ditherOfLanes"+s.name, dithers)
+	name := "ditherOfLanes" + s.name
+	if !s.interleaved {
+		name += "Consecutive"
+	}
+	return table(name, dithers)
 }
 
 // splitMaster is a master weight in two streams: the upper half, a bf16 parameter rounded half away from zero, and
@@ -182,17 +200,9 @@ func (m splitMaster) prefetch(ahead reg.Register) {
 // load undoes the rounding: (upper << 16) + signed low.
 func (m splitMaster) load(index reg.Register) operands {
 	if m.interleaved {
-		// In 16-bit arithmetic, the upper half is one less where the low half
-		// is negative.
-		low, upper, p := m.vector(), m.vector(), m.vectors()
+		low := m.vector()
 		m.move(m.low.at(index, 0), low)
-		VPSRAW(U8(15), low, upper)
-		VPADDW(m.parameter.at(index, 0), upper, upper)
-		VPSLLD(U8(16), upper, p[0])
-		m.blend(low, p[0], evenWords)
-		VPSRLD(U8(16), low, p[1])
-		m.blend(upper, p[1], oddWords)
-		return p.operands()
+		return m.join(low, index)
 	}
 	p := m.loadUpperHalves(m.parameter.at(index, 0))
 	for i := range p {
@@ -203,13 +213,24 @@ func (m splitMaster) load(index reg.Register) operands {
 	return p.operands()
 }
 
+// join joins parameters and low 16 bits, of even elements and of odd ones. In 16-bit arithmetic, the upper half is one
+// less where the low half is negative.
+func (m splitMaster) join(low reg.VecVirtual, index reg.Register) operands {
+	upper, p := m.vector(), m.vectors()
+	VPSRAW(U8(15), low, upper)
+	VPADDW(m.parameter.at(index, 0), upper, upper)
+	VPSLLD(U8(16), upper, p[0])
+	m.blend(low, p[0], evenWords)
+	VPSRLD(U8(16), low, p[1])
+	m.blend(upper, p[1], oddWords)
+	return p.operands()
+}
+
 func (m splitMaster) store(p vectors, index reg.Register) {
 	var upper, low reg.VecVirtual
 	switch {
 	case m.interleaved:
-		upper, low = m.packUpperHalves(m.halfAway(p)), m.vector()
-		VPSLLD(U8(16), p[1], low)
-		m.blend(p[0], low, evenWords)
+		upper, low = m.packUpperHalves(m.halfAway(p)), m.lowWords(p)
 	case m.lanes == 16:
 		upper, low = m.packUpperHalves(m.halfAway(p)), YMM()
 		VPMOVDW(p[0], low)
@@ -231,9 +252,117 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 	m.move(low, m.low.at(index, 0))
 }
 
+// lowWords packs the low 16 bits of even and odd elements.
+func (m splitMaster) lowWords(p vectors) reg.VecVirtual {
+	low := m.vector()
+	VPSLLD(U8(16), p[1], low)
+	m.blend(p[0], low, evenWords)
+	return low
+}
+
 func (splitMaster) finish() {}
 
 func (m splitMaster) changed() []stream { return []stream{m.parameter, m.low} }
+
+// split24Master is a split master that lacks its lowest 8 bits. It is rounded stochastically: the probability of
+// rounding away from zero is the part that is cut off.
+type split24Master struct {
+	splitMaster
+	dither masterDither
+}
+
+func (m split24Master) load(index reg.Register) operands {
+	if m.interleaved {
+		low := m.vector()
+		VPMOVZXBW(m.low.at(index, 0), low)
+		VPSLLW(U8(8), low, low)
+		return m.join(low, index)
+	}
+	p := m.loadUpperHalves(m.parameter.at(index, 0))
+	for i := range p {
+		low := m.vector()
+		VPMOVSXBD(m.low.at(index, i*m.lanes), low)
+		VPSLLD(U8(8), low, low)
+		VPADDD(low, p[i], p[i])
+	}
+	return p.operands()
+}
+
+func (m split24Master) store(p vectors, index reg.Register) {
+	dither := m.dither.load()
+	rounded := m.random(dither, lostBits)
+	for i, t := range rounded {
+		VPADDD(p[i], t, t)
+	}
+	VPADDD(m.integer(m.ditherOf(m.group())), dither, dither)
+	m.dither.store(dither)
+	m.move(m.packUpperHalves(m.halfAway(rounded)), m.parameter.at(index, 0))
+	m.storeBytes(rounded, m.low.at(index, 0))
+}
+
+// lostBits is how many bits of a master split24 state does not hold.
+const lostBits = 8
+
+// storeBytes stores bits 8 to 15 of every lane. It may change x.
+func (m split24Master) storeBytes(x vectors, to Mem) {
+	switch {
+	case m.lanes == 16 && m.interleaved:
+		low := m.lowWords(x)
+		VPSRLW(U8(8), low, low)
+		VPMOVWB(low, to)
+	case m.lanes == 16:
+		VPSRLD(U8(8), x[0], x[0])
+		VPMOVDB(x[0], to)
+	default:
+		var low reg.VecVirtual
+		if m.interleaved {
+			low = m.lowWords(x)
+		} else {
+			low = m.vector()
+			for i := range x {
+				VPSLLD(U8(16), x[i], x[i])
+				VPSRLD(U8(16), x[i], x[i])
+			}
+			VPACKUSDW(x[1], x[0], low)
+			VPERMQ(U8(inQuarters), low, low)
+		}
+		VPSRLW(U8(8), low, low)
+		VPACKUSWB(low, low, low)
+		VPERMQ(U8(inQuarters), low, low)
+		VMOVDQU(low.AsX(), to)
+	}
+}
+
+// masterDither is the dither of masters of 24 bits: with AVX-512 in a register, with AVX2, which has few, in memory.
+type masterDither struct {
+	instructionSet
+	held  reg.VecVirtual
+	saved Mem
+}
+
+func (s instructionSet) ditherOfMasters() masterDither {
+	d := masterDither{instructionSet: s, held: s.spreadDither("MasterDither")}
+	if s.lanes == 8 {
+		d.saved = AllocLocal(4 * s.lanes)
+		d.store(d.held)
+	}
+	return d
+}
+
+func (d masterDither) load() reg.VecVirtual {
+	if d.lanes == 16 {
+		return d.held
+	}
+	x := d.vector()
+	d.move(d.saved, x)
+	return x
+}
+
+func (d masterDither) store(x reg.VecVirtual) {
+	if d.lanes == 8 {
+		d.move(x, d.saved)
+	}
+}
 
 // fp32Master is a master weight in fp32, with a 16-bit copy. The kernel never reads the copy, so it writes it past
 // the caches: an ordinary store would first read the line from memory.

@@ -64,16 +64,19 @@ func (u undoLog) copy(index, place reg.Register, elements int) {
 		to, left := stream{u.log, from.size}, elements
 		for left > 0 {
 			source, target := from.at(index, elements-left), to.at(place, elements-left).Offset(u.rings[i])
-			if x := ZMM(); u.lanes == 16 && left*from.size >= 64 {
-				VMOVDQU32(source, x)
-				VMOVDQU32(x, target)
-				left -= 64 / from.size
-			} else {
-				x := YMM()
-				VMOVDQU(source, x)
-				VMOVDQU(x, target)
-				left -= 32 / from.size
+			var x Op
+			size := 16
+			switch bytes := left * from.size; {
+			case u.lanes == 16 && bytes >= 64:
+				x, size = ZMM(), 64
+			case bytes >= 32:
+				x, size = YMM(), 32
+			default:
+				x = XMM()
 			}
+			u.move(source, x)
+			u.move(x, target)
+			left -= size / from.size
 		}
 	}
 }

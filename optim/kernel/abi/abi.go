@@ -48,10 +48,17 @@ const (
 	// FP32 holds the full master, and a 16-bit copy of it for the trainer.
 	// With fp32 parameters the trainer uses the master itself.
 	FP32
+	// Split24 is Split with the upper 8 of the low 16 bits: a master of 24 bits, rounded
+	// stochastically after the update.
+	Split24
 	States // their number
 )
 
-func (s State) String() string { return [...]string{"split", "fp32"}[s] }
+func (s State) String() string { return [...]string{"split", "fp32", "split24"}[s] }
+
+// LowSize returns the bytes that the master of an element has beside the parameter that is
+// its upper half, or 0 if the parameter is a copy.
+func (s State) LowSize() int { return [...]int{2, 0, 1}[s] }
 
 // MomentType is how moments are held.
 type MomentType uint8
@@ -115,7 +122,7 @@ const (
 
 // The streams of an undo log, in order.
 const (
-	UndoMaster = iota // or the parameters, in split state
+	UndoMaster = iota // or the parameters, where they are the upper half
 	UndoLow
 	UndoMoment1
 	UndoMoment2
@@ -127,8 +134,8 @@ const (
 // and the bytes of the log.
 func UndoLayout(state State, moments MomentType, count int) (tile, ring [UndoStreams]int, bytes int) {
 	size := [UndoStreams]int{4, 0, int(moments.Size()), int(moments.Size()), 0}
-	if state == Split {
-		size[UndoMaster], size[UndoLow] = 2, 2
+	if low := state.LowSize(); low > 0 {
+		size[UndoMaster], size[UndoLow] = 2, low
 	}
 	if count == 1 {
 		size[UndoMoment2] = 0
@@ -222,9 +229,10 @@ type Arguments struct {
 	GradientKind int
 	CopyKind     int
 	Dither       uint32 // of the first element; of the step if moments are int8
+	MasterDither uint32 // of the first element, for masters of 24 bits
 	Block        uint32 // number of the first block in the shard
 	Parameter    *uint16
-	Low          *uint16
+	Low          *byte
 	Master       *float32
 	Moment1      *byte
 	Moment2      *byte

@@ -10,7 +10,7 @@ from plimsoll.torch.modes import Async, ZenFlow
 
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]], Iterable[Tuple[str, torch.Tensor]]]
 Number = Union[float, torch.Tensor]
-StateFormat = Literal["split", "fp32"]
+StateFormat = Literal["split", "fp32", "split24"]
 Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
@@ -40,7 +40,8 @@ _MEANINGS = {
     "nesterov": "Nesterov's momentum.",
     "state": (
         'how a bf16 parameter is held. "split": parameter and 16 more bits are the fp32 master weight. "fp32": the master '
-        "weight is beside it, 2 bytes more. fp32 parameters are their own master weights; fp16 ones have theirs beside them."
+        'weight is beside it, 2 bytes more. "split24": parameter and 8 more bits are a master weight of 24 bits, rounded at '
+        "random after each step, 1 byte less. fp32 parameters are their own master weights; fp16 ones have theirs beside them."
     ),
     "moments": '"fp32" or "bf16", which takes 2 bytes a parameter less.',
     "max_grad_norm": (

@@ -50,7 +50,7 @@ class ParameterArena:
     def has_weights(self) -> bool:
         """Whether the weights of the state are in the arena, not beside it."""
         document = self._session.document
-        return document["parameter"] == "fp32" or document["state"] == "split"
+        return document["parameter"] == "fp32" or document["state"] != "fp32"
 
     def adopt(self) -> None:
         """Gives the model the parameters of the state."""

@@ -40,7 +40,7 @@ class Settings(NamedTuple):
         """The given settings, and the environment's where none were given."""
         job, socket = job or environment.job(), socket or environment.socket()
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
-        choose("state", settings.state, ("split", "fp32"))
+        choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
         choose("sharding", settings.sharding, (None, "zero1", "zero2"))
         choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
