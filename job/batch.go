@@ -75,8 +75,8 @@ func (r *resolver) batch() error {
 	return nil
 }
 
-// globalBatch sets the accumulation from the batch of all ranks, as torchtitan (train.py) and LLaMA-Factory's trainer v1
-// do (core/utils/batching.py).
+// globalBatch sets the accumulation from the batch of all ranks, as torchtitan (train.py) and LLaMA-Factory's trainer
+// v1 do (core/utils/batching.py).
 func (r *resolver) globalBatch() error {
 	j := r.job
 	f := r.Inputs.framework

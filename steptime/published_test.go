@@ -68,7 +68,8 @@ const primeRLBytes = adamBytes + 6 + 2
 func primeRL(sequence int, offloads bool) func(*testing.T) Time {
 	return func(t *testing.T) Time {
 		q := job.Request{Model: "qwen3-30b-a3b", GPUs: 8, GPU: "H200", FSDP: "2", Precision: "amp-bf16",
-			ExpertParallel: 8, Attention: "flash", Sequence: sequence, Recompute: "full", Optimizer: "adamw"}
+			ExpertParallel: 8, Attention: "flash", Sequence: sequence, Recompute: "full", Loss: "fused",
+			Optimizer: "adamw/for-loop"}
 		s := resolved(t, q, Machine{})
 		if !offloads {
 			return s.Total
