@@ -60,6 +60,12 @@ test-wasm: ## Run the planner's tests as WebAssembly (needs node; installs it on
 	GOOS=js GOARCH=wasm $(GO) test -exec $$($(GO) env GOROOT)/lib/wasm/go_js_wasm_exec \
 		-run 'Version|Anywhere|NeedLinux' ./cmd/plimsoll
 
+.PHONY: test-windows
+test-windows: ## Run tests of the planner as Windows programs, under Wine (installs it and mingw on Debian as root)
+	@command -v wine >/dev/null && command -v x86_64-w64-mingw32-gcc >/dev/null || { apt-get update -q && \
+		apt-get install -q -y --no-install-recommends wine wine64 gcc-mingw-w64-x86-64-win32; }
+	GO=$(GO) scripts/test-windows
+
 .PHONY: test
 test: ## Run all tests (a few that fail run once more, as tests of real processes depend on the host)
 	@mkdir -p bin; rm -f bin/rerun.txt
