@@ -2,23 +2,27 @@
 
     PLIMSOLL=bin/plimsoll PYTHONPATH=python python scripts/measure/resident.py
 
-The proportional set size (PSS) of both processes: arenas by component; private memory; programs and libraries. It
-subtracts what the trainer held before there was a model.
+The proportional set size (PSS) of both processes: arenas by component, and private memory. It subtracts what the
+trainer held before there was a model, without holes of its heap. Programs and libraries are left out, as their share
+depends on which other processes have loaded them.
 """
 
 import collections
 import os
 import pathlib
 import re
+import statistics
 import sys
+import time
 from typing import Dict
 
 import torch
 import transformers
 
 import plimsoll.torch
+from plimsoll.torch import heap
 
-LAYERS, WIDTH, LENGTH, STEPS = 16, 1024, 64, 4
+LAYERS, WIDTH, LENGTH, STEPS = 16, 1024, 64, 6
 
 
 def held(pid: int) -> Dict[str, int]:
@@ -29,8 +33,8 @@ def held(pid: int) -> Dict[str, int]:
         mapping = re.match(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)", line)
         if mapping:
             arena = re.match(r"/memfd:plimsoll/(\S+)", mapping[1])
-            what = arena[1].rsplit("/", 1)[-1] if arena else "libraries" if mapping[1].startswith("/") else "private"
-        elif line.startswith("Pss:"):
+            what = arena[1].rsplit("/", 1)[-1] if arena else "" if mapping[1].startswith("/") else "private"
+        elif what and line.startswith("Pss:"):
             found[what] += 1024 * int(line.split()[1])
     return found
 
@@ -47,7 +51,7 @@ def both() -> Dict[str, int]:
     for pid in [os.getpid(), *service_of(os.getpid())]:
         who = "trainer" if pid == os.getpid() else "service"
         for what, size in held(pid).items():
-            sums[f"{who}: {what}" if what in ("private", "libraries") else what] += size
+            sums[f"{who}: {what}" if what == "private" else what] += size
     return sums
 
 
@@ -66,6 +70,7 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     warm_up()
+    heap.give_back()
     before = both()
     config = transformers.GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=16)
     torch.set_default_dtype(torch.bfloat16)  # no copy in fp32
@@ -73,9 +78,11 @@ def main() -> None:
     count = sum(p.numel() for p in model.parameters())
     optimizer = plimsoll.torch.AdamW(model.parameters(), max_grad_norm=1.0, model=model)
     optimizer.open()
-    columns = {"open": both()}
+    columns, times = {"open": both()}, []
     for step in range(1, STEPS + 1):
+        begin = time.monotonic()
         batch_loss(model).backward()
+        times.append(time.monotonic() - begin)
         columns[f"backward {step}"] = both()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,7 +91,7 @@ def main() -> None:
     for what in sorted(set().union(*columns.values())):
         print(f"{what:38}" + "".join(f"{(c[what] - before[what]) / count:12.3f}" for c in columns.values()))
     print(f"{'all':38}" + "".join(f"{(sum(c.values()) - sum(before.values())) / count:12.3f}" for c in columns.values()))
-    print(f"{'before the model':38}{sum(before.values()) / 2**20:12.0f} MiB, {sum(before.values()) / count:.3f} bytes a parameter")
+    print(f"before the model: {sum(before.values()) >> 20} MiB; forward and backward: {statistics.median(times):.2f} s")
     optimizer.close()
 
 
