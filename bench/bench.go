@@ -136,7 +136,7 @@ func MakeState(ctx context.Context, configs []engine.ShardConfig) (shards []*eng
 		s.Populate(ctx, func(ledger.Bytes) {})
 		s.Each(func(at shard.Chunk, chunk kernel.Chunk) {
 			if ctx.Err() == nil {
-				synthetic.State(config.Rank, at.First, chunk)
+				synthetic.Weights(config.Rank, at.First, chunk)
 				synthetic.Gradients(config.Rank, 1, at.First, chunk.Gradient)
 			}
 		})

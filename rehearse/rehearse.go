@@ -85,7 +85,7 @@ func (p *Placement) Run(ctx context.Context, progress activity.Progress) (m *Mea
 	progress.Begin("writing weights", p.Held, activity.Shares)
 	t.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
 		if ctx.Err() == nil {
-			synthetic.State(s.Config().Rank, first, c)
+			synthetic.Weights(s.Config().Rank, first, c)
 			progress.Advance(int64(c.Len()))
 		}
 	})

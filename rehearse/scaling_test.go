@@ -42,7 +42,7 @@ func begun(t *testing.T, r Request) *training {
 			t.Error(err)
 		}
 	})
-	b.each(func(s *engine.Shard, first int64, c kernel.Chunk) { synthetic.State(s.Config().Rank, first, c) })
+	b.each(func(s *engine.Shard, first int64, c kernel.Chunk) { synthetic.Weights(s.Config().Rank, first, c) })
 	return b
 }
 

@@ -276,7 +276,7 @@ func TestOverlapChangesNoBit(t *testing.T) {
 			t.Fatal(err)
 		}
 		training.each(func(s *engine.Shard, first int64, c kernel.Chunk) {
-			synthetic.State(s.Config().Rank, first, c)
+			synthetic.Weights(s.Config().Rank, first, c)
 		})
 		for i := range 3 {
 			if _, err := training.step(i); err != nil {

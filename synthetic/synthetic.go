@@ -38,12 +38,21 @@ var gradientPattern = map[dtype.Type]pattern{
 	dtype.F32:  {weightBits * 0x0000_0001_0000_0001, weightExponent * 0x0000_0001_0000_0001},
 }
 
-// State writes every byte of a chunk that begins at element first of a rank's
-// shard. It writes weights, and zeros to all other streams.
-func State(rank int, first int64, chunk kernel.Chunk) {
+// Weights writes weights into a chunk that begins at element first of a rank's shard. All
+// else of a new state is zeros, which its arenas hold when their pages come from the kernel.
+func Weights(rank int, first int64, chunk kernel.Chunk) {
 	seed := mix(uint64(rank) + 1)
+	var word uint64 // of two elements
 	for i := range chunk.Len() {
-		w := math.Float32frombits(uint32(mix(seed+golden*uint64(first+int64(i))))&weightBits | weightExponent)
+		switch place := uint64(first) + uint64(i); {
+		case place%2 == 0:
+			word = mix(seed + golden*place)
+		case i == 0:
+			word = mix(seed+golden*(place-1)) >> 32
+		default:
+			word >>= 32
+		}
+		w := math.Float32frombits(uint32(word)&weightBits | weightExponent)
 		switch {
 		case chunk.Low != nil:
 			chunk.Parameter[i], chunk.Low[i] = kernel.Separate(w)
@@ -53,14 +62,6 @@ func State(rank int, first int64, chunk kernel.Chunk) {
 			chunk.Master[i] = w
 		}
 	}
-	if chunk.Master != nil {
-		clear(chunk.Parameter)
-	}
-	for _, moment := range chunk.Moments {
-		clear(moment.Data)
-	}
-	clear(chunk.Headers)
-	clear(chunk.Gradient.Data)
 }
 
 // Gradients writes the gradients of a step, beginning at element first of a rank's

@@ -36,6 +36,35 @@ func TestGradients(t *testing.T) {
 	}
 }
 
+// TestWeights are different, in the stated range, and independent of how a shard is cut into
+// chunks and of how it holds its master weights.
+func TestWeights(t *testing.T) {
+	const n = 1003
+	whole, masters := make([]float32, n), make([]float32, n)
+	parameters, lows := make([]uint16, n), make([]uint16, n)
+	write := func(first, end int, c kernel.Chunk) {
+		c.Gradient = kernel.Array{Type: dtype.BF16, Data: make([]byte, 2*(end-first))}
+		Weights(0, 4+int64(first), c)
+	}
+	write(0, n, kernel.Chunk{Master: whole})
+	for _, cut := range [][2]int{{0, 401}, {401, 402}, {402, n}} {
+		first, end := cut[0], cut[1]
+		write(first, end, kernel.Chunk{Parameter: parameters[first:end], Low: lows[first:end]})
+		write(first, end, kernel.Chunk{Master: masters[first:end]})
+	}
+	seen := map[float32]bool{}
+	for i, w := range whole {
+		upper, low := kernel.Separate(w)
+		if masters[i] != w || parameters[i] != upper || lows[i] != low {
+			t.Fatalf("weight %d depends on the chunks", i)
+		}
+		if size := math.Abs(float64(w)); size < 0x1p-11 || size >= 0x1p-7 || seen[w] {
+			t.Fatalf("weight %d is %g, or was there before", i, w)
+		}
+		seen[w] = true
+	}
+}
+
 // numbers returns the elements of an array.
 func numbers(g kernel.Array) []float64 {
 	var found []float64

@@ -35,6 +35,11 @@ def shared_by_component(pids):
 
 def anonymous():
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return with_holes()
+
+
+def with_holes():
+    """Private memory, with what was freed and the C library keeps."""
     return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 
@@ -54,6 +59,7 @@ def measure(state, results, overlap=None):
         model.parameters(), max_grad_norm=1.0, state=state, moments=moments, model=model, overlap=overlap
     )
     optimizer.open()
+    opened = with_holes() - before
     for _ in range(6 if overlap else 3):
         model(x).square().mean().backward()
         with_gradients = anonymous() - before
@@ -64,7 +70,7 @@ def measure(state, results, overlap=None):
     pids = [multiprocessing.current_process().pid, *workers(service)]
     command = [os.environ["PLIMSOLL"], "stat", "--socket", service.socket, "--json"]
     said = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    results.put((shared_by_component(pids), with_gradients, after, said))
+    results.put((shared_by_component(pids), opened, with_gradients, after, said))
 
 
 @pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16), ("split24", 7)])
@@ -73,13 +79,15 @@ def test_bytes_a_parameter(state, bytes_each):
     results = context.SimpleQueue()
     process = context.Process(target=measure, args=(state, results))
     process.start()
-    shared, with_gradients, after, _ = results.get()
+    shared, opened, with_gradients, after, _ = results.get()
     process.join()
     # The journal has one size for each worker, whatever the model's.
     assert shared.pop("step_journal") < 64 << 20
     assert sum(shared.values()) == pytest.approx(bytes_each * PARAMETERS, rel=0.005), shared
     assert shared["parameters"] == pytest.approx(2 * PARAMETERS, rel=0.001)
     assert shared["gradients"] == pytest.approx(2 * PARAMETERS, rel=0.001)
+    # The parameters' former memory has gone back to the kernel.
+    assert opened < 12 << 20, opened
     # Parameters alone are 64 MiB; activations are some KiB, and one gradient at a time 8 MiB.
     assert with_gradients < 12 << 20 and after < 12 << 20, (with_gradients, after)
 
@@ -96,7 +104,7 @@ def test_bytes_of_overlaps(overlap, planned):
     results = context.SimpleQueue()
     process = context.Process(target=measure, args=("split", results, overlap))
     process.start()
-    shared, _, after, said = results.get()
+    shared, _, _, after, said = results.get()
     process.join()
     shared.pop("step_journal")
     total = sum(shared.values()) + after
