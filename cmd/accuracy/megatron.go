@@ -164,6 +164,8 @@ func compareMegatron(file string, out io.Writer) (covered, error) {
 type goldenPlan struct {
 	allocated, peak ledger.Bytes
 	end, most       ledger.Interval // of the two
+	device          ledger.Device   // with ranks of the last stage
+	parameters      int64           // of the model
 	err             error
 }
 
@@ -248,6 +250,7 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = err
 		return p
 	}
+	p.device, p.parameters = d, j.Elements()
 	last := &d.Phases[len(d.Phases)-1]
 	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)
 	for _, phase := range d.Phases {
