@@ -117,7 +117,7 @@ func (o Origin) String() string {
 		}
 	}
 	if o.Note != "" {
-		text += ": " + o.Note
+		text += " (" + o.Note + ")"
 	}
 	return text
 }
