@@ -10,8 +10,8 @@ import (
 	"plimsoll/origin/origintest"
 )
 
-// TestAddresses plans jobs of all kinds. Every component of every phase has a formula that evaluates to its bytes, digit
-// by digit, and a source. The source is looked up in the frameworks that are installed.
+// TestAddresses plans jobs of all kinds. Every component of every phase has a formula that evaluates to its bytes,
+// digit by digit, and a source. The source is looked up in the frameworks that are installed.
 func TestAddresses(t *testing.T) {
 	sources := map[origin.Place]bool{}
 	components := 0
@@ -29,7 +29,8 @@ func TestAddresses(t *testing.T) {
 			for _, p := range d.Phases {
 				for _, c := range p.Components {
 					if o := c.Origin; o != nil && o.File != "" {
-						sources[origin.Place{Project: origin.Project(o.Project), File: o.File, Function: o.Function}] = true
+						p := origin.Place{Project: origin.Project(o.Project), File: o.File, Function: o.Function}
+						sources[p] = true
 					}
 				}
 			}

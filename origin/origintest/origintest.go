@@ -69,8 +69,8 @@ func Missing(t testing.TB, places []origin.Place) []string {
 	return strings.FieldsFunc(string(out), func(r rune) bool { return r == '\n' })
 }
 
-// Unaddressed returns how many components of all phases were looked at, and what is missing: a formula that evaluates to
-// the bytes of its component, or the source that makes the component.
+// Unaddressed returns how many components of all phases were looked at, and what is missing: a formula that evaluates
+// to the bytes of its component, or the source that makes the component.
 func Unaddressed(devices []ledger.Device) (components int, missing []string) {
 	for _, d := range devices {
 		for _, p := range append(slices.Clone(d.Phases), ledger.Phase{Name: "all phases", Components: d.Outside}) {
