@@ -208,6 +208,10 @@ accuracy: ## Hold plans against public measurements, and write docs/accuracy.md 
 	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table published/measurements.tsv
 	$(GO) run ./cmd/accuracy -megatron $${PLIMSOLL_SHARED:-../shared}/data/megatron-golden-dev.jsonl
 
+.PHONY: origins
+origins: python ## Look the sources of components up in all releases that they are named for (downloads 2 GB from PyPI)
+	$(PYTHON_ENVIRONMENT)/bin/python origin/origintest/lookup.py $(PYTHON_ENVIRONMENT)/../origins
+
 FUZZTIME ?= 20s
 FUZZMINIMUM ?= 20000
 .PHONY: fuzz

@@ -95,12 +95,14 @@ func (t Term) String() string {
 	return text.String()
 }
 
-// Origin is the place in a program's source that makes a component.
+// Origin is the place in a program's source that makes a component. Note says what makes the component, or gives its
+// size, where no source does.
 type Origin struct {
 	Project  string `json:"project"`
-	Release  string `json:"release,omitempty"` // empty where no release is in force
-	File     string `json:"file"`
+	Release  string `json:"release,omitempty"`  // empty where no release is in force
+	File     string `json:"file,omitempty"`     // empty where no source makes the component
 	Function string `json:"function,omitempty"` // "Class.method", or a function of the module
+	Note     string `json:"note,omitempty"`
 }
 
 // String returns "DeepSpeed 0.18.3, deepspeed/runtime/zero/stage3.py, DeepSpeedZeroOptimizer_Stage3.step".
@@ -109,9 +111,13 @@ func (o Origin) String() string {
 	if o.Release != "" {
 		text += " " + o.Release
 	}
-	text += ", " + o.File
-	if o.Function != "" {
-		text += ", " + o.Function
+	for _, part := range []string{o.File, o.Function} {
+		if part != "" {
+			text += ", " + part
+		}
+	}
+	if o.Note != "" {
+		text += " (" + o.Note + ")"
 	}
 	return text
 }

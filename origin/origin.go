@@ -1,8 +1,10 @@
 // Package origin knows the place in the source of a training framework that makes each component of a plan: project,
-// file and function, by engine and release. A test looks every place up in the installed releases.
+// file and function, by engine, optimizer, library of modules and release. Where no source makes it, or gives its size,
+// a note says what does. The places are in places.csv. "make origins" looks every place up in the releases it is for.
 package origin
 
 import (
+	"slices"
 	"strings"
 
 	"plimsoll/ledger"
@@ -12,55 +14,55 @@ import (
 // Job is what decides where a component comes from.
 type Job struct {
 	// Engine is the class that shards: one of the constants of this package.
-	Engine       string
-	OnCPU        bool
-	Optimizer    string
-	Architecture string // of transformers, such as LlamaForCausalLM
-	ModelType    string // of transformers, such as llama; empty for modules of another library
-	Releases     map[Project]version.Version
+	Engine    string
+	OnCPU     bool
+	Pipelined bool
+	Optimizer string
+	Variant   string // of the optimizer's step: foreach, fused or for-loop
+	Adapter   string // the peft_type, empty without an adapter
+	// Modules is the library that the model consists of. Loss says which implementation of the loss runs; it is empty
+	// where that is the model's.
+	Modules, Loss string
+	Architecture  string // of transformers, such as LlamaForCausalLM
+	ModelType     string // of transformers, such as llama
+	Releases      map[Project]version.Version
 }
 
 // Project is a framework whose source is named.
 type Project string
 
-// The projects.
+// The projects whose releases are known to a plan.
 const (
 	PyTorch      Project = "PyTorch"
 	Transformers Project = "transformers"
 	DeepSpeed    Project = "DeepSpeed"
 	BitsAndBytes Project = "bitsandbytes"
-	TorchAO      Project = "torchao"
-	PEFT         Project = "PEFT"
-	MegatronLM   Project = "Megatron-LM"
-	Plimsoll     Project = "Plimsoll"
 )
 
 // The engines.
 const (
-	Plain    = "plain" // no engine, or DistributedDataParallel
-	FSDP1    = "FSDP1"
-	FSDP2    = "FSDP2"
-	FP16     = "FP16_Optimizer"
-	BF16     = "BF16_Optimizer"
-	ZeRO12   = "DeepSpeedZeroOptimizer"
-	ZeRO3    = "DeepSpeedZeroOptimizer_Stage3"
-	Megatron = "Megatron-LM"
+	Plain       = "plain" // no engine, or DistributedDataParallel
+	FSDP1       = "FSDP1"
+	FSDP2       = "FSDP2"
+	FP16        = "FP16_Optimizer"
+	FP16Unfused = "FP16_UnfusedOptimizer"
+	BF16        = "BF16_Optimizer"
+	ZeRO12      = "DeepSpeedZeroOptimizer"
+	ZeRO3       = "DeepSpeedZeroOptimizer_Stage3"
+	Megatron    = "Megatron-LM"
 )
 
-// DeepSpeed's own Adam: of states on the host, and fused on the GPU.
+// DeepSpeed's own Adam, of states on the host and fused on the GPU, and Megatron-LM's classes around an optimizer.
 const (
-	CPUAdam   = "cpu adam"
-	FusedAdam = "fused adam"
+	CPUAdam        = "cpu adam"
+	FusedAdam      = "fused adam"
+	Distributed    = "distributed optimizer"
+	MixedPrecision = "mixed-precision optimizer"
+	Hybrid         = "hybrid optimizer" // a part of it on the CPU
 )
 
-// Place is a file of a project and a function in it.
-type Place struct {
-	Project  Project
-	File     string
-	Function string
-	Since    version.Version // the first release that has the place; zero where all have it that are planned
-	Until    version.Version // the first release without it; zero where the latest has it
-}
+// UnknownModules are those of a model that is given by its sizes.
+const UnknownModules = "unknown"
 
 // Of returns the origin of a component, nil where none is known.
 func Of(j Job, c ledger.Component) *ledger.Origin {
@@ -68,61 +70,44 @@ func Of(j Job, c ledger.Component) *ledger.Origin {
 	if p == nil {
 		return nil
 	}
-	o := &ledger.Origin{Project: string(p.Project), File: p.File, Function: p.Function}
-	if release := j.Releases[p.Project]; !release.IsZero() {
+	names := strings.NewReplacer("{type}", strings.ReplaceAll(j.ModelType, "-", "_"), "{architecture}", j.Architecture)
+	o := &ledger.Origin{Project: string(p.Project), File: names.Replace(p.File), Function: names.Replace(p.Function),
+		Note: p.Note}
+	if release := j.Releases[p.Project]; !release.IsZero() && p.File != "" {
 		o.Release = release.String()
 	}
 	return o
 }
 
-// place returns the place of a component: of the engine, of the optimizer, or of any job.
+// place returns the place of a component: of the narrowest scope that has one for the component, else for what it is a
+// part of.
 func (j Job) place(c ledger.Component) *Place {
-	switch c {
-	case ledger.MasterWeights, ledger.MasterGradients:
-		if j.Engine == FP16 && j.Optimizer != FusedAdam {
-			return nil // FP16_UnfusedOptimizer has them for some of these
-		}
-	case ledger.AdapterActivations:
-		return nil // every kind of adapter has modules of its own
-	case ledger.MatmulWorkspaces:
-		if j.OnCPU {
-			return nil // MKL and oneDNN are no part of PyTorch
-		}
-	case ledger.OptimizerStates, ledger.ManagedOptimizerStates, ledger.CompressionErrors:
-		return j.newest(ofOptimizers[j.Optimizer])
-	}
-	if p := j.newest(ofEngines[j.Engine][c]); p != nil {
-		return p
-	}
-	if j.Engine == Megatron {
-		return j.newest(always[c])
-	}
-	if c == ledger.LogitsAndLoss && strings.HasSuffix(j.Architecture, "ForCausalLM") && j.ModelType != "" {
-		if p := j.newest(loss); p != nil {
-			return p
+	for _, c := range []ledger.Component{c, c.PartOf()} {
+		for _, scope := range j.scopes() {
+			if p := j.newest(table()[entry{scope, c}]); p != nil {
+				return p
+			}
 		}
 	}
-	if of := c.PartOf(); (of == ledger.Activations || c == ledger.LogitsAndLoss) && j.newest(always[c]) == nil {
-		return j.module()
-	}
-	return j.newest(always[c])
+	return nil
 }
 
-// module returns the forward pass of the model, whose operations make activations. It is nil for modules of a library
-// whose source is not known here.
-func (j Job) module() *Place {
-	if j.ModelType == "" || j.Architecture == "" {
-		return nil
+// scopes returns what places of the job are filed under, the narrowest first.
+func (j Job) scopes() []string {
+	scopes := []string{"engine " + j.Engine, "optimizer " + j.Optimizer + "/" + j.Variant, "optimizer " + j.Optimizer,
+		"loss " + j.Loss, "modules " + j.Modules, "adapter " + j.Adapter, "any"}
+	if j.OnCPU {
+		scopes = slices.Insert(scopes, 0, "cpu")
 	}
-	folder := strings.ReplaceAll(j.ModelType, "-", "_")
-	return &Place{Project: Transformers, File: "transformers/models/" + folder + "/modeling_" + folder + ".py",
-		Function: j.Architecture + ".forward"}
+	if j.Pipelined {
+		scopes = slices.Insert(scopes, 0, "pipeline "+j.Engine)
+	}
+	return scopes
 }
 
 // newest returns the last of the places that the release in force has, nil for none.
 func (j Job) newest(places []Place) *Place {
-	for i := len(places) - 1; i >= 0; i-- {
-		p := places[i]
+	for _, p := range slices.Backward(places) {
 		release := j.Releases[p.Project]
 		if release.IsZero() || atLeast(release, p.Since) && (p.Until.IsZero() || !atLeast(release, p.Until)) {
 			return &p

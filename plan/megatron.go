@@ -62,6 +62,7 @@ func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) 
 		devices = append(devices, megatronNode(j, fullest))
 	}
 	spreadOfMegatron(j).setIntervals(devices)
+	setOrigins(devices, originsOfMegatron(j))
 	return devices, nil
 }
 

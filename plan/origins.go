@@ -1,15 +1,27 @@
 package plan
 
 import (
+	"strings"
+
+	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/megatron"
 	"plimsoll/origin"
 	"plimsoll/version"
 )
 
+// losses are the implementations of a loss that are not the model's, as package origin names them.
+var losses = map[forward.LossKind]string{
+	forward.ChunkedLoss: "of chunks", forward.NativeLoss: "of a training loop", forward.FusedLoss: "of fused products",
+	forward.InPlaceLoss: "in place", forward.LogProbabilities: "of answers",
+	forward.SelectedLogProbabilities: "of selected answers", forward.DivergentLoss: "of divergence",
+}
+
 // originsOf returns what decides the origins of a job's components.
 func originsOf(j *job.Job, engine string) origin.Job {
-	o := origin.Job{Engine: engine, OnCPU: j.OnCPU, Optimizer: j.Optimizer.Name}
+	o := origin.Job{Engine: engine, OnCPU: j.OnCPU, Pipelined: j.Pipeline != nil, Optimizer: j.Optimizer.Name,
+		Variant: string(j.Optimizer.Variant), Modules: j.Modules, Loss: losses[j.Loss]}
 	o.Releases = map[origin.Project]version.Version{
 		origin.PyTorch: j.Versions.Torch, origin.DeepSpeed: j.Versions.DeepSpeed,
 		origin.Transformers: j.Versions.Transformers, origin.BitsAndBytes: j.Versions.BitsAndBytes}
@@ -21,8 +33,31 @@ func originsOf(j *job.Job, engine string) origin.Job {
 			o.Optimizer = origin.FusedAdam
 		}
 	}
-	if j.OfTransformers() {
-		o.Architecture, o.ModelType = j.Model.Architecture, j.Model.Type
+	if j.Adapter != nil {
+		o.Adapter = j.Adapter.Type
+	}
+	if !j.OfTransformers() {
+		return o
+	}
+	o.Modules, o.Architecture, o.ModelType = "transformers", j.Model.Architecture, j.Model.Type
+	if o.Architecture == "" || o.ModelType == "" {
+		o.Modules = origin.UnknownModules
+	}
+	if o.Loss == "" && strings.HasSuffix(o.Architecture, "ForCausalLM") {
+		o.Loss = "of transformers"
+	}
+	return o
+}
+
+// originsOfMegatron returns what decides the origins of the components of a job of Megatron-LM.
+func originsOfMegatron(j *megatron.Job) origin.Job {
+	o := origin.Job{Engine: origin.Megatron, Optimizer: origin.MixedPrecision,
+		Releases: map[origin.Project]version.Version{origin.PyTorch: j.Torch}}
+	switch {
+	case j.CPUOffload:
+		o.Optimizer = origin.Hybrid
+	case j.Distributed:
+		o.Optimizer = origin.Distributed
 	}
 	return o
 }

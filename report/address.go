@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"plimsoll/ledger"
-	"plimsoll/plan"
 	"plimsoll/published"
 )
 
@@ -39,11 +38,10 @@ func (d *PlanDocument) nearest(device ledger.Kind) *published.Measurement {
 }
 
 // nearestOf returns the public measurement nearest to a plan for each kind of device that it has.
-func nearestOf(p *plan.Plan) (list []published.Measurement) {
-	for _, device := range []ledger.Kind{ledger.GPU, ledger.Host} {
-		has := slices.ContainsFunc(p.Devices, func(d ledger.Device) bool { return d.Kind == device })
-		m := published.Nearest(published.EngineOf(p.Job.EngineName()), device, p.Elements)
-		if has && m != nil {
+func nearestOf(devices []ledger.Device, engine string, elements int64) (list []published.Measurement) {
+	for _, kind := range []ledger.Kind{ledger.GPU, ledger.Host} {
+		has := slices.ContainsFunc(devices, func(d ledger.Device) bool { return d.Kind == kind })
+		if m := published.Nearest(engine, kind, elements); has && m != nil {
 			list = append(list, *m)
 		}
 	}

@@ -17,8 +17,8 @@ func NewMegatronDocument(version, arguments string, request job.Request, j *mega
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: v.Result, Devices: devices, Request: request,
 		Megatron: arguments, Inputs: []Input{}, Limit: newPlanLimit(v), StateFormats: []plan.StateFormat{},
-		Assumptions: append([]string{}, j.Assumptions...),
-		Model:       PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
+		Assumptions: append([]string{}, j.Assumptions...), Nearest: nearestOf(devices, "Megatron-LM", elements),
+		Model: PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
 		Job: PlannedJob{Engine: "Megatron-LM", Ranks: int(j.Degrees.World()), Nodes: max(1, request.Nodes),
 			MicroBatch: j.MicroBatch, Sequence: j.Sequence, Accumulation: j.Micros, Weights: j.ParameterType.String(),
 			Attention: j.Attention, Optimizer: optimizerOf(j), Recompute: cmp.Or(j.Recompute, "none"),

@@ -129,7 +129,7 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Schema: PlanSchema, Version: version, Verdict: p.Verdict.Result, Devices: p.Devices, Request: request,
 		Estimate:     p.Estimate,
 		Limit:        newPlanLimit(p.Verdict),
-		Nearest:      nearestOf(p),
+		Nearest:      nearestOf(p.Devices, published.EngineOf(p.Job.EngineName()), p.Elements),
 		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),

@@ -130,10 +130,13 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 
 // engineClass returns the engine as package origin names it.
 func (s *simulation) engineClass() string {
-	switch s.engine.(type) {
+	switch e := s.engine.(type) {
 	case *fsdp:
 		return map[int]string{1: origin.FSDP1, 2: origin.FSDP2}[s.FSDP.Version]
 	case *fp16Optimizer:
+		if e.Optimizer.Variant != job.Fused {
+			return origin.FP16Unfused
+		}
 		return origin.FP16
 	case *bf16Optimizer:
 		return origin.BF16

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"plimsoll/host/hosttest"
+	"plimsoll/ledger"
+	"plimsoll/origin/origintest"
 )
 
 // Bounds for the plans: the least number of expressed runs, and the quantiles of their absolute errors.
@@ -39,6 +41,7 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 			t.Errorf("%s: the reason names a folder that is made anew in every run: %s", r.ID, r.reason)
 		}
 	}
+	checkAddresses(t, results, megatronRuns)
 	checkCoverage(t, "the main figure", coverageOf(results))
 	for _, r := range results {
 		if r.falseFits > 0 {
@@ -51,6 +54,32 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 			"expected %.1f %% and %.1f %%",
 			100*s.median, 100*s.ninetieth, 100*mostMedian, 100*mostNinetieth)
 	}
+}
+
+// checkAddresses demands a formula and a source of every component of the plans.
+func checkAddresses(t *testing.T, results []result, megatronRuns []goldenResult) {
+	t.Helper()
+	plans, components := 0, 0
+	check := func(run string, devices []ledger.Device) {
+		n, missing := origintest.Unaddressed(devices)
+		plans, components = plans+1, components+n
+		for _, m := range missing {
+			t.Errorf("%s: %s", run, m)
+		}
+	}
+	for _, r := range results {
+		for _, c := range r.compared {
+			if c.plan != nil {
+				check(r.ID, c.plan.Devices)
+			}
+		}
+	}
+	for _, r := range megatronRuns {
+		if r.unread == nil && r.plan.err == nil {
+			check(r.Path, []ledger.Device{r.plan.device})
+		}
+	}
+	t.Logf("%d components of %d plans", components, plans)
 }
 
 // TestStaleDocument: a report that is not that of the results is found.

@@ -190,12 +190,8 @@ func coverageOfGolden(results []goldenResult) (c covered) {
 	return c
 }
 
-// compareMegatron plans every row of a file and prints what was measured and planned, or why not.
-func compareMegatron(file string, out io.Writer) (covered, error) {
-	results, err := planGolden(file)
-	if err != nil {
-		return covered{}, err
-	}
+// compareMegatron prints what was measured and planned of every row, or why not.
+func compareMegatron(results []goldenResult, out io.Writer) covered {
 	fmt.Fprintln(out, "path\tallocated\tplanned\tmax_allocated\tplanned")
 	for _, r := range results {
 		switch p := r.plan; {
@@ -207,7 +203,7 @@ func compareMegatron(file string, out io.Writer) (covered, error) {
 			fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%d\n", oneLine(r.Path), r.allocated, p.allocated, r.most, p.peak)
 		}
 	}
-	return coverageOfGolden(results), nil
+	return coverageOfGolden(results)
 }
 
 // oneLine returns a text as one cell of a table.
@@ -217,6 +213,7 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 type goldenPlan struct {
 	allocated, peak ledger.Bytes
 	end, most       ledger.Interval // of the two
+	device          ledger.Device   // with ranks of the last stage
 	err             error
 }
 
@@ -303,6 +300,7 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = err
 		return p
 	}
+	p.device = d
 	last := &d.Phases[len(d.Phases)-1]
 	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)
 	for _, phase := range d.Phases {

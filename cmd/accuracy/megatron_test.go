@@ -17,10 +17,12 @@ import (
 // TestMegatronAgainstGoldenValues bounds the errors of plans of Megatron-LM's functional tests.
 func TestMegatronAgainstGoldenValues(t *testing.T) {
 	var out bytes.Buffer
-	covered, err := compareMegatron(hosttest.Shared(t, "data/megatron-golden-dev.jsonl"), &out)
+	results, err := planGolden(hosttest.Shared(t, "data/megatron-golden-dev.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	checkAddresses(t, nil, results)
+	covered := compareMegatron(results, &out)
 	checkCoverage(t, "allocated", covered.allocated)
 	checkCoverage(t, "max_allocated", covered.most)
 	var allocated, peak []float64

@@ -1,14 +1,17 @@
-// Package origintest looks places of package origin up in the packages that a Python interpreter has. Only tests
-// import it.
+// Package origintest looks places of package origin up in the packages that a Python interpreter has, and says which
+// components of a plan have no address. Only tests import it.
 package origintest
 
 import (
 	_ "embed"
 	"encoding/json"
+	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
+	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
 	"plimsoll/origin"
 	"plimsoll/version"
@@ -17,9 +20,9 @@ import (
 //go:embed places.py
 var script string
 
-// packages are the Python packages of the projects.
+// packages are the Python packages of the projects that tests install.
 var packages = map[origin.Project]string{origin.PyTorch: "torch", origin.Transformers: "transformers",
-	origin.DeepSpeed: "deepspeed", origin.BitsAndBytes: "bitsandbytes", origin.TorchAO: "torchao", origin.PEFT: "peft"}
+	origin.DeepSpeed: "deepspeed", origin.BitsAndBytes: "bitsandbytes", "torchao": "torchao", "PEFT": "peft"}
 
 // Releases returns the releases that are installed. Python has torch, transformers, deepspeed and peft.
 func Releases(t testing.TB) map[origin.Project]version.Version {
@@ -64,4 +67,25 @@ func Missing(t testing.TB, places []origin.Place) []string {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return strings.FieldsFunc(string(out), func(r rune) bool { return r == '\n' })
+}
+
+// Unaddressed returns how many components of all phases were looked at, and what is missing: a formula that evaluates
+// to the bytes of its component, or the source that makes the component.
+func Unaddressed(devices []ledger.Device) (components int, missing []string) {
+	for _, d := range devices {
+		for _, p := range append(slices.Clone(d.Phases), ledger.Phase{Name: "all phases", Components: d.Outside}) {
+			for _, c := range p.Components {
+				components++
+				where := fmt.Sprintf("%s, %s %s, %s", d.Kind, p.Iteration, p.Name, c.Component)
+				if sum, ok := c.Formula.Bytes(); !ok || sum != c.Bytes {
+					missing = append(missing, fmt.Sprintf("%s has %v, and its formula is %q", where, c.Bytes.Exact(),
+						c.Formula))
+				}
+				if c.Origin == nil || c.Origin.File == "" && c.Origin.Note == "" {
+					missing = append(missing, fmt.Sprintf("%s has no source: %s", where, c.Why))
+				}
+			}
+		}
+	}
+	return components, missing
 }

@@ -39,9 +39,10 @@ def functions(path):
     return names
 
 
-for file, function in json.load(sys.stdin):
-    path = path_of(file)
-    if path is None or not path.is_file():
-        print(f"{file}: there is no such file")
-    elif function not in functions(path):
-        print(f"{file}: there is no {function}")
+if __name__ == "__main__":
+    for file, function in json.load(sys.stdin):
+        path = path_of(file)
+        if path is None or not path.is_file():
+            print(f"{file}: there is no such file")
+        elif function not in functions(path):
+            print(f"{file}: there is no {function}")
