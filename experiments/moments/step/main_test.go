@@ -57,7 +57,7 @@ func testStep(t *testing.T, moments, masters string) {
 	}
 	// With the same gradient again, Adam moves by the learning rate.
 	for i, want := range []float64{1 - 0.375, 2 + 0.375, 3, 0.5, -0.5, 0} {
-		if math.Abs(float64(got[i])-want) > 1e-3+want/256 {
+		if math.Abs(float64(got[i])-want) > 1e-3+math.Abs(want)/256 {
 			t.Errorf("%s moments, %s masters: number %d is %g, expected %g", moments, masters, i, got[i], want)
 		}
 	}
