@@ -31,28 +31,34 @@ func sharedFile(t *testing.T, numbers ...float32) string {
 
 func TestStepUpdatesTheFile(t *testing.T) {
 	for _, moments := range kernel.MomentNames() {
-		path := sharedFile(t, 1, 2, 3, 0.5, -0.5, 0)
-		var out bytes.Buffer
-		if err := run([]string{"-moments", moments, "-weight-decay", "0", path},
-			strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
-			t.Fatal(err)
+		for _, masters := range mastersNames() {
+			testStep(t, moments, masters)
 		}
-		if out.String() != "ok\nok\n" {
-			t.Errorf("answers %q", out.String())
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := make([]float32, 6)
-		if _, err := binary.Decode(data, binary.LittleEndian, got); err != nil {
-			t.Fatal(err)
-		}
-		// With the same gradient again, Adam moves by the learning rate.
-		for i, want := range []float64{1 - 0.375, 2 + 0.375, 3, 0.5, -0.5, 0} {
-			if math.Abs(float64(got[i])-want) > 1e-3 {
-				t.Errorf("%s moments: number %d is %g, expected %g", moments, i, got[i], want)
-			}
+	}
+}
+
+func testStep(t *testing.T, moments, masters string) {
+	path := sharedFile(t, 1, 2, 3, 0.5, -0.5, 0)
+	var out bytes.Buffer
+	if err := run([]string{"-moments", moments, "-masters", masters, "-weight-decay", "0", path},
+		strings.NewReader("step 0.25\nstep 0.125\n"), &out); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != "ok\nok\n" {
+		t.Errorf("answers %q", out.String())
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]float32, 6)
+	if _, err := binary.Decode(data, binary.LittleEndian, got); err != nil {
+		t.Fatal(err)
+	}
+	// With the same gradient again, Adam moves by the learning rate.
+	for i, want := range []float64{1 - 0.375, 2 + 0.375, 3, 0.5, -0.5, 0} {
+		if math.Abs(float64(got[i])-want) > 1e-3+math.Abs(want)/256 {
+			t.Errorf("%s moments, %s masters: number %d is %g, expected %g", moments, masters, i, got[i], want)
 		}
 	}
 }
@@ -68,6 +74,7 @@ func TestStepRefuses(t *testing.T) {
 		{"an empty file", "has 0 bytes", "", []string{sharedFile(t)}},
 		{"half a pair", "has 12 bytes", "", []string{sharedFile(t, 1, 2, 3)}},
 		{"unknown moments", `moments are "fp7": expected fp32, bf16 or int8`, "", []string{"-moments", "fp7", sharedFile(t, 1, 2)}},
+		{"unknown masters", `masters are "fp8"`, "", []string{"-masters", "fp8", sharedFile(t, 1, 2)}},
 		{"another command", `"stop": expected step`, "stop\n", []string{sharedFile(t, 1, 2)}},
 		{"no learning rate", "expected step and a learning rate", "step x\n", []string{sharedFile(t, 1, 2)}},
 		{"a bad learning rate", "learning rate is -1", "step -1\n", []string{sharedFile(t, 1, 2)}},
