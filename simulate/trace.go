@@ -37,8 +37,8 @@ type block struct {
 	size      int // in the tally
 }
 
-// phase is a phase of a trace. Components are made of its moments when somebody asks: a pipeline has thousands of passes,
-// and all passes of one name are one phase.
+// phase is a phase of a trace. Components are made of its moments when somebody asks: a pipeline has thousands of
+// passes, and all passes of one name are one phase.
 type phase struct {
 	ledger.Phase
 	peak, end moment
