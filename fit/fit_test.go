@@ -267,6 +267,29 @@ func TestZeRO(t *testing.T) {
 	}
 }
 
+// TestAnyMoments: where host memory decides, moments of bf16 make a recipe fit that does not fit with fp32.
+func TestAnyMoments(t *testing.T) {
+	q := Question{Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 38 * ledger.GiB, Sequence: 512,
+		Precision: "bf16", Optimizer: "adamw/fused", Recompute: "full"}, States: job.Offload{Master: "split"},
+		Machine: steptime.Machine{Rates: roads.Rates{Host: 71e9}}}
+	given, err := Search(q)
+	if err != nil || given.Fastest != nil {
+		t.Fatalf("%+v fits with fp32 moments, %v", given, err)
+	}
+	q.AnyMoments = true
+	a, err := Search(q)
+	if err != nil || a.Fastest == nil {
+		t.Fatalf("nothing fits, %v", err)
+	}
+	if format := a.Fastest.Request(q.Request).Offload.Moments; format != "bf16" {
+		t.Errorf("%s has moments of %s", a.Fastest.Name, format)
+	}
+	q.States.Moments = "fp32"
+	if _, err := Search(q); !errors.As(err, new(*fault.Input)) {
+		t.Errorf("%v, though the moments are given", err)
+	}
+}
+
 // TestNothing: a question without a recipe to search is refused with the reason, as it is no answer that none fits.
 func TestNothing(t *testing.T) {
 	for says, q := range map[string]Question{

@@ -199,19 +199,28 @@ func (q *Question) fsdpRoads(version string, base *job.Job) []variant {
 // rests reports whether states may rest on the host, by plimsoll.torch.StateOffload.
 func (q *Question) rests() bool { return q.States.Master != "" && q.States.Master != "none" }
 
-// withStates adds the roads of plimsoll.torch.StateOffload, in its modes. Who asks for master weights gets them: only
-// these roads have them.
+// withStates adds the roads of plimsoll.torch.StateOffload, in its modes and the formats of moments that are tried. Who
+// asks for master weights gets them: only these roads have them.
 func (q *Question) withStates(v variant) []variant {
 	var list []variant
 	if !q.rests() {
 		list = append(list, v)
 	}
+	moments := []string{q.States.Moments}
+	if q.AnyMoments {
+		moments = job.OffloadMoments
+	}
 	for _, mode := range job.OffloadModes {
-		o, with := q.States, v
-		o.What, o.Mode = job.OffloadStates, mode
-		with.name += ", states on the host, " + mode
-		with.overrides.States = &o
-		list = append(list, with)
+		for _, format := range moments {
+			o, with := q.States, v
+			o.What, o.Mode, o.Moments = job.OffloadStates, mode, format
+			with.name += ", states on the host, " + mode
+			if q.AnyMoments {
+				with.name += ", " + format + " moments"
+			}
+			with.overrides.States = &o
+			list = append(list, with)
+		}
 	}
 	return list
 }

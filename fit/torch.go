@@ -22,6 +22,8 @@ type Question struct {
 	// FewerGPUs also tries half of the GPUs, a quarter and so on.
 	FewerGPUs bool
 	Tight     bool // recipes whose upper end does not fit count, too
+	// AnyMoments tries every type that moments can have on the host, also those that round.
+	AnyMoments bool
 }
 
 // torchSearch is the search for recipes of a job.
@@ -54,6 +56,10 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	if rest := (job.Offload{Master: q.States.Master}); !q.rests() && q.States != rest {
 		return nil, fault.Inputf("flags say how states rest on the host, but --master does not say who has the " +
 			"master weights").WithHint("add --master split or --master fp32, or leave the other flags out")
+	}
+	if q.AnyMoments && q.States.Moments != "" {
+		return nil, fault.Inputf("--offload-moments is %s, and --any-moments tries every type", q.States.Moments).
+			WithHint("leave one of the two out")
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {
