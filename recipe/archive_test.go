@@ -48,6 +48,11 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 	}
 	archive := readArchive(t, path)
 	got := &txtar.Archive{Comment: archive.Comment}
+	var names []string // on Windows, and in the archive
+	for _, file := range archive.Files {
+		names = append(names, filepath.FromSlash(file.Name), file.Name)
+	}
+	named := strings.NewReplacer(names...)
 	t.Chdir(t.TempDir())
 	for _, file := range archive.Files {
 		if strings.HasSuffix(file.Name, errorOf) {
@@ -79,7 +84,7 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 		}
 		requireInput(t, err)
 		got.Files = append(got.Files,
-			txtar.File{Name: name + errorOf, Data: []byte(filepath.ToSlash(err.Error()) + "\n")})
+			txtar.File{Name: name + errorOf, Data: []byte(named.Replace(err.Error()) + "\n")})
 	}
 	if cases < least {
 		t.Errorf("only %d files in %s", cases, path)
