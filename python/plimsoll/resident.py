@@ -42,6 +42,7 @@ def _mallinfo2() -> Optional["ctypes._FuncPointer"]:
 
 _MALLINFO = _mallinfo2()
 _can_reset = True
+_trimmed = False  # whether free memory of the heap may have gone back to the kernel
 
 
 def read() -> Resident:
@@ -85,8 +86,30 @@ def of_range(address: int, size: int) -> int:
     return present * mmap.PAGESIZE
 
 
+def trim_heap() -> None:
+    """Gives free memory of malloc's heap back to the kernel, where the C library can: freed tensors on the CPU lie there."""
+    global _trimmed
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+        _trimmed = True
+
+
 def free_heap() -> int:
-    """Bytes that malloc keeps for its next use, or -1 if unknown. Requests of 128 KiB and more come from the kernel, and return
-    to it, until malloc has seen larger ones freed: then it keeps up to 32 MiB each.
+    """Resident bytes that malloc keeps for its next use, or -1 if unknown. Requests of 128 KiB and more come from the kernel,
+    and return to it, until malloc has seen larger ones freed: then it keeps up to 32 MiB each.
     """
-    return _MALLINFO().fordblks if _MALLINFO is not None else -1
+    if _MALLINFO is None:
+        return -1
+    free = _MALLINFO().fordblks
+    return max(0, free - _absent_heap()) if _trimmed else free
+
+
+def _absent_heap() -> int:
+    """Bytes of the heap that have no memory: malloc counts them as free, and the kernel has them back."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            if line.endswith("[heap]\n"):
+                first, end = (int(address, 16) for address in line.split(maxsplit=1)[0].split("-"))
+                return end - first - of_range(first, end - first)
+    return 0

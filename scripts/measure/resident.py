@@ -20,7 +20,7 @@ import torch
 import transformers
 
 import plimsoll.torch
-from plimsoll.torch import heap
+from plimsoll import resident
 
 LAYERS, WIDTH, LENGTH, STEPS = 16, 1024, 64, 6
 
@@ -70,7 +70,7 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     warm_up()
-    heap.give_back()
+    resident.trim_heap()
     before = both()
     config = transformers.GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=16)
     torch.set_default_dtype(torch.bfloat16)  # no copy in fp32

@@ -9,11 +9,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
+from plimsoll import resident
 from plimsoll.client import Session
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
-from plimsoll.torch import environment, heap, layout
+from plimsoll.torch import environment, layout
 from plimsoll.torch.algorithm import Numbers, Rule
 from plimsoll.torch.modes import Async, ZenFlow
 from plimsoll.torch.ranks import Count, Ranks, Vote, is_distributed, mesh_for
@@ -194,7 +195,7 @@ class Shards:
         for shard in self:
             shard.parameters.adopt()
         if any(shard.group.shares_parameters for shard in self):
-            heap.give_back()  # what the model's parameters were in
+            resident.trim_heap()  # what the model's parameters were in
 
     def resume(self, step: int) -> None:
         self.resumed_step = self._counted = step
