@@ -23,7 +23,7 @@ func TestVerbsThatNeedLinux(t *testing.T) {
 	}
 }
 
-// TestPlanAnywhere plans, searches and reads a recorded machine.
+// TestPlanAnywhere plans, searches, and reads a recorded machine, a failure and a checkpoint.
 func TestPlanAnywhere(t *testing.T) {
 	stdout, stderr, code := runs("plan", "--model", "gpt2", "--gpu", "H100-80GB", "--json")
 	var d report.PlanDocument
@@ -33,6 +33,8 @@ func TestPlanAnywhere(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"fit", "--model", "gpt2", "--gpu", "H100-80GB"},
 		{"topology", "--fsroot", "../../host/testdata/two-socket.txtar"},
+		{"explain", "../../examples/failures/see_memory_usage.log"},
+		{"checkpoint", "inspect", "../../examples/checkpoints"},
 		{"binding", "--ranks", "2", "--fsroot", "../../host/testdata/two-socket.txtar"},
 	} {
 		if stdout, stderr, code := runs(arguments...); code != exitDone || stdout == "" {
