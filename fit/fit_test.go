@@ -107,6 +107,37 @@ func fastestOfAll(t *testing.T, s *search) (best float64) {
 	return best
 }
 
+// TestReportedPipelinesAreWhole: the search leaves stages out that hold no more than others, and an answer has all.
+func TestReportedPipelinesAreWhole(t *testing.T) {
+	config := filestest.InNewFolder(t)("config.json", cuttable)
+	q := Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 4, PipelineParallel: 4, Accumulation: 8,
+		Precision: "bf16", Sequence: 512, GPUMemory: 3200 * ledger.MiB}, Machine: fast}
+	for _, memory := range []ledger.Bytes{3200 * ledger.MiB, 600 * ledger.MiB} { // none fits the second
+		q.Request.GPUMemory = memory
+		a, err := Search(q)
+		if err != nil || (a.Fastest == nil) != (memory < ledger.GiB) {
+			t.Fatalf("%v: %+v, %v", memory, a, err)
+		}
+		reported := a.Front
+		if a.Fastest == nil {
+			reported = []*Recipe{a.Closest}
+		} else {
+			reported = append(reported, a.LargestBatch, a.Longest)
+		}
+		for _, r := range reported {
+			stages := 0
+			for i := range r.Plan.Devices {
+				if r.Plan.Devices[i].Kind == ledger.GPU {
+					stages++
+				}
+			}
+			if stages != 4 {
+				t.Errorf("%v, %s: %d of 4 stages are in the plan", memory, r.Name, stages)
+			}
+		}
+	}
+}
+
 // TestFewPlans: of thousands of recipes a search plans few.
 func TestFewPlans(t *testing.T) {
 	config := filestest.InNewFolder(t)("config.json", cuttable)
