@@ -72,6 +72,9 @@ func heaviest(stages []*job.Job) (list []*job.Job) {
 // holdsAsMuch reports whether a stage has at least the layers, parameters and micro batches under way of another, and
 // sends and receives the same.
 func holdsAsMuch(j, other *job.Job) bool {
+	if len(j.Stage.Chunks) != len(other.Stage.Chunks) {
+		return false
+	}
 	for i := range j.Stage.Chunks {
 		a, b := &j.Stage.Chunks[i], &other.Stage.Chunks[i]
 		if a.Receives != b.Receives || a.Sends != b.Sends || len(a.Network.Blocks()) < len(b.Network.Blocks()) {
