@@ -1,8 +1,10 @@
 """What this process holds in memory, as Linux and malloc say."""
 
 import ctypes
+import math
 import mmap
 import os
+import time
 import warnings
 from typing import NamedTuple, Optional
 
@@ -11,6 +13,9 @@ import numpy as np
 _KIB = 1024
 _PAGES = 1 << 16  # that are looked up at once
 _PRESENT = np.uint64(1 << 63)
+_NOTICED = 1 << 20  # bytes
+#: Looking for absent pages takes no more than one part in so many of the time.
+_RARELY = 200
 
 
 class Resident(NamedTuple):
@@ -42,7 +47,8 @@ def _mallinfo2() -> Optional["ctypes._FuncPointer"]:
 
 _MALLINFO = _mallinfo2()
 _can_reset = True
-_trimmed = False  # whether free memory of the heap may have gone back to the kernel
+_absent = 0  # bytes of free heap that the kernel had back when they were last looked for
+_look_at = math.inf  # time.perf_counter() from which on to look again: never, while malloc has given nothing back
 
 
 def read() -> Resident:
@@ -88,21 +94,35 @@ def of_range(address: int, size: int) -> int:
 
 def trim_heap() -> None:
     """Gives free memory of malloc's heap back to the kernel, where the C library can: freed tensors on the CPU lie there."""
-    global _trimmed
+    global _look_at
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(ctypes.c_size_t(0))
-        _trimmed = True
+        _look_at = 0.0
 
 
-def free_heap() -> int:
+def free_heap(at_once: bool = False) -> int:
     """Resident bytes that malloc keeps for its next use, or -1 if unknown. Requests of 128 KiB and more come from the kernel,
     and return to it, until malloc has seen larger ones freed: then it keeps up to 32 MiB each.
+
+    Malloc counts what trim_heap has given back as free, until it is used again. To find it takes some milliseconds a GiB of
+    heap, so it is looked for now and then, or now, if ``at_once``.
     """
     if _MALLINFO is None:
         return -1
-    free = _MALLINFO().fordblks
-    return max(0, free - _absent_heap()) if _trimmed else free
+    _look(at_once)
+    return max(0, _MALLINFO().fordblks - _absent)
+
+
+def _look(at_once: bool) -> None:
+    global _absent, _look_at
+    began = time.perf_counter()
+    if _look_at == math.inf or not at_once and began < _look_at:
+        return
+    _absent = _absent_heap()
+    ended = time.perf_counter()
+    # Nothing but trim_heap takes many pages away, so once they are back there is nothing to look for.
+    _look_at = ended + _RARELY * (ended - began) if _absent >= _NOTICED else math.inf
 
 
 def _absent_heap() -> int:

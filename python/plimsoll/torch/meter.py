@@ -41,7 +41,8 @@ class Meter:
         self._peak: Optional[Instant] = None
         self._start: Optional[Instant] = None  # of the phase under way, if tensors were counted there
         self._shares = False  # whether our optimizers shared memory with the service then
-        now, free, tensors = resident.read(), max(resident.free_heap(), 0), _total([*count().holdings(_CPU), *mkl.holdings()])
+        now, free = resident.read(), max(resident.free_heap(at_once=True), 0)
+        tensors = _total([*count().holdings(_CPU), *mkl.holdings()])
         self._process = {
             "component": "python_process",
             "bytes": max(0, now.all - free - tensors),
@@ -62,8 +63,9 @@ class Meter:
 
     def instant(self, holdings: Optional[Holdings]) -> Instant:
         """This instant."""
-        now = resident.read()
-        return Instant(now.all, resident.free_heap(), None if holdings is None else [*holdings, *mkl.holdings(), self._process])
+        now, counted = resident.read(), holdings is not None
+        free = resident.free_heap(at_once=counted)
+        return Instant(now.all, free, [*holdings, *mkl.holdings(), self._process] if counted else None)
 
     def measure(self, ended: Place) -> Measured:
         """What the phase that ends has held."""
