@@ -18,19 +18,19 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
-// ranksOf forks the other ranks before anything is loaded: WORLD says how many there are.
+// ranksOf forks the other ranks of a world.
 const ranksOf = `
-import os, socket, sys
+import os, socket, sys, torch
 free = socket.socket(); free.bind(("127.0.0.1", 0)); port = free.getsockname()[1]; free.close()
-world, rank, children = int(os.environ.get("WORLD", "2")), 0, []
+rank, children = 0, []
 while rank == 0 and len(children) < world - 1:
     if child := os.fork():
         children.append(child)
     else:
         rank = len(children) + 1
 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-    MASTER_PORT=str(port), OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo", DEEPSPEED_LOG_LEVEL="error")
-import torch
+    MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+torch.set_num_threads(1)
 torch.manual_seed(0)
 def network():
     return torch.nn.Sequential(torch.nn.Linear(40, 31), torch.nn.LayerNorm(31), torch.nn.Linear(31, 7))
@@ -104,23 +104,26 @@ for then in "then ", "then again ":
 end()
 `
 
+// withDeepSpeed is the interpreter of programs that import DeepSpeed.
+func withDeepSpeed(t *testing.T) *optimtest.Forks {
+	t.Helper()
+	t.Setenv("DS_ACCELERATOR", "cpu")
+	t.Setenv("DEEPSPEED_LOG_LEVEL", "error")
+	return optimtest.Imported(t, "torch", "deepspeed")
+}
+
 // twoOf runs a program with two ranks, and returns what it shows.
-func twoOf(t *testing.T, interpreter, program string, arguments ...string) []string {
+func twoOf(t *testing.T, interpreter *optimtest.Forks, program string, arguments ...string) []string {
 	t.Helper()
 	return shownBy(t, 2, interpreter, program, arguments...)
 }
 
 // shownBy is twoOf for any number of ranks.
-func shownBy(t *testing.T, ranks int, interpreter, program string, arguments ...string) []string {
+func shownBy(t *testing.T, ranks int, interpreter *optimtest.Forks, program string, arguments ...string) []string {
 	t.Helper()
-	command := exec.Command(interpreter, append([]string{"-c", program}, arguments...)...)
-	command.Env = append(os.Environ(), fmt.Sprintf("WORLD=%d", ranks))
-	out, err := command.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := outputOf(t, interpreter, fmt.Sprintf("world = %d\n%s", ranks, program), arguments...)
 	var lines []string
-	for line := range strings.SplitSeq(string(out), "\n") {
+	for line := range strings.SplitSeq(out, "\n") {
 		if line, ok := strings.CutPrefix(line, "= "); ok {
 			lines = append(lines, line)
 		}
@@ -157,7 +160,7 @@ func converted(t *testing.T, c *Checkpoint, shown []string) string {
 }
 
 func TestDeepSpeed(t *testing.T) {
-	interpreter := optimtest.Python(t, "deepspeed")
+	interpreter := withDeepSpeed(t)
 	loads := documented(t, "load_universal")
 	for _, test := range []struct{ stage, optimizer, program string }{
 		{"1", "AdamW", ""}, // has the files of ZeRO 2
@@ -320,7 +323,7 @@ end()
 
 // TestOtherOptimizers: what is not AdamW's state is refused.
 func TestOtherOptimizers(t *testing.T) {
-	deepspeed, folder := optimtest.Python(t, "deepspeed"), t.TempDir()
+	deepspeed, folder := withDeepSpeed(t), t.TempDir()
 	twoOf(t, deepspeed, inDeepSpeed, folder, "2", "save", "Adamax")
 	_, err := OpenDeepSpeed(t.Context(), folder, nil)
 	mustSay(t, err, "parameter group 0", `its "state" has exp_inf`, "this is another optimizer")
@@ -348,7 +351,7 @@ func documented(t *testing.T, has string) string {
 
 // writtenBack writes a checkpoint for torch.distributed.checkpoint. FSDP2 loads it with any
 // number of ranks, and we read it, too.
-func writtenBack(t *testing.T, c *Checkpoint, interpreter, form string, shown []string) {
+func writtenBack(t *testing.T, c *Checkpoint, interpreter *optimtest.Forks, form string, shown []string) {
 	t.Helper()
 	ranksOf := map[string][]int{"nested": {1, 4}, "flat": {2}}
 	for _, ranks := range ranksOf[form] {
@@ -373,7 +376,7 @@ func writtenBack(t *testing.T, c *Checkpoint, interpreter, form string, shown []
 }
 
 func TestDistributedCheckpoint(t *testing.T) {
-	interpreter := optimtest.Python(t)
+	interpreter := withTorch(t)
 	for _, form := range []string{"nested", "flat"} {
 		t.Run(form, func(t *testing.T) {
 			folder := t.TempDir()
@@ -412,7 +415,7 @@ func TestDistributedCheckpoint(t *testing.T) {
 
 // TestTensorParallel reads chunks of columns.
 func TestTensorParallel(t *testing.T) {
-	interpreter, folder := optimtest.Python(t), t.TempDir()
+	interpreter, folder := withTorch(t), t.TempDir()
 	program := documented(t, "get_state_dict")
 	shown := twoOf(t, interpreter, inFSDP, folder, "tensor parallel", "AdamW", program)
 	c, err := OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)

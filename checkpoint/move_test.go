@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -272,15 +271,12 @@ for n, p in sorted(trainer.model.named_parameters()):
 // TestTrainer: state of Hugging Face's Trainer comes in, and goes back in the place of another one. Trainer resumes,
 // and ends with the same bits as without the journey.
 func TestTrainer(t *testing.T) {
-	interpreter, folder := optimtest.Python(t, "transformers", "accelerate"), t.TempDir()
+	folder := t.TempDir()
+	interpreter := optimtest.Imported(t, "transformers.trainer", "transformers.models.llama.modeling_llama", "accelerate")
 	write(t, filepath.Join(folder, "documented.py"), documented(t, "names.json"))
 	run := func(arguments ...string) string {
-		out, err := exec.Command(interpreter, append([]string{"-Wignore", "-c", inTrainer, folder}, arguments...)...).
-			CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		_, shown, _ := strings.Cut(string(out), "= ")
+		out := outputOf(t, interpreter, inTrainer, append([]string{folder}, arguments...)...)
+		_, shown, _ := strings.Cut(out, "= ")
 		return shown
 	}
 	want := run()
@@ -497,7 +493,7 @@ end()
 // TestOtherOptimizersGoAround: state of Lion, SGD and Adagrad comes in from FSDP2 and goes back. It goes on from there
 // with the same bits.
 func TestOtherOptimizersGoAround(t *testing.T) {
-	interpreter, saved, out := optimtest.Python(t), t.TempDir(), t.TempDir()
+	interpreter, saved, out := withTorch(t), t.TempDir(), t.TempDir()
 	want := twoOf(t, interpreter, inOtherFSDP, saved, "save")
 	for kind, algorithm := range map[string]kernel.Algorithm{
 		"Lion": kernel.Lion, "SGD": kernel.SGD, "Adagrad": kernel.Adagrad,
@@ -554,12 +550,8 @@ torch.save({"param_shapes": [{"weight": torch.Size([8, 8])}]}, "zero/zero_pp_ran
 
 // TestMuonIsNotSGD: momentum that has the name of SGD's is refused, if the options are those of another optimizer.
 func TestMuonIsNotSGD(t *testing.T) {
-	interpreter, folder := optimtest.Python(t, "deepspeed"), t.TempDir()
-	command := exec.Command(interpreter, "-Wignore", "-c", inMuon, folder)
-	command.Env = append(os.Environ(), "DS_ACCELERATOR=cpu")
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	folder := t.TempDir()
+	outputOf(t, withDeepSpeed(t), inMuon, folder)
 	for name, says := range map[string]string{
 		"mixed": errMuon.Error(), "muon": errMuon.Error(), "other": "have no option dampening",
 	} {

@@ -5,7 +5,6 @@ package checkpoint
 import (
 	"archive/zip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,11 +18,21 @@ import (
 // python runs a program that must succeed, and returns its output.
 func python(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
-	command := exec.Command(optimtest.Python(t, "torch", "safetensors", "numpy"),
-		append([]string{"-c", program}, arguments...)...)
-	out, err := command.CombinedOutput()
+	return outputOf(t, withTorch(t), program, arguments...)
+}
+
+// withTorch is the interpreter of programs that import torch.
+func withTorch(t *testing.T) *optimtest.Forks {
+	t.Helper()
+	return optimtest.Imported(t, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "safetensors.torch")
+}
+
+// outputOf runs a program that must succeed, and returns its output.
+func outputOf(t *testing.T, interpreter *optimtest.Forks, program string, arguments ...string) string {
+	t.Helper()
+	out, err := interpreter.Output(append([]string{"-c", program}, arguments...)...)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatal(err)
 	}
 	return string(out)
 }

@@ -4,13 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os/exec"
 	"testing"
 
 	"plimsoll/files/filestest"
 	"plimsoll/job"
 	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
 )
 
 // keptByLayer returns what a layer of a plan keeps between the passes: the
@@ -38,7 +36,7 @@ func TestCompiledAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles models for half a minute")
 	}
-	python := optimtest.Python(t, "torch", "transformers")
+	python := imported(t)
 	file := filestest.InNewFolder(t)
 	for name, config := range map[string]string{
 		"llama": `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, ` +
@@ -53,10 +51,10 @@ func TestCompiledAgainstPyTorch(t *testing.T) {
 				var requests [2]job.Request
 				for i := range saved {
 					path := file(fmt.Sprintf("%s%d.json", name, i), config+fmt.Sprintf(`"num_hidden_layers": %d}`, i+2))
-					out, err := exec.Command(python, "../scripts/measure/compiled.py", "--config", path, "--layers",
-						fmt.Sprint(i+2), "--precision", precision).Output()
+					out, err := python("../scripts/measure/compiled.py", "--config", path, "--layers",
+						fmt.Sprint(i+2), "--precision", precision)
 					if err != nil {
-						t.Fatalf("%v: %s", err, out)
+						t.Fatal(err)
 					}
 					var measured struct {
 						Torch, Transformers string

@@ -10,7 +10,6 @@ import (
 
 	"plimsoll/job"
 	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
 )
 
 // TestPipelineAgainstDeepSpeed compares plans of pipeline stages with DeepSpeed's PipelineEngine, which
@@ -19,7 +18,7 @@ func TestPipelineAgainstDeepSpeed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for some minutes")
 	}
-	python := optimtest.Python(t)
+	python := fresh(t) // DeepSpeed does not end in the forks of an interpreter
 	for _, c := range []struct {
 		name                    string
 		stages, stage, ranks    int
@@ -33,7 +32,7 @@ func TestPipelineAgainstDeepSpeed(t *testing.T) {
 		{"without ZeRO", 2, 0, 1, "bf16", "", 0, 4, 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			const length, micros = 256, 4
+			const length, micros = 64, 4
 			arguments := fmt.Sprintf("../scripts/measure/deepspeed_pipeline.py --config "+
 				"../model/catalog/smollm2-135m.json --layers %d --stages %d --stage %d --data %d --micros %d "+
 				"--zero %d --precision %s --seq-len %d --interval %d", c.layers, c.stages, c.stage, c.ranks, micros,

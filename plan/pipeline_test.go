@@ -8,7 +8,6 @@ import (
 
 	"plimsoll/job"
 	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
 )
 
 // TestPipelineAgainstPyTorch compares plans of pipeline stages with torch.distributed.pipelining, which
@@ -17,20 +16,20 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for half a minute")
 	}
-	python := optimtest.Python(t)
+	python := imported(t)
 	for _, c := range []struct {
 		schedule                      string
 		stages, stage, chunks, micros int
 		flags, recompute              string
 		tolerance                     float64
 	}{
-		{"1F1B", 4, 0, 1, 8, "", "none", 0.005},
-		{"1F1B", 4, 1, 1, 8, "--gradient-checkpointing", "full", 0.005},
-		{"1F1B", 4, 3, 1, 14, "", "none", 0.005}, // of which 6 are simulated
-		{"GPipe", 4, 3, 1, 4, "", "none", 0.005},
+		{"1F1B", 4, 0, 1, 8, "", "none", 0.006},
+		{"1F1B", 4, 1, 1, 8, "--gradient-checkpointing", "full", 0.006},
+		{"1F1B", 4, 3, 1, 14, "", "none", 0.006}, // of which 6 are simulated
+		{"GPipe", 4, 3, 1, 4, "", "none", 0.006},
 		// The schedules of several chunks receive some micro batches before they run them.
 		{"Interleaved1F1B", 2, 1, 2, 16, "", "none", 0.03}, // of which 12 are simulated
-		{"LoopedBFS", 2, 0, 2, 4, "", "none", 0.005},
+		{"LoopedBFS", 2, 0, 2, 4, "", "none", 0.006},
 		// The first of these divides backward passes without recomputation, the last one with it.
 		{"InterleavedZeroBubble", 2, 1, 2, 6, "", "none", 0.02},
 		{"ZBVZeroBubble", 2, 0, 2, 12, "", "none", 0.02}, // of which 8 are simulated
@@ -38,7 +37,7 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s of %d, stage %d", c.schedule, c.stages, c.stage), func(t *testing.T) {
 			t.Parallel()
-			const layers, length = 10, 512
+			const layers, length = 5, 512
 			arguments := fmt.Sprintf("../scripts/measure/pipeline.py --config ../model/catalog/smollm2-135m.json "+
 				"--untied --layers %d --stages %d --stage %d --chunks %d --micros %d --schedule %s --seq-len %d %s",
 				layers, c.stages, c.stage, c.chunks, c.micros, c.schedule, length, c.flags)

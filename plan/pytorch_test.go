@@ -44,7 +44,7 @@ type measurement struct {
 }
 
 // measure runs the script and returns its output.
-func (c trial) measure(t *testing.T, python, device string) measurement {
+func (c trial) measure(t *testing.T, output outputOf, device string) measurement {
 	t.Helper()
 	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json",
 		"--device", device, "--layers", strconv.Itoa(c.layers),
@@ -52,17 +52,31 @@ func (c trial) measure(t *testing.T, python, device string) measurement {
 	if c.adapter != "" {
 		arguments = append(arguments, "--lora", c.adapterFile(t))
 	}
-	return measured(t, python, append(arguments, strings.Fields(c.flags)...)...)
+	return measured(t, output, append(arguments, strings.Fields(c.flags)...)...)
+}
+
+// outputOf runs a script and returns its standard output.
+type outputOf func(arguments ...string) ([]byte, error)
+
+// imported returns the interpreter that the tests of this package share.
+func imported(t *testing.T) outputOf {
+	t.Helper()
+	return optimtest.Imported(t, "torch", "transformers.models.llama.modeling_llama", "peft", "accelerate").Output
+}
+
+// fresh returns an interpreter that starts anew for each script.
+func fresh(t *testing.T) outputOf {
+	t.Helper()
+	python := optimtest.Python(t, "torch", "transformers")
+	return func(arguments ...string) ([]byte, error) { return exec.Command(python, arguments...).Output() }
 }
 
 // measured runs a script of scripts/measure and returns its output.
-func measured(t *testing.T, python string, arguments ...string) measurement {
+func measured(t *testing.T, output outputOf, arguments ...string) measurement {
 	t.Helper()
-	command := exec.Command(python, arguments...)
-	command.Stderr = new(strings.Builder)
-	out, err := command.Output()
+	out, err := output(arguments...)
 	if err != nil {
-		t.Fatalf("%v: %v\n%v", command, err, command.Stderr)
+		t.Fatal(err)
 	}
 	var m measurement
 	if err := json.Unmarshal(out, &m); err != nil {
@@ -148,7 +162,7 @@ func TestAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for a minute")
 	}
-	python := optimtest.Python(t, "torch", "transformers", "peft", "accelerate")
+	python := imported(t)
 	for _, c := range []trial{
 		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1",
 			request: job.Request{Precision: "bf16"}},
@@ -256,10 +270,9 @@ func TestHostMemoryOnCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for half a minute")
 	}
-	python := optimtest.Python(t, "torch", "transformers")
 	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32",
 		request: job.Request{CPU: true, Precision: "fp32"}}
-	m := c.measure(t, python, "cpu")
+	m := c.measure(t, fresh(t), "cpu") // whose memory is its own
 	p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 	host := &p.Devices[0]
 	compared := 0

@@ -3,7 +3,6 @@ package simulate
 import (
 	"encoding/json"
 	"fmt"
-	"os/exec"
 	"testing"
 
 	"plimsoll/autograd"
@@ -21,11 +20,11 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python")
 	}
-	python := optimtest.Python(t, "torch")
+	python := optimtest.Imported(t, "torch.distributed.fsdp")
 	for _, c := range []struct{ rows, ranks, experts int64 }{{256, 2048, 0}, {256, 256, 0}, {10, 4, 0}, {7, 8, 0},
 		{64, 16, 4}} {
-		output, err := exec.Command(python, "../scripts/measure/shard.py", "--rows", fmt.Sprint(c.rows), "--ranks",
-			fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts)).Output()
+		output, err := python.Output("../scripts/measure/shard.py", "--rows", fmt.Sprint(c.rows), "--ranks",
+			fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts))
 		if err != nil {
 			t.Fatal(err)
 		}

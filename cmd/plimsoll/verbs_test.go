@@ -188,7 +188,9 @@ func checkCompletions(t *testing.T, verb, flag string) {
 	if len(values) == 0 {
 		t.Fatal("the shell completes nothing")
 	}
-	for _, value := range values {
+	stride := len(values)/30 + 1 // other tests plan each of the hundreds of models
+	for i := len(verb) % stride; i < len(values); i += stride {
+		value := values[i]
 		if message, _ := with(value); message == strings.ReplaceAll(refusal, unknown, value) {
 			t.Errorf("%s is completed and refused: %s", value, message)
 		}

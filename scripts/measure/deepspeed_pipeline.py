@@ -13,8 +13,8 @@ import argparse
 import functools
 import gc
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 
@@ -86,14 +86,14 @@ def configuration(arguments):
     }
 
 
-def run(arguments, rank):
+def run(arguments, rank, store):
     """One rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(arguments.stages * arguments.data)}
     os.environ |= {"WORLD_SIZE": os.environ["LOCAL_SIZE"], "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
     output, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints on its own
     torch.set_num_threads(1)
     world = arguments.stages * arguments.data
-    torch.distributed.init_process_group("gloo", init_method=f"file://{arguments.store}", rank=rank, world_size=world)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     import deepspeed
     from deepspeed.pipe import PipelineModule
     from deepspeed.runtime.pipe import schedule
@@ -173,8 +173,6 @@ def parse():
     parser.add_argument("--interval", type=int, default=0, help="activation_checkpoint_interval")
     parser.add_argument("--use-reentrant", action="store_true")
     parser.add_argument("--partition", default="parameters")
-    parser.add_argument("--rank", type=int, help="of this process; without it all ranks are started")
-    parser.add_argument("--store")
     parser.add_argument("--trace", action="store_true")
     arguments = parser.parse_args()
     arguments.architecture = arguments.lora = arguments.dropout = None
@@ -183,14 +181,17 @@ def parse():
 
 def main():
     arguments = parse()
-    if arguments.rank is not None:
-        run(arguments, arguments.rank)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *sys.argv, "--store", os.path.join(folder, "store"), "--rank"]
-        ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(arguments.stages * arguments.data)]
+        store = os.path.join(folder, "store")
+        context = multiprocessing.get_context("fork")
+        ranks = [context.Process(target=run, args=(arguments, rank, store))
+                 for rank in range(arguments.stages * arguments.data)]
+        for rank in ranks:
+            rank.start()
         codes = []
         for rank in ranks:
-            codes.append(rank.wait())
+            rank.join()
+            codes.append(rank.exitcode)
             if codes[-1] != 0:  # the others wait for it
                 for other in ranks:
                     other.kill()
