@@ -157,7 +157,7 @@ func (j countedJob) plan() (*plan.Plan, error) {
 	return j.decided.plan()
 }
 
-// TestPlannedCountsRecipes: an answer says how many recipes were planned, those included that are planned a second time
+// TestPlannedCountsRecipes: an answer says how many recipes were planned, also those that are planned a second time
 // with all stages, and those that are planned only because none fits.
 func TestPlannedCountsRecipes(t *testing.T) {
 	config := filestest.InNewFolder(t)("config.json", cuttable)

@@ -12,8 +12,8 @@ import (
 	"plimsoll/plan"
 )
 
-// TestPrimeRLMemory compares the table of memory in docs/step-time.md with what is planned for the same runs: the memory
-// that PyTorch's allocator of rank 0 reserves at most, without offload.
+// TestPrimeRLMemory compares the table of memory in docs/step-time.md with what is planned for the same runs: what
+// PyTorch's allocator of rank 0 reserves at most, without offload.
 func TestPrimeRLMemory(t *testing.T) {
 	text, err := os.ReadFile("../docs/step-time.md")
 	if err != nil {
