@@ -12,8 +12,8 @@ var findFlaws string
 // sizes are a phone and a laptop.
 var sizes = map[string][2]int64{"phone": {390, 844}, "laptop": {1280, 800}}
 
-// flawless reports texts of a page that are cut off, fields that overlap, and colors with too little contrast, on a phone
-// and a laptop, in both color schemes. Pictures of what it saw are written under the name.
+// flawless reports texts of a page that are cut off, fields that overlap, and colors with too little contrast, on a
+// phone and a laptop, in both color schemes. Pictures of what it saw are written under the name.
 func flawless(t *testing.T, p *tab, name string) {
 	t.Helper()
 	for size, pixels := range sizes {

@@ -162,8 +162,8 @@ func (j countedJob) plan() (*plan.Plan, error) {
 func TestPlannedCountsRecipes(t *testing.T) {
 	config := filestest.InNewFolder(t)("config.json", cuttable)
 	for _, memory := range []ledger.Bytes{3200 * ledger.MiB, 600 * ledger.MiB} { // none fits the second
-		s, err := newTorchSearch(Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 4, Accumulation: 8,
-			Precision: "bf16", Sequence: 512, GPUMemory: memory}, Machine: fast})
+		s, err := newTorchSearch(Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 4,
+			Accumulation: 8, Precision: "bf16", Sequence: 512, GPUMemory: memory}, Machine: fast})
 		if err != nil {
 			t.Fatal(err)
 		}

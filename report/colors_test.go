@@ -86,7 +86,8 @@ var terminals = map[string]string{
 
 // TestColorsOfTerminals: neighbours in a bar are told apart on usual terminals, and no two pigments are the same.
 func TestColorsOfTerminals(t *testing.T) {
-	order := []color.Color{lipgloss.Red, lipgloss.Green, lipgloss.Yellow, lipgloss.Blue, lipgloss.Magenta, lipgloss.Cyan}
+	order := []color.Color{lipgloss.Red, lipgloss.Green, lipgloss.Yellow, lipgloss.Blue, lipgloss.Magenta,
+		lipgloss.Cyan}
 	for name, palette := range terminals {
 		at := map[color.Color]colorful.Color{}
 		for i, hex := range strings.Fields(palette) {
