@@ -301,18 +301,36 @@ func TestReadmeCommandsExist(t *testing.T) {
 // TestGeneratedKernels checks that the checked-in kernels equal the output of the generator.
 func TestGeneratedKernels(t *testing.T) {
 	dir := t.TempDir()
-	assembly, calls := filepath.Join(dir, "kernel_amd64.s"), filepath.Join(dir, "kernel_amd64.go")
-	command := exec.Command("go", "run", "-C", "optim/kernel/_asm", ".", "-out", assembly, "-dispatch", calls)
+	command := exec.Command("go", "run", "-C", "optim/kernel/_asm", ".", "-out", filepath.Join(dir, "kernel_amd64.s"),
+		"-dispatch", filepath.Join(dir, "kernel_amd64.go"))
 	if out, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, generated := range []string{assembly, calls} {
-		checkedIn := filepath.Join("optim", "kernel", filepath.Base(generated))
+	names := func(folder string) (list []string) {
+		for _, pattern := range []string{"kernel*_amd64.s", "kernel_amd64.go"} {
+			found, err := filepath.Glob(filepath.Join(folder, pattern))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range found {
+				list = append(list, filepath.Base(name))
+			}
+		}
+		return list
+	}
+	checkedIn := filepath.Join("optim", "kernel")
+	if got, want := names(dir), names(checkedIn); !slices.Equal(got, want) {
+		t.Fatalf("the generator writes %v, and %v are checked in: run make generate", got, want)
+	}
+	for _, name := range names(dir) {
 		// The first line holds the command with its paths.
-		_, want, _ := strings.Cut(read(t, generated), "\n")
-		_, got, _ := strings.Cut(read(t, checkedIn), "\n")
+		_, want, _ := strings.Cut(read(t, filepath.Join(dir, name)), "\n")
+		_, got, _ := strings.Cut(read(t, filepath.Join(checkedIn, name)), "\n")
 		if got != want {
-			t.Errorf("%s is not what the generator writes: run make generate", checkedIn)
+			t.Errorf("%s is not what the generator writes: run make generate", name)
+		}
+		if len(got) > 512<<10 {
+			t.Errorf("%s has %d bytes, expected 512 KiB at most", name, len(got))
 		}
 	}
 }

@@ -58,16 +58,16 @@ func TestEveryTurnHasItsSpeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	turns := newTurns(c, state)
-	times := map[int]float64{}
-	for _, turns.chunks = range []int{2, 64} {
-		var took []float64
-		for range 21 {
-			took = append(took, turns.turn(updatePass))
+	var ratios []float64
+	for range 21 { // in pairs, as memory and neighbours change from minute to minute
+		took := map[int]float64{}
+		for _, turns.chunks = range []int{2, 64} {
+			took[turns.chunks] = turns.turn(updatePass)
 		}
-		times[turns.chunks] = median(took)
+		ratios = append(ratios, took[64]/took[2])
 	}
-	if ratio := times[64] / times[2]; ratio < 0.4 || ratio > 2.5 {
-		t.Errorf("turns of 64 chunks say %g s for all, turns of 2 chunks %g s", times[64], times[2])
+	if ratio := median(ratios); ratio < 0.4 || ratio > 2.5 {
+		t.Errorf("a turn of 64 chunks says %g times as long for all as one of 2 chunks: %.2g", ratio, ratios)
 	}
 }
 
@@ -82,12 +82,18 @@ func TestWorkersThatShareACPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	turns, sum := newTurns(c, state), 0.0
-	begin := time.Now()
-	for range 50 {
-		sum += turns.turn(updatePass) * turns.part()
-	}
-	if wall := time.Since(begin).Seconds(); sum > wall || sum < 0.9*wall {
-		t.Errorf("the turns took %g s, and say %g s", wall, sum)
+	turns := newTurns(c, state)
+	for try := 0; ; try++ { // others use the CPUs between turns, too
+		sum, begin := 0.0, time.Now()
+		for range 50 {
+			sum += turns.turn(updatePass) * turns.part()
+		}
+		wall := time.Since(begin).Seconds()
+		if sum <= wall && sum >= 0.9*wall {
+			return
+		}
+		if sum > wall || try == 9 {
+			t.Fatalf("the turns took %g s, and say %g s", wall, sum)
+		}
 	}
 }

@@ -25,6 +25,7 @@ var (
 	program  = flag.String("program", "../bin/plimsoll", "the program")
 	pageFile = flag.String("page", "../bin/plimsoll.html", "the page with the planner")
 	pictures = flag.String("pictures", "", "write pictures to this folder")
+	details  = flag.String("details", "", "write pictures of whole pages at all sizes to this folder")
 )
 
 // tab is a page in a browser, with what went wrong in it.
@@ -198,6 +199,22 @@ func (p *tab) picture(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(*pictures, name), shot, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fullPicture writes a picture of the whole page, where details are asked for.
+func (p *tab) fullPicture(t *testing.T, name string) {
+	t.Helper()
+	if *details == "" {
+		return
+	}
+	time.Sleep(time.Second) // charts are drawn with an animation
+	shot, err := chromedp.Run(p, chromedp.FullScreenshot(100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(*details, name), shot, 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -315,5 +315,8 @@ func looks(t *testing.T, p *tab) {
 	p.scheme(t, "light")
 	p.narrow(t)
 	p.picture(t, "page-phone.png")
-	p.viewport(t, 1280, 800)
+	flawless(t, p, "form")
+	q.Files = []file{example(t, "zero2_offload.json", "deepspeed"), {"wrong.json", "config", "{"}}
+	ask(t, p, q)
+	flawless(t, p, "files")
 }

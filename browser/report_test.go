@@ -34,6 +34,7 @@ func TestReports(t *testing.T) {
 				t.Errorf("the large plan has %d components, expected 1,000", n)
 			}
 			shown(t, p)
+			flawless(t, p, "report-"+name)
 			p.check(t)
 		})
 	}

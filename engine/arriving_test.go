@@ -122,13 +122,19 @@ func TestMissingGradientsAreKnown(t *testing.T) {
 	s := oneWorker(t) // ten chunks of 100
 	told := 0
 	scale, optimizers := nextStep(s)
+	begun := time.Now()
 	if err := s.BeginArriving(1, scale, optimizers, func() { told++ }); err != nil {
 		t.Fatal(err)
 	}
 	first := shard.Range{First: 0, Count: 250}
 	s.GradientsArrived(first)
 	s.WaitRange(shard.Range{First: 0, Count: 200})
-	time.Sleep(20 * time.Millisecond) // only waits, as the watchdog of the service must see
+	await(t, func() bool { // it only waits, as the watchdog of the service must see
+		number, left := s.Underway()
+		return number == 0 && left == 0
+	})
+	waits := time.Now()
+	time.Sleep(20 * time.Millisecond)
 	if number, left := s.Underway(); number != 0 || left != 0 {
 		t.Errorf("step %d, of which %d chunks are left, is being made; it waits for gradients", number, left)
 	}
@@ -145,14 +151,15 @@ func TestMissingGradientsAreKnown(t *testing.T) {
 	if !s.MissesGradients() || s.Steps() != 0 || told != 0 {
 		t.Errorf("a step without all gradients is at %d, misses gradients: %v", s.Steps(), s.MissesGradients())
 	}
+	waited := time.Since(waits)
 	s.GradientsArrived(shard.Range{First: 250, Count: 750})
 	s.Wait()
 	s.wait()
 	if s.MissesGradients() || s.Steps() != 1 || told != 1 {
 		t.Errorf("the step is at %d, misses gradients: %v; told %d times", s.Steps(), s.MissesGradients(), told)
 	}
-	if took := s.UpdateTime(); took <= 0 || took > 15*time.Millisecond {
-		t.Errorf("ten chunks were updated in %v, with a pause of 20 ms", took)
+	if took, all := s.UpdateTime(), time.Since(begun); took <= 0 || took > all-waited {
+		t.Errorf("ten chunks were updated in %v of %v, with a pause of %v", took, all, waited)
 	}
 	if slices.Contains(s.summed, true) {
 		t.Error("the norm was added up of gradients of a step under way")
@@ -337,7 +344,7 @@ func TestSnapshotsOfStepsInARow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("a save waits for gradients")
 		}
 		s.GradientsArrived(s.config.Range())

@@ -505,7 +505,7 @@ func TestManyErrors(t *testing.T) {
 	}
 	began := time.Now()
 	check(t, Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog, facts...)}}))
-	if took := time.Since(began); took > 20*time.Second {
+	if took := time.Since(began); took > 2*time.Minute { // compared in pairs they take hours
 		t.Errorf("100,000 errors took %v", took)
 	}
 }

@@ -58,9 +58,9 @@ func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.
 // Answer is what was found.
 type Answer struct {
 	Base       *job.Job
-	Says       bool // files of the user say settings
-	Candidates int  // recipes that the search decided on, planned or not
-	Planned    int
+	Says       bool    // files of the user say settings
+	Candidates int     // recipes that the search decided on, planned or not
+	Planned    int     // recipes that were planned, each counted once, however often and with how many stages
 	Fastest    *Recipe // nil if none fits
 	// Front has, from the fastest on, each recipe that takes less memory than all faster ones.
 	Front []*Recipe

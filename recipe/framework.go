@@ -239,12 +239,13 @@ func parseContent(file string, text []byte) *strict.Document {
 	if d := parseCommand(file, text); d != nil {
 		return d
 	}
-	if isTOML(file) || sectionLine.Match(text) && !strict.IsYAML(file) {
-		if d, err := strict.ParseTOML(file, text); err == nil || isTOML(file) {
+	start := bytes.TrimSpace(text)
+	named := isTOML(file) && !bytes.HasPrefix(start, []byte{'{'})
+	if named || sectionLine.Match(text) && !strict.IsYAML(file) {
+		if d, err := strict.ParseTOML(file, text); err == nil || named {
 			return d
 		}
 	}
-	start := bytes.TrimSpace(text)
 	if bytes.HasPrefix(start, []byte{'{'}) || bytes.HasPrefix(start, []byte("//")) || strict.IsYAML(file) {
 		return parseAny(file, text)
 	}

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -104,17 +105,18 @@ func recognized(root *strict.Value) (*kind, *strict.Member) {
 }
 
 // parseAny parses a file of unknown kind. It returns nil if the file cannot be
-// parsed.
+// parsed. JSON with comments is read under every name, as DeepSpeed reads it.
 func parseAny(file string, text []byte) *strict.Document {
-	parse := strict.ParseCommented
+	parsers := []func(string, []byte) (*strict.Document, error){strict.ParseCommented}
 	if strict.IsYAML(file) {
-		parse = strict.Parse
+		parsers = slices.Insert(parsers, 0, strict.ParseYAML)
 	}
-	d, err := parse(file, text)
-	if err != nil {
-		return nil
+	for _, parse := range parsers {
+		if d, err := parse(file, text); err == nil {
+			return d
+		}
 	}
-	return d
+	return nil
 }
 
 // expect refuses a file of another kind, or one whose keys are mostly unknown.
@@ -126,8 +128,9 @@ func (k *kind) expect(file string, text []byte) error {
 			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.name)).
 				WithHint(fmt.Sprintf("give the path of the %v", k))
 		}
+		d = cmp.Or(parseContent(file, text), d) // of a format that its name does not say
 	}
-	if d == nil {
+	if d == nil || d.Root.Kind != '{' {
 		return nil
 	}
 	found, m := recognized(d.Root)

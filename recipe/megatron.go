@@ -252,6 +252,11 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	return m, nil
 }
 
+const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
+
+// argumentsKind is what --megatron reads beside sections of other programs.
+var argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: "--megatron"}
+
 // source is what a script says beside the arguments.
 type source struct {
 	script         string
@@ -265,14 +270,23 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
 		d, err := strict.Parse(file, text)
 		if err != nil {
+			if other := parseAny(file, text); other != nil { // JSON with comments
+				err = cmp.Or(expectArguments(other), err)
+			}
 			return nil, source{}, err
 		}
 		if s := sectioned(d); s != nil {
 			d, err = s.arguments()
 			return d, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
 		}
-		d, err = megatronYAML(d)
+		if d, err = megatronYAML(d); err == nil {
+			err = expectArguments(d)
+		}
 		return d, source{}, err
+	}
+	if what := nature(text); what != "" && what != script && what != shellScript && what != commandArguments {
+		return nil, source{}, fault.File(file).Inputf("this is %s: expected arguments of Megatron-LM", what).
+			WithHint(exampleArguments)
 	}
 	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
 	read.run(string(text))
@@ -293,9 +307,20 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	d.Root.Members = withoutLauncher(commandMembers(launcher, nil), commandMembers(launch, nil))
 	if len(d.Root.Members) == 0 {
 		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
-			WithHint("give arguments such as --num-layers 32 --hidden-size 4096")
+			WithHint(exampleArguments)
 	}
-	return d, source{script: script, unset: read.unset, looped: read.looped}, nil
+	source := source{script: script, unset: read.unset, looped: read.looped}
+	return d, source, argumentsKind.own(d, &megatronSchema.Rule)
+}
+
+// expectArguments refuses a file of another kind, which a key shows that Megatron-LM does not have, and one whose keys
+// are mostly unknown.
+func expectArguments(d *strict.Document) error {
+	rule := &megatronSchema.Rule
+	if found, m := recognized(d.Root); found != nil && !rule.Names().Know(m.Name) {
+		return argumentsKind.misplaced(d, found, m)
+	}
+	return argumentsKind.own(d, rule)
 }
 
 // training returns the command that trains: the only one with a Python script and arguments of a model, or all words

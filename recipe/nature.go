@@ -84,8 +84,8 @@ func unclear(path string, text []byte) error {
 // noConfiguration refuses a file by its nature.
 func noConfiguration(path, what string) error {
 	hint := readable
-	if what == script || what == shellScript {
-		hint += "; give a script of Megatron-LM as --megatron"
+	if what == script || what == shellScript || what == commandArguments {
+		hint += "; give a script or arguments of Megatron-LM as --megatron"
 	}
 	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
 }
@@ -98,13 +98,12 @@ func (k *kind) unread(d *strict.Document, m *strict.Member) error {
 
 // unreadable returns why a text is neither JSON nor YAML.
 func unreadable(path string, text []byte) error {
-	if isTOML(path) {
-		_, err := strict.ParseTOML(path, text)
-		return err
-	}
-	parse := strict.ParseCommented
-	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}) {
-		parse = strict.ParseYAML
+	parse := strict.ParseYAML
+	switch {
+	case bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}):
+		parse = strict.ParseCommented
+	case isTOML(path):
+		parse = strict.ParseTOML
 	}
 	_, err := parse(path, text)
 	return err
@@ -117,14 +116,16 @@ var (
 	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
 	markdownLine = regexp.MustCompile("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
 	sectionLine  = regexp.MustCompile(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
+	argumentLine = regexp.MustCompile(`^--?[A-Za-z][\w-]*[ =\n]`)
 	shellLine    = regexp.MustCompile(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
 		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
 )
 
 // Natures of files that may hold arguments of a program.
 const (
-	script      = "a script"
-	shellScript = "a shell script"
+	script           = "a script"
+	shellScript      = "a shell script"
+	commandArguments = "a list of arguments of a command"
 )
 
 // nature returns what a text is that is no configuration, or "".
@@ -141,6 +142,8 @@ func nature(text []byte) string {
 		return "Python source"
 	case shellLine.Match(text):
 		return shellScript
+	case argumentLine.Match(start):
+		return commandArguments
 	case sectionLine.Match(text):
 		return "TOML or INI"
 	case markdownLine.Match(text):

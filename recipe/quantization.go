@@ -122,8 +122,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	switch {
 	case section != nil && section.Value.Kind != 'n':
 		document.Root = section.Value
-	case section != nil || document.Root.Member("model_type") != nil || document.Root.Member("architectures") != nil:
-		return nil, fault.File(file).Inputf("this config.json has no quantization_config").
+	case section != nil || modelKind.mark(document.Root) != nil:
+		return nil, fault.File(file).Inputf("this configuration of a model has no quantization_config").
 			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
 	if m := document.Root.Member("quant_method"); m != nil && (m.Value.Text == "gptq" || m.Value.Text == "awq") {

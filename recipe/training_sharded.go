@@ -75,7 +75,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 		if err != nil {
 			return nil, err
 		}
-		if d, err = load(r.from.Texts, path, deepSpeedKind, strict.ParseCommented); err != nil {
+		if d, err = load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON); err != nil {
 			return nil, err
 		}
 	}

@@ -149,7 +149,7 @@ func TestTrainingCompanions(t *testing.T) {
 	for name, text := range map[string]string{
 		"args.json": `{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": true, "max_grad_norm": 0.5,
 			"learning_rate": 1e-5, "weight_decay": 0.1, "deepspeed": "configs/ds.json"}`,
-		"configs/ds.json": `{ // comments are DeepSpeed's
+		"configs/ds.json": `{
 			"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
 			"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"},
 			"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},

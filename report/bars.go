@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"image/color"
 	"math"
 	"slices"
 	"strings"
@@ -25,16 +26,32 @@ type pigment struct {
 	component ledger.Component // empty for all that have none of their own
 	title     string
 	letter    string
-	style     lipgloss.Style
+	hue
 }
 
-// hues are those of the largest components. All of them are seen on dark and on light terminals.
-var hues = []lipgloss.Style{
-	lipgloss.NewStyle().Foreground(lipgloss.Blue), lipgloss.NewStyle().Foreground(lipgloss.Green),
-	lipgloss.NewStyle().Foreground(lipgloss.Magenta), lipgloss.NewStyle().Foreground(lipgloss.Cyan),
-	lipgloss.NewStyle().Foreground(lipgloss.Yellow), lipgloss.NewStyle().Foreground(lipgloss.Red),
-	lipgloss.NewStyle().Foreground(lipgloss.BrightBlue), lipgloss.NewStyle().Foreground(lipgloss.BrightGreen),
-	lipgloss.NewStyle().Foreground(lipgloss.BrightMagenta), lipgloss.NewStyle().Foreground(lipgloss.BrightCyan),
+// hue is a color of the terminal, and the block that is drawn in it.
+type hue struct {
+	style lipgloss.Style
+	block string
+}
+
+// The blocks. Terminals have six hues that are seen on dark and on light grounds, and their bright forms look alike:
+// what takes less is shaded.
+const (
+	solid  = "█"
+	shaded = "▒"
+)
+
+// hues are those of the largest components, in the order in which they are stacked: a test holds that neighbours are
+// told apart, also by the color blind.
+var hues = slices.Concat(inBlocks(solid, lipgloss.Blue, lipgloss.Yellow, lipgloss.Cyan, lipgloss.Red, lipgloss.Magenta,
+	lipgloss.Green), inBlocks(shaded, lipgloss.Blue, lipgloss.Yellow, lipgloss.Cyan, lipgloss.Red))
+
+func inBlocks(block string, colors ...color.Color) (list []hue) {
+	for _, c := range colors {
+		list = append(list, hue{lipgloss.NewStyle().Foreground(c), block})
+	}
+	return list
 }
 
 // paletteOf gives components a color and a letter, in the order in which they appear in a job: those that take the
@@ -74,9 +91,9 @@ func paletteOf(devices []ledger.Device) []pigment {
 		taken += letter
 		palette = append(palette, pigment{c, c.Title(), letter, hues[len(palette)]})
 	}
-	grey := lipgloss.NewStyle().Foreground(lipgloss.BrightBlack)
-	return append(palette, pigment{title: "other", letter: "+"}, pigment{title: "reserved, but not in use", letter: "-",
-		style: grey})
+	plain, grey := hue{block: solid}, inBlocks(solid, lipgloss.BrightBlack)[0]
+	return append(palette, pigment{title: "other", letter: "+", hue: plain},
+		pigment{title: "reserved, but not in use", letter: "-", hue: grey})
 }
 
 // held returns all that a device holds at the peak of a phase.
@@ -247,7 +264,7 @@ func (g pigment) drawn(cells int, l layout) string {
 	case l.color && l.ascii:
 		return g.style.Render(strings.Repeat(g.letter, cells))
 	case l.color:
-		return g.style.Render(strings.Repeat("█", cells))
+		return g.style.Render(strings.Repeat(g.block, cells))
 	}
 	return strings.Repeat(g.letter, cells)
 }

@@ -199,7 +199,8 @@ func TestOverhead(t *testing.T) {
 				"back %v; quickest steps: %v and %v",
 				median(service), median(engine), median(more), median(messages), slices.Min(service),
 				slices.Min(engine))
-			if overhead := slices.Min(service) - median(engine); overhead > 300*time.Microsecond {
+			most := max(300*time.Microsecond, 10*median(messages)) // on a slow host, messages are slow, too
+			if overhead := slices.Min(service) - median(engine); overhead > most {
 				t.Errorf("a step takes %v longer over the service", overhead)
 			}
 		})

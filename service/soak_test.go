@@ -151,7 +151,7 @@ func TestMutatedDocumentsAndRequests(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := session.Conn.SetDeadline(time.Now().Add(20 * time.Second))
+			err := session.Conn.SetDeadline(time.Now().Add(time.Minute))
 			if err == nil {
 				err = protocol.WritePacket(session.Conn, malform(random, valid))
 			}

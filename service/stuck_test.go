@@ -70,29 +70,46 @@ func patiently(t *testing.T, variable *time.Duration, value time.Duration) {
 // TestStuckRequestHoldsUpNobodyElse opens a session whose last client is gone and left
 // a request that does not end. Other ranks can open theirs.
 func TestStuckRequestHoldsUpNobodyElse(t *testing.T) {
-	patiently(t, &claimPatience, 2*time.Second)
+	patiently(t, &claimPatience, time.Hour)
 	server, socket := serveHere(t)
 	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
 	again := make(chan error, 1)
 	go func() {
-		_, err := servicetest.Open(socket, rank(1))
+		s, err := servicetest.Open(socket, rank(1))
+		if err == nil {
+			err = s.Close()
+		}
 		again <- err
 	}()
 	await(t, "rank 1 to be opened again", func() bool { return server.Overview().Unanswered == 2 })
-	began := time.Now()
-	for _, other := range []int{0, 2} {
+	for _, other := range []int{0, 2} { // which takes an hour if they wait for rank 1
 		s := mustOpen(t, socket, rank(other))
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(began); took > claimPatience/2 {
-		t.Errorf("others have opened their sessions in %v", took)
+	select {
+	case err := <-again:
+		t.Fatalf("rank 1 was not waiting: %v", err)
+	default:
 	}
-	wantError(t, <-again, protocol.Busy,
-		"open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
-			"request save is still under way after another 2s. *")
 	giveWay()
+	if err := <-again; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStuckRequestIsNotAwaitedForEver opens a session whose last client is gone and left a request that does not end.
+func TestStuckRequestIsNotAwaitedForEver(t *testing.T) {
+	patiently(t, &claimPatience, 200*time.Millisecond)
+	server, socket := serveHere(t)
+	giveWay := saveThatIsStuck(t, socket, server.Overview, rank(1))
+	_, err := servicetest.Open(socket, rank(1))
+	wantError(t, err, protocol.Busy,
+		"open: session rank1/bf16 of job test is held by process *, which has hung up; its "+
+			"request save is still under way after another 200ms. *")
+	giveWay()
+	await(t, "the end of the save", func() bool { return server.Overview().Unanswered == 0 })
 	s, err := openPatiently(socket, rank(1))
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +215,7 @@ func TestStopLeavesWhatIsStuck(t *testing.T) {
 	saveThatIsStuck(t, r.Socket, func() *protocol.Overview { return r.overview(t) }, rank(1))
 	began := time.Now()
 	r.end()
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	if want := "a checkpoint is not finished: nothing of it has reached the disk for 1s"; !strings.Contains(
@@ -216,7 +233,7 @@ func TestStoppedServiceEnds(t *testing.T) {
 	}
 	began := time.Now()
 	r.end()
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
 }
@@ -227,9 +244,17 @@ func TestStuckServiceIsStartedAgain(t *testing.T) {
 	s := begun(t, r.Socket, testDocument())
 	mustStep(t, s, 3)
 	process := r.Process()
-	time.Sleep(2 * r.Watchdog)
-	if r.Process() != process {
-		t.Fatal("a service that does nothing was taken for stuck")
+	for tries := 0; ; tries++ { // others use the CPUs, too, and a service that gets none gives no sign of life
+		time.Sleep(2 * r.Watchdog)
+		if r.Process() == process {
+			break
+		}
+		if tries == 5 {
+			t.Fatal("a service that does nothing was taken for stuck")
+		}
+		_ = s.Detach() // from the service that is gone
+		s = mustOpen(t, r.Socket, testDocument())
+		process = r.Process()
 	}
 	if err := errors.Join(s.Detach(), syscall.Kill(process, syscall.SIGSTOP)); err != nil {
 		t.Fatal(err)
@@ -246,10 +271,13 @@ func TestStuckServiceIsStartedAgain(t *testing.T) {
 // TestServiceThatDoesNotEndIsKilled has a service that ignores SIGTERM.
 func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
 	var log output
+	ignores := filepath.Join(t.TempDir(), "ignores")
 	k := &Keeper{
-		Socket:   filepath.Join(t.TempDir(), "d", "socket"),
-		Logf:     func(format string, values ...any) { fmt.Fprintf(&log, format+"\n", values...) },
-		Command:  func() *exec.Cmd { return exec.Command("sh", "-c", `trap "" TERM; while :; do sleep 0.1; done`) },
+		Socket: filepath.Join(t.TempDir(), "d", "socket"),
+		Logf:   func(format string, values ...any) { fmt.Fprintf(&log, format+"\n", values...) },
+		Command: func() *exec.Cmd {
+			return exec.Command("sh", "-c", `trap "" TERM; : >"$0"; while :; do sleep 0.1; done`, ignores)
+		},
 		Watchdog: time.Second,
 	}
 	if err := k.Listen(); err != nil {
@@ -258,15 +286,17 @@ func TestServiceThatDoesNotEndIsKilled(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }()
-	await(t, "the service", func() bool { return k.Process() != 0 })
-	time.Sleep(300 * time.Millisecond) // until it ignores the signal
+	await(t, "a service that ignores the signal", func() bool {
+		_, err := os.Stat(ignores)
+		return k.Process() != 0 && err == nil
+	})
 	cancel()
 	select {
 	case err := <-ended:
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		k.Kill()
 		t.Fatal("the keeper waits for ever")
 	}
@@ -294,12 +324,12 @@ func TestKeeperThatDoesNotRead(t *testing.T) {
 		s.alive() // dropped if too many are queued
 	}
 	began := time.Now()
-	for range 100 { // the service waits for it only once
+	for range 1000 { // the service waits for it only once
 		if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has taken no message for 200ms") {
 			t.Errorf("the error is %v", err)
 		}
 	}
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > 100*time.Second {
 		t.Errorf("it took %v", took)
 	}
 }

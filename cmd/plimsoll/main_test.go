@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"plimsoll/plan"
 )
 
 // TestMain makes the program available to the scripts as "plimsoll", and a program that takes memory as
@@ -45,6 +47,7 @@ func (t withoutProfile) Run() int {
 //	json FILE               check that FILE holds one JSON document
 //	narrow FILE             check that no line of a text has more than 80 columns
 //	flip FILE BYTE          change a bit of a file
+//	road FILE               check that a rehearsal takes the road on which a trainer waits less
 //	$HOSTS                  the directory of recorded machines
 //	$EXAMPLES               the directory of examples
 //	$SNAPSHOTS              the directory of memory snapshots
@@ -61,6 +64,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){
 			"exits": exits,
 			"flip":  flip,
+			"road":  road,
 			"json": func(ts *testscript.TestScript, _ bool, arguments []string) {
 				var document map[string]any
 				ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &document))
@@ -102,6 +106,33 @@ func flip(ts *testscript.TestScript, _ bool, arguments []string) {
 	text := []byte(ts.ReadFile(arguments[0]))
 	text[at] ^= 1
 	ts.Check(os.WriteFile(ts.MkAbs(arguments[0]), text, 0o644))
+}
+
+func road(ts *testscript.TestScript, _ bool, arguments []string) {
+	var rehearsal struct {
+		Taken string `json:"road"`
+		Roads []struct {
+			Road      string
+			Exposed   float64  `json:"exposed_seconds"`
+			Rehearsed *float64 `json:"rehearsed_exposed_seconds"` // of the mode that was asked for
+		}
+	}
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(arguments[0])), &rehearsal))
+	exposed := map[string]float64{}
+	for _, r := range rehearsal.Roads {
+		if r.Rehearsed != nil || r.Road == plan.CPURoad {
+			exposed[r.Road] = r.Exposed
+		}
+	}
+	taken, known := exposed[rehearsal.Taken]
+	if !known || len(exposed) != 2 {
+		ts.Fatalf("%q is taken of %v", rehearsal.Taken, exposed)
+	}
+	for other, seconds := range exposed {
+		if seconds < taken {
+			ts.Fatalf("%s is taken, but a trainer waits less with %s: %v", rehearsal.Taken, other, exposed)
+		}
+	}
 }
 
 func exits(ts *testscript.TestScript, _ bool, arguments []string) {

@@ -16,6 +16,15 @@ import (
 // placeholder matches a name that a script replaces by a value, such as BATCH_SIZE.
 var placeholder = regexp.MustCompile(`^[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+`)
 
+// comment matches the start of a comment, which Python's json refuses.
+var comment = regexp.MustCompile(`^(?:#|//|/\*)`)
+
+// isYAML reports whether the text is YAML with keys, and no object of JSON.
+func (d *Document) isYAML() bool {
+	other, err := parseYAML(d.File, d.Text)
+	return err == nil && other.Root.Kind == '{' && d.Text[other.Root.At] != '{'
+}
+
 // jsonParser parses JSON into values with offsets.
 type jsonParser struct {
 	*Document
@@ -120,8 +129,14 @@ func (p *jsonParser) token() (jsontext.Token, error) {
 			bad.Err = fmt.Errorf("%s stands for a value", name)
 			bad.Hint = "this file is a template: give it with the values filled in"
 		}
-		next := bytes.TrimLeft(rest, ", \t\r\n")
-		if bytes.HasPrefix(rest, []byte(",")) && len(next) > 0 && (next[0] == '}' || next[0] == ']') {
+		switch next := bytes.TrimLeft(rest, ", \t\r\n"); {
+		case p.decoder.InputOffset() == 0 && p.isYAML():
+			bad.What, bad.Err = "this is YAML: expected JSON", nil
+			bad.Hint = "write it as JSON, or name it .yaml if its program reads YAML"
+		case comment.Match(rest):
+			bad.Err = errors.New("a comment")
+			bad.Hint = "remove the comments: the program reads this file by Python's json, which allows none"
+		case bytes.HasPrefix(rest, []byte(",")) && len(next) > 0 && (next[0] == '}' || next[0] == ']'):
 			bad.Err = errors.New("a comma before " + string(rune(next[0])))
 			bad.Hint = "remove the comma: JSON has none at the end"
 		}

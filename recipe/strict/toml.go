@@ -35,6 +35,8 @@ func ParseTOML(file string, text []byte) (*Document, error) {
 	}
 	var bad *unstable.ParserError
 	switch err := p.Error(); {
+	case err != nil && p.isYAML():
+		return nil, fault.File(file).Inputf("this is YAML: expected TOML").WithHint("name it .yaml")
 	case errors.As(err, &bad) && len(bad.Highlight) > 0:
 		return nil, p.Inputf(int64(p.Range(bad.Highlight).Offset), "this is not TOML: %s", bad.Message)
 	case err != nil:

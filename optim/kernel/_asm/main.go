@@ -35,6 +35,7 @@ func main() {
 					continue
 				}
 				for _, algorithm := range algorithmsWith(moments) {
+					assign(updateName(algorithm, state, moments, s), state, s)
 					if moments == abi.MomentsInt8 {
 						s.updateBlocks(state)
 					} else {
@@ -45,6 +46,7 @@ func main() {
 					continue
 				}
 				for _, count := range countsWith(moments) {
+					assign(trafficName(state, moments, count, s), state, s)
 					s.traffic(state, moments, count)
 				}
 			}
@@ -63,7 +65,11 @@ func main() {
 		}
 	}
 	Generate()
-	if err := encodeBF16(flag.Lookup("out").Value.String()); err != nil {
+	out := flag.Lookup("out").Value.String()
+	if err := encodeBF16(out); err != nil {
+		log.Fatal(err)
+	}
+	if err := divide(out); err != nil {
 		log.Fatal(err)
 	}
 }
