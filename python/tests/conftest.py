@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import preloaded
 from plimsoll import Service
 from transfers import WAYS, use_copies
 
@@ -31,6 +32,12 @@ for variable in (
     "PLIMSOLL_LOCAL_RANKS",
 ):
     os.environ.pop(variable, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreters():
+    yield
+    preloaded.close()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import pathlib
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Session, StateLost, protocol
 from plimsoll.descriptors import close_all
 from plimsoll.torch.layout import is_sharded
+from preloaded import python
 from test_client import DOCUMENT, GROUP
 from test_optimizer import assert_same, backward, network, train
 
@@ -181,7 +181,7 @@ def start_trainer(service, call, **streams):
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
     }
     program = f"import torch, {call.split('.')[0]}; torch.manual_seed(1); print(*{call})"
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, **streams)
+    return subprocess.Popen([*python(), "-c", program], stdout=subprocess.PIPE, text=True, env=environment, **streams)
 
 
 def kill_trainer(process, line, after=0.0):
@@ -191,6 +191,7 @@ def kill_trainer(process, line, after=0.0):
             break
     time.sleep(after)
     process.kill()
+    process.stdout.read()  # until no process can write to it any more
     process.wait()
 
 
@@ -284,7 +285,7 @@ def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, call
         pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch")
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding, types]
+    program = [*python(), "-c", RANK, tmp_path, victim, calls, clip, sharding, types]
     command = [os.environ["PLIMSOLL"], "run", "--nproc", ranks, "--restarts", "1", "--", *program]
     done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,13 +4,13 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 
 import pytest
 import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from preloaded import python
 from test_crash import digest, kill_trainer, start_trainer
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
@@ -70,7 +70,7 @@ def test_a_rank_is_killed_when_the_other_has_made_the_step(tmp_path):
     """Every rank has the gradients of the step by then: started again, it makes the step, too."""
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    program = [sys.executable, "-c", RANK, tmp_path]
+    program = [*python(), "-c", RANK, tmp_path]
     command = [os.environ["PLIMSOLL"], "run", "--nproc", 2, "--restarts", 1, "--", *program]
     done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

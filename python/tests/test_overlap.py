@@ -76,9 +76,9 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("named", FORMATS)
-def test_same_bits(named, strict, way):
+def test_same_bits(named, strict):
     name, dtype, options = FORMATS[named]
-    count = int(os.environ.get("PLIMSOLL_OVERLAP_STEPS", 60 if way == "shared" else 20))
+    count = int(os.environ.get("PLIMSOLL_OVERLAP_STEPS", 20))
     found = []
     for overlap in (None, "forward"):
         model = gpt(dtype)
