@@ -12,6 +12,7 @@ that is read at the start takes a fresh interpreter.
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -80,6 +81,7 @@ def serve(number, *modules):
     """Waits for requests, until standard input ends. In the process of a program it returns that program's arguments."""
     for name in modules:
         importlib.import_module(name)
+    gc.freeze()  # a program that looked for garbage among modules would copy their pages
     listener, watching = socket.socket(fileno=int(number)), set()
     while listener in select.select([listener, 0], [], [])[0]:
         connection, _ = listener.accept()

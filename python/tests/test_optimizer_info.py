@@ -22,11 +22,10 @@ from torch.testing._internal.common_optimizers import optim_db
 import plimsoll.torch
 
 from gpt import ROOT
-from plimsoll.service import shared_service
-from plimsoll.torch import environment
 
 # Muon has groups of matrices, and the database has none: test_muon.py compares it with torch's.
 INFOS = {i.optim_cls.__name__: i for i in optim_db if i.optim_cls.__name__ in {*plimsoll.torch.__all__} - {"Muon"}}
+pytestmark = pytest.mark.usefixtures("one_service")
 IMPLEMENTATIONS = {"foreach": False, "fused": False, "capturable": False}
 DOCS = (ROOT / "docs" / "python.md").read_text()
 TABLE = re.search(r"\| argument or test of PyTorch \| .*\n\|---\|---\|\n((?:\|.*\n)+)", DOCS)
@@ -94,12 +93,6 @@ def over(cases):
     return parametrize
 
 
-@pytest.fixture(scope="module", autouse=True)
-def service_for_all():
-    """Optimizers of one process have one service, which lives as long as it is held here."""
-    service, _ = shared_service(environment.job())
-    yield service
-    assert service.process.poll() is None
 
 
 class Problem:
