@@ -93,7 +93,7 @@ def test_one_service_for_all():
     for optimizer in [*optimizers[1:], successor]:
         assert process.poll() is None
         optimizer.close()
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
 
 
 def test_optimizers_of_other_jobs_and_names():

@@ -146,4 +146,5 @@ def test_nobody_records(monkeypatch):
 
 def test_import_without_torch():
     program = "import sys, plimsoll; plimsoll.mark('forward'); sys.exit('torch' in sys.modules)"
+    # A fresh interpreter: it is about the import.
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT / "python")

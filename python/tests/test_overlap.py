@@ -158,7 +158,7 @@ def test_forward_waits_while_the_service_stands_still(service, begins_late):
         losses = steps(model, optimizer, 2)
         model.loss(batch(DATA, 2)).backward()
         goes_on = threading.Event()
-        wait = begins_late(optimizer.step, 600, goes_on) if overlap else optimizer.step()
+        wait = begins_late(optimizer.step, 60, goes_on) if overlap else optimizer.step()
         assert not overlap or all(map(is_stopped, workers(service)))
         optimizer.zero_grad()
         later = threading.Timer(0.3, goes_on.set)
