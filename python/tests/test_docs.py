@@ -7,9 +7,10 @@ import runpy
 import socket
 import subprocess
 
-import plimsoll.torch
 import pytest
 import torch.distributed
+
+import plimsoll.torch
 
 from gpt import GPT, ROOT, batch, text
 
