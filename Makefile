@@ -93,7 +93,7 @@ PYTEST_FLAGS := --quiet --reruns 1 -r R
 
 .PHONY: test-python
 test-python: build python ## Run the tests of the PyTorch client
-	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 python
+	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 --dist worksteal python
 
 .PHONY: test-standin
 test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)

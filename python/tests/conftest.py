@@ -1,5 +1,6 @@
 """What all tests need: the real program, and a service."""
 
+import gc
 import os
 import pathlib
 import signal
@@ -8,7 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+import preloaded
 from plimsoll import Service
+from plimsoll.service import shared_service
+from plimsoll.torch import environment
 from transfers import WAYS, use_copies
 
 # A shell that starts tests in the background has them ignore interrupts.
@@ -33,6 +37,18 @@ for variable in (
     os.environ.pop(variable, None)
 
 
+def pytest_collection_finish():
+    """Modules and tests stay: nobody need look whether they are garbage, nor have a page of them for it after a fork."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreters():
+    yield
+    preloaded.close()
+
+
 @pytest.fixture(autouse=True)
 def deterministic():
     torch.manual_seed(0)
@@ -52,6 +68,14 @@ def way(request, monkeypatch):
     if chosen == "copied":
         use_copies(monkeypatch, block_bytes=4096)
     return chosen
+
+
+@pytest.fixture(scope="module")
+def one_service():
+    """All optimizers of a module that are given no service have one, as those of a program: it lives while it is held here."""
+    service, _ = shared_service(environment.job())
+    yield service
+    assert service.process.poll() is None
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A small GPT, and text to train it on: the licence and the documents of this repository."""
 
+import functools
 import pathlib
 
 import torch
@@ -43,9 +44,10 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+@functools.cache
 def text() -> torch.Tensor:
     names = ["LICENSE", "docs/run.md", "docs/binding.md", "docs/architecture.md"]
-    return torch.tensor(list("\n".join((ROOT / n).read_text() for n in names).encode()))
+    return torch.frombuffer(bytearray("\n".join((ROOT / n).read_text() for n in names).encode()), dtype=torch.uint8).long()
 
 
 def batch(data: torch.Tensor, step: int, size: int = 4, length: int = 32) -> torch.Tensor:

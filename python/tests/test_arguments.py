@@ -10,6 +10,8 @@ import plimsoll.torch
 from plimsoll import PlimsollError, ServiceError
 from test_optimizer import assert_same, backward, network, train
 
+pytestmark = pytest.mark.usefixtures("one_service")
+
 NAMES = [n for n in plimsoll.torch.__all__ if hasattr(getattr(plimsoll.torch, n), "zero_grad") and n not in ("Muon", "StateOffload")]
 
 

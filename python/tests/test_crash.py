@@ -7,7 +7,6 @@ import pathlib
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from gpt import GPT, batch, text
 from plimsoll import PlimsollError, Session, StateLost, protocol
 from plimsoll.descriptors import close_all
 from plimsoll.torch.layout import is_sharded
+from preloaded import python
 from test_client import DOCUMENT, GROUP
 from test_optimizer import assert_same, backward, network, train
 
@@ -181,7 +181,7 @@ def start_trainer(service, call, **streams):
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
     }
     program = f"import torch, {call.split('.')[0]}; torch.manual_seed(1); print(*{call})"
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, **streams)
+    return subprocess.Popen([*python(), "-c", program], stdout=subprocess.PIPE, text=True, env=environment, **streams)
 
 
 def kill_trainer(process, line, after=0.0):
@@ -191,6 +191,7 @@ def kill_trainer(process, line, after=0.0):
             break
     time.sleep(after)
     process.kill()
+    process.stdout.read()  # until no process can write to it any more
     process.wait()
 
 
@@ -242,13 +243,27 @@ if sharding == "copies":
     group, sharding = dist.group.WORLD, None
 optimizer = AdamW(model.parameters(), lr=1e-2, max_grad_norm=float(clip) or None, sharding=sharding, process_group=group)
 first = optimizer.resumed_step
-begin, left = Session.begin, int(calls)
+begin, begun, left = Session.begin, Session.begun, int(calls)
+made = pathlib.Path(directory) / "made"  # has a byte for each session of the other ranks that has made step 8
+
+def begun_and_said(self, request):
+    result = begun(self, request)
+    if rank != victim and self.step == 8:
+        with made.open("a") as file:
+            file.write("!")
+    return result
+
+Session.begun = begun_and_said
 
 def begin_or_die(self, *arguments, **options):
     global left
     if rank == victim and first == 0 and self.step == 7:
         if left == 0:
-            time.sleep(1)  # the other rank makes its step
+            others = (int(os.environ["WORLD_SIZE"]) - 1) * int(types)
+            deadline = time.monotonic() + 60
+            while others and (not made.exists() or made.stat().st_size < others):
+                assert time.monotonic() < deadline, "the other ranks do not make their step"
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
     request = begin(self, *arguments, **options)
@@ -284,7 +299,7 @@ def test_ranks_that_are_killed_between_their_steps(tmp_path, ranks, victim, call
         pytest.importorskip("torch.distributed.fsdp", reason="no fully_shard in this torch")
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    program = [sys.executable, "-c", RANK, tmp_path, victim, calls, clip, sharding, types]
+    program = [*python(), "-c", RANK, tmp_path, victim, calls, clip, sharding, types]
     command = [os.environ["PLIMSOLL"], "run", "--nproc", ranks, "--restarts", "1", "--", *program]
     done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

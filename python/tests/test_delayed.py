@@ -11,7 +11,7 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll.client import Session
-from plimsoll.torch import Async
+from plimsoll.torch import Async, parameter_arena
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 from test_optimizer import assert_same
 
@@ -265,7 +265,8 @@ def big_train(model, optimizer, steps, stepped=None):
     optimizer.synchronize()
 
 
-def test_service_is_killed(service):
+def test_service_is_killed(service, monkeypatch):
+    monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
     undisturbed, model = big_network(), big_network()
     big_train(undisturbed, delayed(undisturbed, 3, max_grad_norm=0.5, name="undisturbed"), 60)
     optimizer = delayed(model, 3, max_grad_norm=0.5, socket=service.socket)

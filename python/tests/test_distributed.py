@@ -37,7 +37,7 @@ def enter(rank, world, store, environment, function, arguments, results):
     os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=300))
         result = function(rank, *arguments)
         dist.barrier()
         results.put((rank, result, None))

@@ -3,12 +3,14 @@
 import os
 import pathlib
 import re
+import runpy
 import socket
 import subprocess
-import sys
+
+import pytest
+import torch.distributed
 
 import plimsoll.torch
-import torch.distributed
 
 from gpt import GPT, ROOT, batch, text
 
@@ -114,11 +116,13 @@ def test_plans():
     assert names["plan"].verdict == "fits" and names["found"].fastest["verdict"] == "fits"
 
 
-def test_the_example_of_a_plan():
-    script = ROOT / "examples" / "python" / "will_it_fit.py"
-    answer = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert answer.stdout.splitlines()[0].startswith("micro batch 16: does not fit, ")
-    assert re.fullmatch(r"micro batch \d: fits, \d+\.\d GiB", answer.stdout.splitlines()[-1])
+def test_the_example_of_a_plan(capsys):
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(ROOT / "examples" / "python" / "will_it_fit.py", run_name="__main__")
+    assert ended.value.code is None
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("micro batch 16: does not fit, ")
+    assert re.fullmatch(r"micro batch \d: fits, \d+\.\d GiB", last)
 
 
 def test_the_cookbook_moves_a_job_from_deepspeed(tmp_path, monkeypatch):

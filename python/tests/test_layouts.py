@@ -9,6 +9,8 @@ from plimsoll.torch import parameter_arena
 from plimsoll.torch.transfer import HostTransfer
 from test_optimizer import assert_same, network, train
 
+pytestmark = pytest.mark.usefixtures("one_service")
+
 
 @pytest.fixture(params=["shared", "copied"])
 def way(request, monkeypatch):

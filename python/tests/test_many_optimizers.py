@@ -4,7 +4,6 @@ import gc
 import os
 import resource
 import subprocess
-import sys
 import textwrap
 import threading
 
@@ -15,6 +14,7 @@ import plimsoll.torch
 from plimsoll import PlimsollError, Session
 from plimsoll.descriptors import in_use, make_room
 from plimsoll.torch.transfer import HostTransfer
+from preloaded import python
 from test_optimizer import assert_same, backward, network, train
 
 
@@ -93,7 +93,7 @@ def test_one_service_for_all():
     for optimizer in [*optimizers[1:], successor]:
         assert process.poll() is None
         optimizer.close()
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
 
 
 def test_optimizers_of_other_jobs_and_names():
@@ -169,7 +169,7 @@ def test_room_for_descriptors():
             optimizer.open()
         print(len(list(in_use())) - before, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     """
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    command = [*python(), "-c", textwrap.dedent(program)]
     enough, few = [subprocess.run([*command, limit], capture_output=True, text=True) for limit in ("0", "100")]
     assert enough.returncode == 0, enough.stderr
     more, limit = map(int, enough.stdout.split())

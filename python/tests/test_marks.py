@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import timeit
 
 import pytest
@@ -139,9 +140,11 @@ def test_nobody_records(monkeypatch):
         with plimsoll.phase("forward"):
             plimsoll.mark("backward")
 
-    assert timeit.timeit(phase, number=1000) / 1000 < 100e-6
+    # The least of some, of this thread: a busy host takes its time from others.
+    assert min(timeit.repeat(phase, timer=time.thread_time, number=100, repeat=10)) / 100 < 100e-6
 
 
 def test_import_without_torch():
     program = "import sys, plimsoll; plimsoll.mark('forward'); sys.exit('torch' in sys.modules)"
+    # A fresh interpreter: it is about the import.
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT / "python")

@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import multiprocessing
 import os
 import pathlib
 import re
@@ -14,10 +13,12 @@ import torch
 
 import plimsoll.torch
 from plimsoll.torch import Async, ZenFlow
+from preloaded import python
 from test_crash import workers
 
 LAYERS, WIDTH = 8, 2048
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
+OVERLAPS = {"async": Async(1), "zenflow": ZenFlow(0.1, "step", 4, update_interval=2)}
 
 
 def shared_by_component(pids):
@@ -43,7 +44,9 @@ def with_holes():
     return int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
 
 
-def measure(state, results, overlap=None):
+def measure(state, overlap):
+    """What a program of its own measures."""
+    overlap = OVERLAPS.get(overlap)
     torch.set_num_threads(1)
     x = torch.randn(4, WIDTH).bfloat16()
     # What products of this size and an optimizer of torch load and keep.
@@ -67,20 +70,22 @@ def measure(state, results, overlap=None):
         after = anonymous() - before
         optimizer.zero_grad()
     service = optimizer._shards.service
-    pids = [multiprocessing.current_process().pid, *workers(service)]
+    pids = [os.getpid(), *workers(service)]
     command = [os.environ["PLIMSOLL"], "stat", "--socket", service.socket, "--json"]
     said = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    results.put((shared_by_component(pids), opened, with_gradients, after, said))
+    return shared_by_component(pids), opened, with_gradients, after, said
+
+
+def measured(state, overlap=None):
+    program = f"import json, test_memory; print(json.dumps(test_memory.measure({state!r}, {overlap!r})))"
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    return json.loads(subprocess.run([*python(), "-c", program], stdout=subprocess.PIPE, check=True, env=environment).stdout)
 
 
 @pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16), ("split24", 7)])
 def test_bytes_a_parameter(state, bytes_each):
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=measure, args=(state, results))
-    process.start()
-    shared, opened, with_gradients, after, _ = results.get()
-    process.join()
+    shared, opened, with_gradients, after, _ = measured(state)
     # The journal has one size for each worker, whatever the model's.
     assert shared.pop("step_journal") < 64 << 20
     assert sum(shared.values()) == pytest.approx(bytes_each * PARAMETERS, rel=0.005), shared
@@ -94,18 +99,12 @@ def test_bytes_a_parameter(state, bytes_each):
 
 # Important columns and biases have a state beside that of all columns.
 _IMPORTANT = LAYERS * (WIDTH * int(0.1 * WIDTH) + WIDTH)
-_ZENFLOW = ZenFlow(0.1, "step", 4, update_interval=2)
 
 
-@pytest.mark.parametrize("overlap, planned", [(Async(1), 16 * PARAMETERS), (_ZENFLOW, 16 * PARAMETERS + 14 * _IMPORTANT)])
+@pytest.mark.parametrize("overlap, planned", [("async", 16 * PARAMETERS), ("zenflow", 16 * PARAMETERS + 14 * _IMPORTANT)])
 def test_bytes_of_overlaps(overlap, planned):
     """As plan/stateformats.go plans them: the model on the CPU has parameters of its own."""
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=measure, args=("split", results, overlap))
-    process.start()
-    shared, _, _, after, said = results.get()
-    process.join()
+    shared, _, _, after, said = measured("split", overlap)
     shared.pop("step_journal")
     total = sum(shared.values()) + after
     assert total == pytest.approx(planned, rel=0.005), (shared, after)

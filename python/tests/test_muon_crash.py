@@ -4,13 +4,13 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 
 import pytest
 import torch
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from preloaded import python
 from test_crash import digest, kill_trainer, start_trainer
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
@@ -52,11 +52,18 @@ from test_muon_crash import train_on
 dist.init_process_group("gloo")
 rank, make = os.environ["RANK"], StateOffload.make
 
+made = pathlib.Path(sys.argv[1]) / "made"  # by the other rank: step 8
+
 def make_or_die(self):
     if rank == "1" and self.resumed_step == 0 and self.steps == 7:
-        time.sleep(1)  # the other rank makes its step
+        deadline = time.monotonic() + 60
+        while not made.exists():
+            assert time.monotonic() < deadline, "the other rank does not make its step"
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     make(self)
+    if self.steps == 8:
+        made.touch()
 
 StateOffload.make = make_or_die
 found, begin = train_on(12, sharding="zero2")
@@ -70,7 +77,7 @@ def test_a_rank_is_killed_when_the_other_has_made_the_step(tmp_path):
     """Every rank has the gradients of the step by then: started again, it makes the step, too."""
     here = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    program = [sys.executable, "-c", RANK, tmp_path]
+    program = [*python(), "-c", RANK, tmp_path]
     command = [os.environ["PLIMSOLL"], "run", "--nproc", 2, "--restarts", 1, "--", *program]
     done = subprocess.run([str(c) for c in command], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ def test_losses_of_three_seeds():
     """Within the noise of the seeds: the largest difference of means is a standard deviation of torch's losses."""
     data = text()
     kinds = "torch, fp32", "plimsoll, bf16", "plimsoll, bf16, bf16 moments"
-    torchs, *ours = [[muon_loss.train(kind, seed, data, 120) for seed in range(3)] for kind in kinds]
-    assert statistics.mean(torchs) < 3.3  # it begins with more than 5.5
+    torchs, *ours = [[muon_loss.train(kind, seed, data, 40) for seed in range(3)] for kind in kinds]
+    assert statistics.mean(torchs) < 4.7  # it begins with more than 5.5
     for found in ours:
         assert abs(statistics.mean(found) - statistics.mean(torchs)) < statistics.stdev(torchs)

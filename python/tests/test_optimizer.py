@@ -692,7 +692,7 @@ def test_model_outlives_its_optimizer(monkeypatch):
     process = optimizer._shards.service.process
     del optimizer
     gc.collect()
-    process.wait(10)
+    process.wait(120)
     backward(model, 0)
     successor = plimsoll.torch.AdamW(model.parameters())
     train(model, successor, 1)

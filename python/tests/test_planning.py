@@ -189,5 +189,6 @@ def test_neither_torch_nor_transformers(tmp_path):
         "import plimsoll",
         f"print(plimsoll.plan('gpt2', deepspeed={DEEPSPEED!r}, gpu='RTX-4090').verdict)",
     ]
+    # A fresh interpreter: it is about the import.
     answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert answer.stdout == "fits\n"

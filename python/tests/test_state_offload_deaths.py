@@ -3,13 +3,13 @@
 import os
 import pathlib
 import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 import torch
 
 from plimsoll.torch import StateOffload
+from preloaded import python
 from test_crash import kill_worker
 from wrapping import CHUNK_BYTES, assert_same_training, give_gradients, parameters, steps
 
@@ -20,7 +20,7 @@ KILLS = 200 if os.environ.get("PLIMSOLL_SOAK") else 10
 def test_killed_at_random_instants(service, device, mode):
     """By PLIMSOLL_SOAK=1 at 200 instants each."""
     program = pathlib.Path(__file__).with_name("killed_trainers.py")
-    command = [sys.executable, str(program), device, mode, service.socket, str(KILLS), "1"]
+    command = [*python(), str(program), device, mode, service.socket, str(KILLS), "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     killed, finished = map(int, done.stdout.split())

@@ -37,7 +37,7 @@ def test_bf16_follows_master_weights():
     optimizer = plimsoll.torch.AdamW(ours.parameters(), max_grad_norm=1.0, **options)
     step = with_masters(theirs, **options)
     history = []
-    for i in range(300):
+    for i in range(120):
         losses = []
         for model in (ours, theirs):
             loss = model.loss(batch(data, i))
@@ -48,7 +48,7 @@ def test_bf16_follows_master_weights():
         step()
         history.append(losses[0])
         assert losses[0] == pytest.approx(losses[1], rel=1e-3), f"step {i}"
-    assert sum(history[-20:]) / 20 < 0.6 * history[0]  # it has learned; one batch alone may be a hard one
+    assert sum(history[-20:]) / 20 < 0.7 * history[0]  # it has learned; one batch alone may be a hard one
     assert optimizer.skipped == 0
 
 

@@ -181,7 +181,7 @@ def test_collection_after_the_device_broke_behind_a_step(cuda, monkeypatch):
     process = optimizer._shards.service.process
     del optimizer
     gc.collect()
-    process.wait(timeout=10)
+    process.wait(timeout=120)
 
 
 def test_parameters_that_come_for_other_streams(cuda):

@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 import plimsoll.torch
 from gpt import ROOT
 from marked import received  # noqa: F401
+from preloaded import python
 from test_watch import named, nbytes, network, unwatched  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -140,7 +140,8 @@ def test_deepspeed(received, stage):
         port = s.getsockname()[1]
     place = dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, PYTHONPATH=ROOT / "python")
     environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
-    subprocess.run([sys.executable, "-c", DEEPSPEED, str(stage)], check=True, env=environment, stdout=subprocess.DEVNULL)
+    command = [*python("deepspeed", "plimsoll.torch"), "-c", DEEPSPEED, str(stage)]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     places = [p for p in without_repeats(received.places()) if p]
     passes = ["forward {0}", "backward {0}"] * 2 + ["step {0}", "between steps"]
     assert places == ["initialize 0"] + [p.format(n) for n in (1, 2) for p in passes]

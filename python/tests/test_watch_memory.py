@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 TRAINING = """
 import sys, torch, transformers, plimsoll.torch
+torch.set_num_threads(1)  # no memory of other threads
 config = transformers.GPT2Config(use_cache=False)  # 124 million parameters
 model = transformers.GPT2LMHeadModel(config).train()
 if sys.argv[1] == "plimsoll":
@@ -35,6 +36,7 @@ PARAMETERS = 4 * 124_439_808  # bytes
 def test_memory_is_explained(tmp_path, optimizer):
     recording = tmp_path / "run.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    # A fresh interpreter: a fork begins with the memory of another.
     command = [os.environ["PLIMSOLL"], "run", "--record", recording, "--", sys.executable, "-c", TRAINING, optimizer]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     records = [json.loads(line) for line in recording.read_text().splitlines()]

@@ -13,7 +13,7 @@ import torch
 import plimsoll.torch
 from gpt import GPT, batch, text
 from plimsoll.client import Session
-from plimsoll.torch import ZenFlow
+from plimsoll.torch import ZenFlow, parameter_arena
 from plimsoll.torch.important import Important, Matrix
 from plimsoll.torch.selective import Sums
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
@@ -485,8 +485,9 @@ def big_train(model, optimizer, steps, stepped=None):
     optimizer.synchronize()
 
 
-def test_service_is_killed(service):
+def test_service_is_killed(service, monkeypatch):
     """In updates of important columns and of all others, in moves of columns, and while gradients come."""
+    monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
     mode = ZenFlow(0.1, "step", 4, update_interval=2, full_warm_up_rounds=2)
     undisturbed, model = big_network(), big_network()
     big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 40)

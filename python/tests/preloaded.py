@@ -1,0 +1,151 @@
+"""An interpreter that has imported modules runs programs in forks of itself: to import torch takes seconds.
+
+Tests begin a command with what :func:`python` returns, where they would begin it with ``sys.executable``. What follows are
+``-c`` and a program, or a file, and arguments. A program has a process, an environment, a folder, standard streams and an
+exit status of its own. The process that a test starts waits for it, hands on the signals that can be handed on, and ends as
+it ends. Where that process is killed, the program is killed, but its end may come later: that of its standard output says
+when.
+
+Nobody sees here what happens when Python or torch starts. A test of imports, of the memory of a process, or of an environment
+that is read at the start takes a fresh interpreter.
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+
+HANDED_ON = signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+
+
+TRAINING = "plimsoll.torch", "torch.distributed.fsdp", "torch.distributed.device_mesh", "hypothesis", "pytest"
+
+
+@functools.cache
+def python(*modules):
+    """The beginning of a command. Its interpreter has imported modules, else those of training, and ends with this process."""
+    address = f"plimsoll-tests-{os.getpid()}-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + address)
+        listener.listen(64)
+        command = [sys.executable, __file__, "serve", str(listener.fileno()), *(modules or TRAINING)]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    _servers.append(server)
+    return [sys.executable, "-I", "-S", __file__, "run", address]
+
+
+_servers = []
+
+
+def close():
+    """Ends the interpreters. They would end with this process, but nobody would count what their programs have cost."""
+    while _servers:
+        server = _servers.pop()
+        server.stdin.close()
+        server.wait()
+
+
+def run(address, *arguments):
+    """The process that a test starts."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect("\0" + address)
+        for number in HANDED_ON:
+            signal.signal(number, lambda number, _: connection.send(str(number).encode()))
+        request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+        # A packet has a size, and an environment none. Its file is the fourth one.
+        body = os.memfd_create("request")
+        os.write(body, request)
+        socket.send_fds(connection, [b"run"], [0, 1, 2, body])
+        answer = connection.recv(16)
+    if not answer:
+        sys.exit("the interpreter of preloaded modules has ended: see its standard error")
+    status = int(answer)
+    if status < 0:
+        if -status in HANDED_ON:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def serve(number, *modules):
+    """Waits for requests, until standard input ends. In the process of a program it returns that program's arguments."""
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()  # a program that looked for garbage among modules would copy their pages
+    listener, watching = socket.socket(fileno=int(number)), set()
+    while listener in select.select([listener, 0], [], [])[0]:
+        connection, _ = listener.accept()
+        watching -= {pid for pid in watching if os.waitpid(pid, os.WNOHANG)[0]}
+        if pid := os.fork():
+            watching.add(pid)
+            connection.close()
+            continue
+        listener.close()
+        _, descriptors, _, _ = socket.recv_fds(connection, 16, 4)
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            return enter(descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        watch(child, connection)
+        os._exit(0)
+    for pid in watching:
+        os.waitpid(pid, 0)
+    sys.exit()
+
+
+def watch(child, connection):
+    """Hands on signals to a program and its exit status to who waits for it. Kills it when nobody does any more."""
+    ended = os.pidfd_open(child)
+    while ended not in select.select([ended, connection], [], [])[0]:
+        asked = connection.recv(16)
+        os.kill(child, int(asked) if asked else signal.SIGKILL)
+        if not asked:
+            break
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(BrokenPipeError):  # who waited was killed
+        connection.send(str(status).encode())
+
+
+def enter(descriptors):
+    """Gives this process the standard streams, the environment and the folder of a request, whose arguments it returns."""
+    *streams, body = descriptors
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    with open(body, "rb") as file:
+        file.seek(0)
+        request = json.load(file)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.path[1:1] = [p for p in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if p not in ("", *sys.path[1:])]
+    return request["arguments"]
+
+
+def execute(arguments):
+    """Runs a program as the interpreter does."""
+    if arguments[0] != "-c":
+        sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        run(*sys.argv[2:])
+    execute(serve(*sys.argv[2:]))
