@@ -272,7 +272,8 @@ for n, p in sorted(trainer.model.named_parameters()):
 // and ends with the same bits as without the journey.
 func TestTrainer(t *testing.T) {
 	folder := t.TempDir()
-	interpreter := optimtest.Imported(t, "transformers.trainer", "transformers.models.llama.modeling_llama", "accelerate")
+	interpreter := optimtest.Imported(t, "transformers.trainer", "transformers.models.llama.modeling_llama",
+		"accelerate")
 	write(t, filepath.Join(folder, "documented.py"), documented(t, "names.json"))
 	run := func(arguments ...string) string {
 		out := outputOf(t, interpreter, inTrainer, append([]string{folder}, arguments...)...)

@@ -24,7 +24,8 @@ func python(t *testing.T, program string, arguments ...string) string {
 // withTorch is the interpreter of programs that import torch.
 func withTorch(t *testing.T) *optimtest.Forks {
 	t.Helper()
-	return optimtest.Imported(t, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "safetensors.torch")
+	return optimtest.Imported(t, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
+		"safetensors.torch")
 }
 
 // outputOf runs a program that must succeed, and returns its output.
