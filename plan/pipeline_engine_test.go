@@ -18,7 +18,7 @@ func TestPipelineAgainstDeepSpeed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs Python for some minutes")
 	}
-	python := fresh(t) // DeepSpeed does not end in the forks of an interpreter
+	python := imported(t)
 	for _, c := range []struct {
 		name                    string
 		stages, stage, ranks    int

@@ -86,11 +86,10 @@ def configuration(arguments):
     }
 
 
-def run(arguments, rank, store):
-    """One rank."""
+def run(arguments, rank, store, output):
+    """One rank. That of the stage writes what it has measured."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(arguments.stages * arguments.data)}
-    os.environ |= {"WORLD_SIZE": os.environ["LOCAL_SIZE"], "DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1"}
-    output, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints on its own
+    os.environ |= {"WORLD_SIZE": os.environ["LOCAL_SIZE"], "MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
     world = arguments.stages * arguments.data
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -179,12 +178,23 @@ def parse():
     return arguments
 
 
+def load(arguments):
+    """Imports what ranks need, once for all of them."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed.runtime.pipe.engine  # noqa: F401
+    import torch._inductor.compile_fx  # noqa: F401
+
+    train.build_config(arguments)
+
+
 def main():
     arguments = parse()
+    output, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints on its own
+    load(arguments)
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=run, args=(arguments, rank, store))
+        ranks = [context.Process(target=run, args=(arguments, rank, store, output))
                  for rank in range(arguments.stages * arguments.data)]
         for rank in ranks:
             rank.start()
