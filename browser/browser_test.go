@@ -173,21 +173,23 @@ func (p *tab) scheme(t *testing.T, name string) {
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
 }
 
+// tooWide is how many pixels of a page lie beyond the window.
+const tooWide = `document.documentElement.scrollWidth - innerWidth`
+
 func (p *tab) viewport(t *testing.T, width, height int64) {
 	t.Helper()
 	p.do(t, chromedp.EmulateViewport(width, height))
+	// Charts follow the window a little later. What is too wide in 20 seconds stays so, and is for the caller to report.
+	for began := time.Now(); read[float64](t, p, tooWide) > 0 && time.Since(began) < 20*time.Second; {
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // narrow reports content that is wider than a phone.
 func (p *tab) narrow(t *testing.T) {
 	t.Helper()
 	p.viewport(t, 390, 844)
-	const tooWide = `document.documentElement.scrollWidth - innerWidth`
-	over := read[float64](t, p, tooWide)
-	for began := time.Now(); over > 0 && time.Since(began) < 20*time.Second; over = read[float64](t, p, tooWide) {
-		time.Sleep(10 * time.Millisecond) // charts follow the window a little later
-	}
-	if over > 0 {
+	if over := read[float64](t, p, tooWide); over > 0 {
 		t.Errorf("on a phone, the page is %v pixels too wide", over)
 	}
 }
