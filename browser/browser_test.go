@@ -179,7 +179,7 @@ const tooWide = `document.documentElement.scrollWidth - innerWidth`
 func (p *tab) viewport(t *testing.T, width, height int64) {
 	t.Helper()
 	p.do(t, chromedp.EmulateViewport(width, height))
-	// Charts follow the window a little later. What is too wide in 20 seconds stays so, and is for the caller to report.
+	// Charts follow the window a little later. What is too wide after 20 seconds is for the caller to report.
 	for began := time.Now(); read[float64](t, p, tooWide) > 0 && time.Since(began) < 20*time.Second; {
 		time.Sleep(10 * time.Millisecond)
 	}
