@@ -4,6 +4,8 @@ GO ?= go
 BINARY := bin/plimsoll
 TOOL := $(GO) tool -modfile=tools.mod
 export CGO_ENABLED ?= 0
+# What is compiled in one clone serves the next one.
+export GOFLAGS := $(GOFLAGS) -trimpath
 
 .DEFAULT_GOAL := help
 
@@ -17,7 +19,7 @@ demo: build ## Rehearse the optimizer of Qwen2.5-0.5B on this host
 
 .PHONY: build
 build: ## Build bin/plimsoll
-	$(GO) build -buildvcs=auto -trimpath -o $(BINARY) ./cmd/plimsoll
+	$(GO) build -buildvcs=auto -o $(BINARY) ./cmd/plimsoll
 
 PREFIX ?= /usr/local
 .PHONY: install
@@ -27,13 +29,13 @@ install: build ## Install the program with manual pages and completions under PR
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 js/wasm
 .PHONY: build-all
 build-all: ## Build the program for every system; where there is no Linux, its planner
-	for p in $(PLATFORMS); do GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -trimpath -ldflags '-s -w' \
+	for p in $(PLATFORMS); do GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) build -ldflags '-s -w' \
 		-o bin/$${p%/*}-$${p#*/}/ ./cmd/plimsoll || exit 1; done
 
 PAGE := bin/plimsoll.html
 .PHONY: page
 page: build ## Build bin/plimsoll.html, the planner in a page for any browser
-	GOOS=js GOARCH=wasm $(GO) build -tags page -buildvcs=auto -trimpath -ldflags '-s -w' -o bin/plimsoll.wasm ./cmd/plimsoll
+	GOOS=js GOARCH=wasm $(GO) build -tags page -buildvcs=auto -ldflags '-s -w' -o bin/plimsoll.wasm ./cmd/plimsoll
 	$(GO) run ./cmd/page bin/plimsoll.wasm $$($(GO) env GOROOT)/lib/wasm/wasm_exec.js \
 		"$$($(BINARY) --version | sed 's/.* //')" $(PAGE)
 
@@ -51,7 +53,7 @@ packages: python ## Make archives, deb, rpm, wheels, an OCI image, a bill of mat
 	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/package
 
 .PHONY: test-packages
-test-packages: python ## Install each artefact of dist/ in an empty root, and rehearse with it (Debian, root)
+test-packages: packages ## Install each artefact of dist/ in an empty root, and rehearse with it (Debian, root)
 	PYTHON=$(PYTHON_ENVIRONMENT)/bin/python scripts/test-packages
 
 .PHONY: test-wasm
@@ -66,17 +68,50 @@ test-windows: ## Run tests of the planner as Windows programs, under Wine (insta
 		apt-get install -q -y --no-install-recommends wine wine64 gcc-mingw-w64-x86-64-win32; }
 	GO=$(GO) scripts/test-windows
 
+# The tests that every change waits for. Where a test has more to show than there is time for, -short leaves it out.
 .PHONY: test
-test: ## Run all tests (a few that fail run once more, as tests of real processes depend on the host)
-	@mkdir -p bin; rm -f bin/rerun.txt
-	$(TOOL) gotestsum --format pkgname --hide-summary skipped --rerun-fails=1 --rerun-fails-max-failures=6 \
-		--rerun-fails-report bin/rerun.txt --packages=./... -- -timeout 20m
-	@! test -s bin/rerun.txt || { echo "These tests failed and ran once more:"; cat bin/rerun.txt; }
-	$(GO) test -tags purego ./optim ./optim/kernel/... ./engine/...
+test: ## Run the Go tests (4 minutes on two cores)
+	$(GO) test -short ./...
+
+.PHONY: test-all
+test-all: python ## Run the Go tests at their full size, with real PyTorch (half an hour)
+	$(GO) test -timeout 60m ./...
+
+.PHONY: test-purego
+test-purego: ## Run the tests of the engine with the kernels in plain Go
+	$(GO) test -short -tags purego ./optim ./optim/kernel/... ./engine/...
+
+.PHONY: test-kernels
+test-kernels: ## Check that the assembly is what its generator writes
+	$(GO) -C optim/kernel/_asm test ./...
+
+.PHONY: test-experiments
+test-experiments: ## Run the tests of the two studies
 	$(GO) -C experiments test ./...
 
+.PHONY: parts
+parts: python ## Run the parts of the build that a change needs beside make test (.ci/parts.toml)
+	$(GO) run ./cmd/ci run
+
+.PHONY: all-stamps
+all-stamps: python ## Run every part of the build, whether its inputs have changed or not
+	$(GO) run ./cmd/ci run -all
+
+.PHONY: nightly
+nightly: python ## Run what is too long for every change, and record how it ended (hours)
+	$(GO) run ./cmd/ci nightly
+
+.PHONY: test-times
+test-times: python ## Measure every package and Python file alone, and write the table of CONTRIBUTING.md
+	$(GO) run ./cmd/ci times
+
+STRESS_RUNS ?= 20
+.PHONY: stress
+stress: ## Run the tests STRESS_RUNS times (20) on a host made busy: cores, memory, processes that stand still
+	GO=$(GO) scripts/stress $(STRESS_RUNS)
+
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist pytest-rerunfailures hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 
@@ -88,17 +123,22 @@ $(PYTHON_INSTALLED):
 	$(PYTHON_ENVIRONMENT)/bin/python -m pip install --quiet $(PYTHON_PACKAGES)
 	touch $@
 
-# A test that fails is run once more, since some depend on time: the report names it (-r R). One that fails again, fails.
-PYTEST_FLAGS := --quiet --reruns 1 -r R
+PYTEST_FLAGS := --quiet
+PYTEST_WORKERS := 2
+PYTEST = PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS)
 
 .PHONY: test-python
 test-python: build python ## Run the tests of the PyTorch client
-	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 --dist worksteal python
+	$(PYTEST) -n $(PYTEST_WORKERS) --dist worksteal python
+
+.PHONY: test-python-all
+test-python-all: build python ## Run the tests of the PyTorch client in every combination
+	$(PYTEST) --nightly -n $(PYTEST_WORKERS) --dist worksteal python
 
 .PHONY: test-standin
 test-standin: build python ## Run the PyTorch client on the stand-in device (needs a C++ compiler; installs it on Debian as root)
 	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
-	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTEST_FLAGS) -n 2 python/tests/standin
+	$(PYTEST) -n $(PYTEST_WORKERS) python/tests/standin
 
 .PHONY: test-gpu
 test-gpu: build python ## Run StateOffload on a CUDA GPU, with rates of its copies and high-water marks (skips without one)
@@ -148,13 +188,12 @@ test-numa: ## Run tests on an emulated machine with three NUMA nodes (installs Q
 test-nfs: ## Run the tests of checkpoints on NFS, on an emulated machine (installs QEMU on Debian as root)
 	scripts/test-nfs
 
-# Packages that vet compiles with -trimpath, build-all finds compiled.
 .PHONY: lint
 lint: ## Check format, vet, staticcheck and generated files
 	@test -z "$$(gofmt -l .)" || { gofmt -d .; exit 1; }
 	$(GO) vet ./...
 	for p in $(filter-out linux/amd64 darwin/arm64,$(PLATFORMS)); do \
-		GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) vet -trimpath ./... || exit 1; done
+		GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) vet ./... || exit 1; done
 	$(GO) vet -tags purego ./...
 	$(TOOL) staticcheck ./...
 	$(GO) -C optim/kernel/_asm vet ./...

@@ -181,6 +181,7 @@ var mayOpen = map[string]string{
 	"view/program.go":          "it opens the terminal",
 	"cmd/plimsoll/view.go":     "it opens /dev/null",
 	"cmd/accuracy/":            "it is not a part of the program",
+	"cmd/ci/":                  "it is not a part of the program",
 	"cmd/page/":                "it is not a part of the program",
 	"experiments/":             "it is not a part of the program",
 	"host/hosttest/":           "it is for tests, and reads their data",
