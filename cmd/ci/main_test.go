@@ -59,13 +59,14 @@ func newCheckout(t *testing.T) checkout {
 			t.Skip(err)
 		}
 	}
-	for name, value := range map[string]string{"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
-		"GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_GLOBAL": os.DevNull, "GIT_CONFIG_SYSTEM": os.DevNull, "MAKEFLAGS": ""} {
+	for name, value := range map[string]string{"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b",
+		"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_GLOBAL": os.DevNull,
+		"GIT_CONFIG_SYSTEM": os.DevNull, "MAKEFLAGS": ""} {
 		t.Setenv(name, value)
 	}
 	c := checkout{t, filepath.Join(t.TempDir(), "tree")}
-	for name, text := range map[string]string{partsFile: parts, "Makefile": makefile, "slow/a.go": "one", "README": "one",
-		"other": "one", "go.mod": "one", "go.sum": "one"} {
+	for name, text := range map[string]string{partsFile: parts, "Makefile": makefile, "slow/a.go": "one",
+		"README": "one", "other": "one", "go.mod": "one", "go.sum": "one"} {
 		c.write(name, text)
 	}
 	c.git("init", "--quiet")

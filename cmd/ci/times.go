@@ -166,8 +166,8 @@ func secondsOfModules(report []byte) (map[string]float64, error) {
 func table(parts, slowest []row) string {
 	var text strings.Builder
 	write := func(title string, rows []row) {
-		fmt.Fprintf(&text, "| %s | seconds | of CPU | what they are spent on | what nothing else shows |\n|---|---|---|---|---|\n",
-			title)
+		fmt.Fprintf(&text, "| %s | seconds | of CPU | what they are spent on | what nothing else shows |\n", title)
+		text.WriteString("|---|---|---|---|---|\n")
 		for _, r := range rows {
 			cpu := "-"
 			if r.cpu > 0 {
@@ -188,7 +188,8 @@ func replaceTable(text, table string) (string, error) {
 	before, rest, begins := strings.Cut(text, tableBegin)
 	_, after, ends := strings.Cut(rest, tableEnd)
 	if !begins || !ends {
-		return "", fmt.Errorf("%s has no place for the table: expected the lines %q and %q", timesFile, tableBegin, tableEnd)
+		return "", fmt.Errorf("%s has no place for the table: expected the lines %q and %q",
+			timesFile, tableBegin, tableEnd)
 	}
 	return before + tableBegin + "\n" + table + "\n" + tableEnd + after, nil
 }
