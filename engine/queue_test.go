@@ -161,7 +161,11 @@ func TestWaitingForAllIsWaitingForTheStep(t *testing.T) {
 	}
 	defer s.Close()
 	fillShard(s)
-	for step := int64(1); step <= 10_000; step++ {
+	steps := int64(10_000)
+	if testing.Short() {
+		steps = 1000
+	}
+	for step := int64(1); step <= steps; step++ {
 		if err := beginNext(s); err != nil {
 			t.Fatal(err)
 		}
