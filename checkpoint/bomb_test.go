@@ -73,7 +73,7 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	archive := func(method uint16, count int, content []byte) []byte {
 		return zipOf(t, slices.Repeat([]zipEntry{{"archive/data.pkl", method, content}}, count)...)
 	}
-	pickle := append([]byte("\x80\x02"), append(bytes.Repeat([]byte("]"), 4<<20), '.')...)
+	pickle := append([]byte("\x80\x02"), append(bytes.Repeat([]byte("]"), 8<<20), '.')...)
 	shared := archive(zip.Store, 100, make([]byte, 100))
 	// Every entry of the directory is at the place of the first, and has all bytes.
 	const sizes, place = 20, 42

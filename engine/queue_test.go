@@ -5,6 +5,7 @@ package engine
 import (
 	"bytes"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -105,7 +106,7 @@ func oneWorker(t *testing.T) *Shard {
 // await waits until a condition holds.
 func await(t *testing.T, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Microsecond) {
+	for deadline := time.Now().Add(time.Minute); !holds(); runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatal("waited for a minute")
 		}
