@@ -109,7 +109,8 @@ func withDeepSpeed(t *testing.T) *optimtest.Forks {
 	t.Helper()
 	t.Setenv("DS_ACCELERATOR", "cpu")
 	t.Setenv("DEEPSPEED_LOG_LEVEL", "error")
-	return optimtest.Imported(t, "torch", "deepspeed")
+	// The first optimizer of a process imports torch._dynamo.
+	return optimtest.Imported(t, "torch", "deepspeed", "torch._dynamo")
 }
 
 // twoOf runs a program with two ranks, and returns what it shows.
