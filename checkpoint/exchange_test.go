@@ -109,8 +109,9 @@ func withDeepSpeed(t *testing.T) *optimtest.Forks {
 	t.Helper()
 	t.Setenv("DS_ACCELERATOR", "cpu")
 	t.Setenv("DEEPSPEED_LOG_LEVEL", "error")
-	// The first optimizer of a process imports torch._dynamo.
-	return optimtest.Imported(t, "torch", "deepspeed", "torch._dynamo")
+	// DeepSpeed's engine and the first optimizer of a process import the others.
+	return optimtest.Imported(t, "torch", "deepspeed", "torch._dynamo", "torch._inductor.compile_fx",
+		"deepspeed.module_inject")
 }
 
 // twoOf runs a program with two ranks, and returns what it shows.
@@ -404,7 +405,8 @@ func TestDistributedCheckpoint(t *testing.T) {
 			if form == "nested" || !testing.Short() {
 				program := documented(t, "set_optimizer_state_dict")
 				if back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", program); !slices.Equal(back, shown) {
-					t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
+					t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back),
+						len(shown))
 				}
 			}
 			writtenBack(t, own, interpreter, form, shown)
