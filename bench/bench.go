@@ -154,7 +154,7 @@ func closeAll[T io.Closer](all []T) error {
 
 // leastSample is the least time of all whole steps of a sample together. It is long beside the kernel's clock tick of
 // 10 ms, the unit in which the kernel counts other processes.
-const leastSample = 100 * time.Millisecond
+var leastSample = 100 * time.Millisecond
 
 // steps measures whole steps of the engine.
 type steps struct {

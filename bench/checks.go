@@ -47,10 +47,9 @@ func (c Checks) StopAdded() time.Duration {
 }
 
 // The time and the rounds in which collections are forced.
-const (
-	collectingTime   = 200 * time.Millisecond
-	collectingRounds = 3
-)
+var collectingTime = 200 * time.Millisecond
+
+const collectingRounds = 3
 
 func (p *Suite) check(ctx context.Context, w watch, s *steps, repeats int) (*Checks, error) {
 	c := &Checks{}

@@ -52,8 +52,8 @@ func TestDisturbedRoundsAreThrownAway(t *testing.T) {
 	}
 	made := 0
 	kept, r, err := rounds(context.Background(), watch{cpus: h.CPUs}, 2, func() (int, error) {
-		// Wait until the others have really run for as long as all CPUs do in 200 ms.
-		for begin := used(); used()-begin < time.Duration(len(others))*200*time.Millisecond; {
+		// Wait until the others have really run for as long as all CPUs do in 100 ms.
+		for begin := used(); used()-begin < time.Duration(len(others))*100*time.Millisecond; {
 			time.Sleep(20 * time.Millisecond)
 		}
 		made++

@@ -28,7 +28,7 @@ func taken(f func()) int64 {
 
 // TestPickleTakesFewTimesItsLength has pickles that make the most of every byte.
 func TestPickleTakesFewTimesItsLength(t *testing.T) {
-	const length = 4 << 20
+	const length = 5 << 19 // more than maxStack
 	numbered := func(opcode string) string {
 		b := []byte{}
 		for i := uint32(0); len(b) < length; i++ {
@@ -73,7 +73,7 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 	archive := func(method uint16, count int, content []byte) []byte {
 		return zipOf(t, slices.Repeat([]zipEntry{{"archive/data.pkl", method, content}}, count)...)
 	}
-	pickle := append([]byte("\x80\x02"), append(bytes.Repeat([]byte("]"), 32<<20), '.')...)
+	pickle := append([]byte("\x80\x02"), append(bytes.Repeat([]byte("]"), 8<<20), '.')...)
 	shared := archive(zip.Store, 100, make([]byte, 100))
 	// Every entry of the directory is at the place of the first, and has all bytes.
 	const sizes, place = 20, 42

@@ -109,7 +109,9 @@ func withDeepSpeed(t *testing.T) *optimtest.Forks {
 	t.Helper()
 	t.Setenv("DS_ACCELERATOR", "cpu")
 	t.Setenv("DEEPSPEED_LOG_LEVEL", "error")
-	return optimtest.Imported(t, "torch", "deepspeed")
+	// DeepSpeed's engine and the first optimizer of a process import the others.
+	return optimtest.Imported(t, "torch", "deepspeed", "torch._dynamo", "torch._inductor.compile_fx",
+		"deepspeed.module_inject")
 }
 
 // twoOf runs a program with two ranks, and returns what it shows.
@@ -168,6 +170,9 @@ func TestDeepSpeed(t *testing.T) {
 		{"3", "AdamW", loads + documented(t, "engine.optimizer.optimizer")},
 		{"3", "DeepSpeedCPUAdam", loads},
 	} {
+		if testing.Short() && (test.stage != "3" || test.optimizer != "AdamW") {
+			continue // examples/deepspeed has the files of ZeRO 2
+		}
 		t.Run("ZeRO "+test.stage+", "+test.optimizer, func(t *testing.T) {
 			if _, err := exec.LookPath("c++"); err != nil && test.optimizer == "DeepSpeedCPUAdam" {
 				t.Skip("DeepSpeed builds its optimizer with c++, which is not here")
@@ -354,6 +359,9 @@ func documented(t *testing.T, has string) string {
 func writtenBack(t *testing.T, c *Checkpoint, interpreter *optimtest.Forks, form string, shown []string) {
 	t.Helper()
 	ranksOf := map[string][]int{"nested": {1, 4}, "flat": {2}}
+	if testing.Short() {
+		ranksOf = map[string][]int{"nested": {1}}
+	}
 	for _, ranks := range ranksOf[form] {
 		path := filepath.Join(t.TempDir(), "fsdp")
 		if err := c.writeDistributed(t.Context(), path, int64(100*ranks), nil); err != nil {
@@ -394,9 +402,12 @@ func TestDistributedCheckpoint(t *testing.T) {
 			if err := own.WriteTorch(t.Context(), exported, nil); err != nil {
 				t.Fatal(err)
 			}
-			back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", documented(t, "set_optimizer_state_dict"))
-			if !slices.Equal(back, shown) {
-				t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back), len(shown))
+			if form == "nested" || !testing.Short() {
+				program := documented(t, "set_optimizer_state_dict")
+				if back := twoOf(t, interpreter, inFSDP, exported, form, "AdamW", program); !slices.Equal(back, shown) {
+					t.Errorf("FSDP2 has loaded %d tensors, which are not the %d that it has saved", len(back),
+						len(shown))
+				}
 			}
 			writtenBack(t, own, interpreter, form, shown)
 			if err := os.Truncate(filepath.Join(folder, "__1_0.distcp"), 10000); err != nil {

@@ -90,13 +90,13 @@ func staysSmall(t *testing.T, name string, most ledger.Bytes, do func() error) {
 	}
 }
 
-// TestMegatronMemoryStaysSmall: a copy of 112 MiB is made and filled in some buffers.
+// TestMegatronMemoryStaysSmall: a copy of 56 MiB is made and filled in some buffers.
 func TestMegatronMemoryStaysSmall(t *testing.T) {
 	like := filepath.Join(t.TempDir(), "like")
 	python(t, `
 import sys, torch, torch.distributed.checkpoint as dcp
 path, name = sys.argv[1], "mlp.weight"
-state = {f"optimizer.state.{c}.{name}": torch.rand(8 << 10, 1 << 10) for c in ("param", "exp_avg", "exp_avg_sq")}
+state = {f"optimizer.state.{c}.{name}": torch.rand(4 << 10, 1 << 10) for c in ("param", "exp_avg", "exp_avg_sq")}
 state[name] = state["optimizer.state.param." + name].bfloat16()
 dcp.save(state, checkpoint_id=path, no_dist=True)
 open(path + "/metadata.json", "w").write('{"sharded_backend": "torch_dist"}')
@@ -112,21 +112,21 @@ torch.save({"optimizer": {"optimizer": {"param_groups": [{"step": 3}]}}}, path +
 	})
 }
 
-// TestZeroMemoryStaysSmall: a copy of 112 MiB is made and filled in some buffers, though its pickle is written again,
+// TestZeroMemoryStaysSmall: a copy of 56 MiB is made and filled in some buffers, though its pickle is written again,
 // because the step is a number in it.
 func TestZeroMemoryStaysSmall(t *testing.T) {
 	folder := t.TempDir()
 	python(t, `
 import os, sys, torch
-def t(): return torch.rand(8 << 20)
+def t(): return torch.rand(4 << 20)
 for step in (2, 3):
     path = sys.argv[1] + f"/{step}/"
     os.mkdir(path)
     adam = {"state": {0: {"step": step, "exp_avg": t(), "exp_avg_sq": t()}}, "param_groups": [{"params": [0], "lr": 0.1, "step": 0}]}
     state = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [t()], "optimizer_state_dict": adam}
     torch.save({"optimizer_state_dict": state}, path + "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    module = {"mlp.weight": t().view(8 << 10, 1 << 10).half()}
-    torch.save({"module": module, "param_shapes": [{"mlp.weight": torch.Size([8 << 10, 1 << 10])}]}, path + "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    module = {"mlp.weight": t().view(4 << 10, 1 << 10).half()}
+    torch.save({"module": module, "param_shapes": [{"mlp.weight": torch.Size([4 << 10, 1 << 10])}]}, path + "zero_pp_rank_0_mp_rank_00_model_states.pt")
 `, folder)
 	c, err := OpenDeepSpeed(t.Context(), filepath.Join(folder, "3"), nil)
 	if err != nil {

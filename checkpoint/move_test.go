@@ -271,6 +271,9 @@ for n, p in sorted(trainer.model.named_parameters()):
 // TestTrainer: state of Hugging Face's Trainer comes in, and goes back in the place of another one. Trainer resumes,
 // and ends with the same bits as without the journey.
 func TestTrainer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestTorchLike goes the same way without transformers, whose import takes seconds")
+	}
 	folder := t.TempDir()
 	interpreter := optimtest.Imported(t, "transformers.trainer", "transformers.models.llama.modeling_llama",
 		"accelerate")

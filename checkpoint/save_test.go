@@ -11,10 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"plimsoll/dtype"
 	"plimsoll/optim/kernel"
@@ -115,15 +115,18 @@ func trainForEver(directory string) {
 		fmt.Println("saving")
 		for _, s := range job {
 			step(f, s, crashSeed)
+			fmt.Println("stepped")
 		}
 		for _, saving := range savings {
 			if err := saving.Wait(); err != nil {
 				f.Fatalf("%v", err)
 			}
+			fmt.Println("saved")
 		}
 		if _, err := Commit(directory, savings[0].Step(), ""); err != nil {
 			f.Fatalf("%v", err)
 		}
+		fmt.Println("committed")
 	}
 }
 
@@ -139,7 +142,7 @@ func TestKilledAnywhere(t *testing.T) {
 	train(t, reference, crashSeed, 0)
 	newest, underway := int64(-1), 0
 	for kill := range kills {
-		killChild(t, directory, 1+kill%3)
+		killChild(t, directory, 1+rand.N(24))
 		names := filesOf(t, directory)
 		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, savingPrefix) }) {
 			underway++
@@ -179,9 +182,9 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// killChild starts a child and kills it in one of its first three saves, or soon
-// after.
-func killChild(t *testing.T, directory string, saves int) {
+// killChild starts a child and kills it soon after so many lines that say what it has
+// done.
+func killChild(t *testing.T, directory string, lines int) {
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childVariable+"="+directory)
 	child.Stderr = os.Stderr
@@ -192,13 +195,15 @@ func killChild(t *testing.T, directory string, saves int) {
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for lines := bufio.NewScanner(out); saves > 0 && lines.Scan(); {
-		saves--
+	for said := bufio.NewScanner(out); lines > 0 && said.Scan(); {
+		lines--
 	}
-	if saves > 0 {
+	if lines > 0 {
 		t.Fatalf("the child ended: %v", child.Wait())
 	}
-	time.Sleep(rand.N(40 * time.Millisecond))
+	for range rand.N(1000) {
+		runtime.Gosched()
+	}
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -24,8 +24,9 @@ func python(t *testing.T, program string, arguments ...string) string {
 // withTorch is the interpreter of programs that import torch.
 func withTorch(t *testing.T) *optimtest.Forks {
 	t.Helper()
+	// The first optimizer of a process imports torch._dynamo.
 	return optimtest.Imported(t, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
-		"safetensors.torch")
+		"safetensors.torch", "torch._dynamo")
 }
 
 // outputOf runs a program that must succeed, and returns its output.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"k8s.io/utils/cpuset"
 
@@ -528,20 +529,40 @@ func (p *Placement) hostsNeeded(fits func(Job) bool) (int, bool) {
 }
 
 func (p *Placement) largestModel(fits func(Job) bool) (string, *model.Model) {
-	name, largest := "", (*model.Model)(nil)
-	for _, candidate := range model.Catalog() {
-		m, err := model.Load(candidate)
-		if err != nil || largest != nil && m.Elements() <= largest.Elements() {
+	for _, candidate := range catalog() {
+		if candidate.elements >= p.Model.Elements() {
+			continue
+		}
+		m, err := model.Load(candidate.name)
+		if err != nil {
 			continue
 		}
 		j := *p.Job
 		j.Model = m
-		if m.Elements() < p.Model.Elements() && fits(j) {
-			name, largest = candidate, m
+		if fits(j) {
+			return candidate.name, m
 		}
 	}
-	return name, largest
+	return "", nil
 }
+
+// sizedModel is a model of the catalog.
+type sizedModel struct {
+	name     string
+	elements int64
+}
+
+// catalog returns the models of the catalog, the largest first. To count the elements of all takes half a second.
+var catalog = sync.OnceValue(func() []sizedModel {
+	var all []sizedModel
+	for _, name := range model.Catalog() {
+		if m, err := model.Load(name); err == nil {
+			all = append(all, sizedModel{name, m.Elements()})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b sizedModel) int { return cmp.Compare(b.elements, a.elements) })
+	return all
+})
 
 // plural returns the number and the noun: "1 rank", "2 ranks".
 func plural(n int, noun string) string {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -130,7 +131,7 @@ func TestKilledWhileAccumulating(t *testing.T) {
 		})
 		ended <- err
 	}()
-	hit := killService(t, r, &x.trainer, &steps, 10*time.Millisecond, accumulating, accumulating, writingMoments)
+	hit := killService(t, r, &x.trainer, &steps, 16, accumulating, accumulating, writingMoments)
 	enough.Store(true)
 	if err := <-ended; err != nil {
 		t.Fatal(err)
@@ -154,6 +155,21 @@ func TestKilledWhileAccumulating(t *testing.T) {
 	}
 	if err := errors.Join(s.Detach(), killed.Detach()); err != nil {
 		t.Error(err)
+	}
+}
+
+// awaitSum waits until the service has added to a random gradient, in the midst of an accumulation.
+func awaitSum(t *testing.T, s *servicetest.Session, random *rand.Rand, before, after []byte) {
+	t.Helper()
+	at := random.IntN(len(before))
+	for before[at] == after[at] {
+		at = (at + 1) % len(before)
+	}
+	began := time.Now()
+	for s.Gradients.Bytes()[at] == before[at] {
+		if runtime.Gosched(); time.Since(began) > time.Minute {
+			t.Fatalf("the service has not added to byte %d of the gradients within a minute", at)
+		}
 	}
 }
 
@@ -206,13 +222,11 @@ func TestBothDieWhileAccumulating(t *testing.T) {
 		if _, err := s.Send(protocol.Accumulate, protocol.Encode(request)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))
-		process := r.Process()
-		r.Kill()
+		awaitSum(t, s, random, sums[before], sums[before+1])
+		r.killAndWait(t)
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the end of the service", func() bool { return r.Process() != process })
 		s = mustOpen(t, r.Socket, document)
 		switch w := s.Welcome; {
 		case w.ClearedStep != 0 || w.Accumulated != int64(before) &&
@@ -296,9 +310,7 @@ func TestAccumulateIsCounted(t *testing.T) {
 	if err := s.StepPrepared(3, 1, true); err != nil {
 		t.Fatal(err)
 	}
-	process := r.Process()
-	r.Kill()
-	await(t, "the end of the service", func() bool { return r.Process() != process })
+	r.killAndWait(t)
 	s = mustOpen(t, r.Socket, document)
 	if w := s.Welcome; w.Accumulated != 2 || w.Accumulating != 0 || w.ClearedStep != 2 || w.Step != 3 {
 		t.Errorf("the session is %+v", w)

@@ -11,7 +11,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -75,6 +74,7 @@ func holdPatiently(socket string, d *protocol.HoldDocument) (*servicetest.Held, 
 type holder struct {
 	*servicetest.Held
 	document *protocol.HoldDocument
+	tell     func() // of each region that is written; or nil
 }
 
 // word returns what the states of a chunk consist of after a step.
@@ -144,6 +144,9 @@ func (h holder) step() {
 			}
 		}
 		h.Control.Position.Add(1)
+		if h.tell != nil {
+			h.tell()
+		}
 	}
 }
 
@@ -177,7 +180,8 @@ func holdInThisProcess(text string) error {
 	if err != nil {
 		return err
 	}
-	h := holder{held, job.Document}
+	test := os.NewFile(tellDescriptor, "the test")
+	h := holder{held, job.Document, func() { _, _ = test.Write([]byte{1}) }}
 	if err := h.begin(); err != nil {
 		return err
 	}
@@ -200,20 +204,14 @@ func TestKilledTrainersLeaveStatesOfOneStep(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				command := exec.Command(os.Args[0])
-				command.Env = append(os.Environ(), holdVariable+"="+string(text))
-				command.Stderr = &r.log
-				if err := command.Start(); err != nil {
-					t.Fatal(err)
-				}
-				await(t, "the trainer", func() bool { return len(r.overview(t).Sessions) > 0 && holderOf(r, t) != 0 })
-				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Millisecond))))
-				_ = command.Process.Kill()
-				_ = command.Wait() // was killed
+				trainer := startTeller(t, holdVariable+"="+string(text))
+				trainer.awaitMore(t, "regions", 1+random.Int64N(20))
+				linger(random)
+				trainer.kill(t)
 				if i%8 == 0 {
 					r.killAndWait(t)
 				}
-				h := holder{mustHold(t, r.Socket, d), d}
+				h := holder{mustHold(t, r.Socket, d), d, nil}
 				at := h.Moment()
 				if err := h.check(); err != nil || at.Steps < last {
 					t.Fatalf("after step %d: %+v, %v", last, at, err)
@@ -242,44 +240,39 @@ func TestKilledTrainersLeaveStatesOfOneStep(t *testing.T) {
 	}
 }
 
-// holderOf returns the process that holds the first session.
-func holderOf(r *running, t *testing.T) int64 { return r.overview(t).Sessions[0].Client }
-
 // TestSavesOfStatesAreOfOneStep saves while steps go on, and kills the service now and then. Each checkpoint that is
 // committed is of one step.
 func TestSavesOfStatesAreOfOneStep(t *testing.T) {
 	r, d := startService(t), holdDocument()
 	directory := t.TempDir()
 	var enough atomic.Bool
-	killed := make(chan int)
+	var progress events
+	killed := make(chan int, 1)
 	go func() {
-		random, count := rand.New(rand.NewPCG(5, 5)), 0
-		for !enough.Load() {
-			time.Sleep(time.Duration(random.Int64N(int64(30 * time.Millisecond))))
-			r.Kill()
-			count++
-		}
-		killed <- count
+		defer close(killed)
+		killed <- killAsItGoes(t, r, &progress, &enough)
 	}()
-	h := holder{mustHold(t, r.Socket, d), d}
+	h := holder{mustHold(t, r.Socket, d), d, progress.tell}
 	committed, failed := 0, 0
-	for committed < kills()/4 {
+	for committed < kills()/2 || failed < kills()/4 {
 		h.step()
 		err := h.SaveStep(directory, h.Moment().Steps)
 		step := h.Moment().Steps
 		for i := 0; i < 3 && err == nil; i++ {
 			h.step() // waits for the save where it must
 		}
+		progress.tell()
 		if err == nil {
 			_, err = h.Saved()
 		}
+		progress.tell()
 		if err == nil {
 			err = h.Commit(directory, step)
 		}
 		if errors.Is(err, client.ErrLost) {
 			failed++
 			_ = h.Detach() // the connection is lost
-			h = holder{mustHold(t, r.Socket, d), d}
+			h = holder{mustHold(t, r.Socket, d), d, progress.tell}
 			err = h.check()
 		} else if err == nil {
 			committed++
@@ -287,15 +280,38 @@ func TestSavesOfStatesAreOfOneStep(t *testing.T) {
 		}
 		if err != nil {
 			enough.Store(true)
+			progress.tell()
 			t.Fatal(err)
 		}
 	}
 	enough.Store(true)
-	if n := <-killed; n == 0 || failed == 0 {
+	progress.tell()
+	if n := <-killed; n < failed {
 		t.Errorf("%d kills have broken %d saves off", n, failed)
 	}
 	if err := h.check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// killAsItGoes kills the service each time that its holder has come further by a random number of events, and returns
+// how often. A kill waits for what the holder does with the service that was started after the last one, however long
+// that takes to start.
+func killAsItGoes(t *testing.T, r *running, progress *events, enough *atomic.Bool) (count int) {
+	random := rand.New(rand.NewPCG(5, 5))
+	for {
+		before, _ := progress.soFar()
+		more := 1 + random.Int64N(60)
+		progress.await(t, "the holder of the states", func() bool {
+			now, _ := progress.soFar()
+			return now >= before+more || enough.Load()
+		})
+		if enough.Load() {
+			return count
+		}
+		linger(random)
+		r.killAndWait(t)
+		count++
 	}
 }
 
@@ -330,7 +346,7 @@ func checkStatesAt(directory string, d *protocol.HoldDocument, step int64) error
 // TestLoadedStatesRestAtTheirStep loads checkpoints of even and odd steps, in sessions that are cut into other chunks.
 func TestLoadedStatesRestAtTheirStep(t *testing.T) {
 	r, d := startService(t), holdDocument()
-	h := holder{mustHold(t, r.Socket, d), d}
+	h := holder{mustHold(t, r.Socket, d), d, nil}
 	other := holdDocument(func(d *protocol.HoldDocument) { d.Instance = 1; slices.Reverse(d.Chunks) })
 	for _, step := range []int64{1, 2} {
 		directory := t.TempDir()
@@ -362,7 +378,7 @@ func second(_ int64, err error) error { return err }
 func TestLoadsOfOtherStatesAreRefused(t *testing.T) {
 	r, d := startService(t), holdDocument()
 	directory := t.TempDir()
-	h := holder{mustHold(t, r.Socket, d), d}
+	h := holder{mustHold(t, r.Socket, d), d, nil}
 	h.step()
 	if err := errors.Join(h.SaveStep(directory, 1), second(h.Saved()), h.Commit(directory, 1)); err != nil {
 		t.Fatal(err)
@@ -384,7 +400,7 @@ func TestLoadsOfOtherStatesAreRefused(t *testing.T) {
 		{func(d *protocol.HoldDocument) { d.Part = "other" }, `load: *it has no tensor "embed.exp_avg" in part other`},
 	} {
 		different := holdDocument(func(d *protocol.HoldDocument) { d.Instance = i + 1 }, test.change)
-		x := holder{mustHold(t, r.Socket, different), different}
+		x := holder{mustHold(t, r.Socket, different), different, nil}
 		x.step()
 		_, err := x.Load(directory)
 		wantError(t, err, protocol.Storage, test.want)
@@ -402,7 +418,7 @@ func TestLoadsOfOtherStatesAreRefused(t *testing.T) {
 func TestBrokenLoadsLeaveNoStates(t *testing.T) {
 	r, d := startService(t), holdDocument()
 	directory := t.TempDir()
-	h := holder{mustHold(t, r.Socket, d), d}
+	h := holder{mustHold(t, r.Socket, d), d, nil}
 	h.step()
 	if err := errors.Join(h.SaveStep(directory, 1), second(h.Saved()), h.Commit(directory, 1)); err != nil {
 		t.Fatal(err)
@@ -440,8 +456,8 @@ func TestBrokenLoadsLeaveNoStates(t *testing.T) {
 	if err := os.WriteFile(files[0], text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.Load(directory); err != nil || (holder{x, empty}).check() != nil {
-		t.Error(err, holder{x, empty}.check())
+	if _, err := x.Load(directory); err != nil || (holder{x, empty, nil}).check() != nil {
+		t.Error(err, holder{x, empty, nil}.check())
 	}
 }
 
@@ -490,7 +506,7 @@ func TestTornStatesAreNotSaved(t *testing.T) {
 	t.Cleanup(func() { positionPatience = was })
 	server, socket := serveHere(t)
 	d := holdDocument(withoutRecovery)
-	h := holder{mustHold(t, socket, d), d}
+	h := holder{mustHold(t, socket, d), d, nil}
 	h.step()
 	h.Control.Position.Add(2)
 	wantError(t, h.SaveStep(t.TempDir(), 2), protocol.OutOfOrder, "save of step 2: 2 of 3 chunks have had it, and no "+

@@ -10,14 +10,12 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +45,8 @@ type trainer struct {
 	Phase string
 
 	activity, mended *atomic.Uint32
+	changed          events   // the activities; see now
+	tellTest         *os.File // tells them to the test, from a process of its own
 	random           *rand.Rand
 	begun            int64 // the last step that this process began before its gradients were there
 }
@@ -68,7 +68,16 @@ const (
 )
 
 // does records the current activity.
-func (x *trainer) does(activity uint32) { x.activity.Store(x.activity.Load()&saving | activity) }
+func (x *trainer) does(activity uint32) { x.now(x.activity.Load()&saving | activity) }
+
+// now records the current activities, and tells the test of them.
+func (x *trainer) now(activities uint32) {
+	x.activity.Store(activities)
+	x.changed.tell()
+	if x.tellTest != nil {
+		_, _ = x.tellTest.Write([]byte{1}) // fails if the test has ended
+	}
+}
 
 // is reports whether an activity is the one meant.
 func is(activity, meant uint32) bool {
@@ -108,7 +117,7 @@ func (x *trainer) train(stop func(step int64) bool) (*servicetest.Session, error
 		return nil, err
 	}
 	for {
-		x.activity.Store(opening)
+		x.now(opening)
 		s, err := openPatiently(x.Socket, x.Document)
 		if err != nil {
 			return nil, err
@@ -167,7 +176,7 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 		var err error
 		switch {
 		case saved < 0 && step%5 == 0:
-			x.activity.Or(saving)
+			x.now(x.activity.Load() | saving)
 			saved, err = s.Save(x.Checkpoints, nil)
 		case saved >= 0 && x.random.IntN(3) == 0:
 			err = x.commit(s, saved)
@@ -186,7 +195,7 @@ func (x *trainer) goOn(s *servicetest.Session, stop func(step int64) bool) error
 			return err
 		}
 	}
-	x.activity.Store(opening)
+	x.now(opening)
 	return nil
 }
 
@@ -252,7 +261,7 @@ func (x *trainer) arrive(s *servicetest.Session, step int64) error {
 	for i, r := range ranges {
 		if i == (len(ranges)+1)/2 {
 			x.does(arriving)
-			time.Sleep(time.Millisecond) // as long as a part of a backward pass
+			linger(x.random)
 		}
 		putGradients(s, step, int64(r.First), int64(r.First+r.Count))
 		if err := s.ReadyFor(step, int64(r.First), int64(r.Count)); err != nil {
@@ -289,8 +298,7 @@ func (x *trainer) commit(s *servicetest.Session, step int64) error {
 	if saved != step {
 		return fmt.Errorf("saved is of step %d, and step %d was being saved", saved, step)
 	}
-	x.activity.And(^uint32(saving))
-	x.does(committing)
+	x.now(committing)
 	if err := s.Commit(x.Checkpoints, step); err != nil {
 		return err
 	}
@@ -306,7 +314,7 @@ func (x *trainer) commit(s *servicetest.Session, step int64) error {
 
 // trainInThisProcess trains until this process is killed.
 func trainInThisProcess(text string) error {
-	x := &trainer{}
+	x := &trainer{tellTest: os.NewFile(tellDescriptor, "the test")}
 	if err := json.Unmarshal([]byte(text), x); err != nil {
 		return err
 	}
@@ -338,39 +346,34 @@ func kills() int {
 }
 
 // killService kills the service at random instants. One half of the kills hit the
-// training anywhere, some of them the start of a service after a kill. The other half
-// hit given activities.
-func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, within time.Duration, at ...uint32) hits {
+// training anywhere, at most so many activities after two steps. Some of them hit the start
+// of a service after a kill. The other half hit given activities.
+func killService(t *testing.T, r *running, x *trainer, steps *atomic.Int64, within int64, at ...uint32) hits {
 	random := rand.New(rand.NewPCG(7, 7))
 	hit := hits{}
 	for i := range kills() {
-		if random.IntN(8) > 0 {
+		starts := random.IntN(8) == 0
+		if !starts {
 			before := steps.Load()
-			await(t, "a step", func() bool { return steps.Load() >= before+2 })
+			x.changed.await(t, "a step", func() bool { return steps.Load() >= before+2 })
 		}
-		if i%2 == 0 {
-			time.Sleep(time.Duration(random.Int64N(int64(within))))
-		} else {
-			await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at[i/2%len(at)]) })
-			time.Sleep(time.Duration(random.Int64N(int64(300 * time.Microsecond))))
+		if i%2 == 1 {
+			x.changed.await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at[i/2%len(at)]) })
+		} else if !starts {
+			x.changed.awaitMore(t, "activities", random.Int64N(within))
 		}
-		process := r.Process()
+		linger(random)
 		hit.count(x.activity.Load())
-		r.Kill()
-		await(t, "the end of the service", func() bool { return process == 0 || r.Process() != process })
+		r.killAndWait(t)
 	}
 	r.overview(t)
 	return hit
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	const patience = time.Minute // much longer than needed, even on busy CPUs
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(50 * time.Microsecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
+// linger gives the processor away a random number of times: what was waited for goes on meanwhile.
+func linger(random *rand.Rand) {
+	for range random.IntN(1000) {
+		runtime.Gosched()
 	}
 }
 
@@ -402,17 +405,18 @@ func TestServiceIsKilled(t *testing.T) {
 	parts := []*protocol.Document{shard(0, "a", eight), shard(0, "b", half), shard(1, "a", eight), shard(1, "b", half)}
 	const finished, waiting = "which was under way", "waits for the gradients of"
 	for _, c := range []struct {
-		name    string
-		trainer trainer
-		shards  []*protocol.Document
-		says    string // what the next service says if the kill hit a step
-		atLeast int    // percentage of such kills
+		name     string
+		ranges   bool
+		arriving bool
+		shards   []*protocol.Document
+		says     string // what the next service says if the kill hit a step
+		atLeast  int    // percentage of such kills
 	}{
-		{"a shard, steps that are waited for", trainer{}, []*protocol.Document{testDocument()}, finished, 4},
-		{"ranks and parts, waited for by ranges", trainer{Ranges: true}, parts, finished, 10},
-		{"a shard, gradients arrive in the step", trainer{Arriving: true}, []*protocol.Document{testDocument()},
+		{"a shard, steps that are waited for", false, false, []*protocol.Document{testDocument()}, finished, 4},
+		{"ranks and parts, waited for by ranges", true, false, parts, finished, 10},
+		{"a shard, gradients arrive in the step", false, true, []*protocol.Document{testDocument()},
 			waiting, 10},
-		{"ranks and parts, gradients arrive in the step", trainer{Arriving: true}, parts, waiting, 10},
+		{"ranks and parts, gradients arrive in the step", false, true, parts, waiting, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := startService(t)
@@ -422,7 +426,7 @@ func TestServiceIsKilled(t *testing.T) {
 			var training sync.WaitGroup
 			reached, prints := make([]int64, len(c.shards)), make([]string, len(c.shards))
 			for i, d := range c.shards {
-				x := &trainer{Socket: r.Socket, Document: d, Ranges: c.trainer.Ranges, Arriving: c.trainer.Arriving}
+				x := &trainer{Socket: r.Socket, Document: d, Ranges: c.ranges, Arriving: c.arriving}
 				if err := x.init(); err != nil {
 					t.Fatal(err)
 				}
@@ -443,7 +447,7 @@ func TestServiceIsKilled(t *testing.T) {
 					}
 				})
 			}
-			killService(t, r, first, &steps, 5*time.Millisecond, stepping)
+			killService(t, r, first, &steps, 8, stepping)
 			enough.Store(true)
 			training.Wait()
 			hit := strings.Count(r.log.String(), c.says)
@@ -464,9 +468,9 @@ func TestServiceIsKilled(t *testing.T) {
 }
 
 // killTrainer starts trainers, one after the other, and kills each at a random instant:
-// one half anywhere, the other half at given activities. It returns how often each
-// activity was hit.
-func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) hits {
+// one half anywhere, at most so many activities after its start, the other half at given
+// activities. It returns how often each activity was hit.
+func killTrainer(t *testing.T, x *trainer, within int64, at ...uint32) hits {
 	t.Helper()
 	if err := x.init(); err != nil {
 		t.Fatal(err)
@@ -479,30 +483,19 @@ func killTrainer(t *testing.T, x *trainer, within time.Duration, at ...uint32) h
 	hit := hits{}
 	for i := range kills() {
 		x.activity.Store(0)
-		command := exec.Command(os.Args[0])
-		command.Env = append(os.Environ(), trainVariable+"="+string(text))
-		command.Stderr = os.Stderr
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
+		child := startTeller(t, trainVariable+"="+string(text))
 		begun := uint32(writingGradients)
 		if i%10 == 0 {
 			begun = opening // attaching, or writing the weights
 		}
-		await(t, "a trainer", func() bool { return x.activity.Load()&^saving >= begun })
+		child.await(t, "a trainer", func() bool { return x.activity.Load()&^saving >= begun })
 		if i%2 == 0 {
-			time.Sleep(time.Duration(random.Int64N(int64(within))))
+			child.awaitMore(t, "activities", random.Int64N(within))
 		} else {
-			await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at[i/2%len(at)]) })
-			time.Sleep(time.Duration(random.Int64N(int64(300 * time.Microsecond))))
+			child.await(t, "what is to be hit", func() bool { return is(x.activity.Load(), at[i/2%len(at)]) })
 		}
-		if err := command.Process.Kill(); err != nil {
-			t.Fatalf("the trainer ended by itself: %v", err)
-		}
-		err := command.Wait()
-		if status, ok := command.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-			t.Fatalf("the trainer was not killed: %v", err)
-		}
+		linger(random)
+		child.kill(t)
 		hit.count(x.activity.Load())
 	}
 	return hit
@@ -562,7 +555,7 @@ func TestTrainerIsKilled(t *testing.T) {
 	r := startService(t)
 	x := &trainer{Socket: r.Socket, Document: testDocument(), Ranges: true, Phase: filepath.Join(t.TempDir(), "phase")}
 	process := r.overview(t).Process
-	hit := killTrainer(t, x, 10*time.Millisecond, stepping)
+	hit := killTrainer(t, x, 16, stepping)
 	checkHits(t, hit, map[uint32]int{writingGradients: 10, stepping: 10})
 	if now := r.overview(t).Process; now != process {
 		t.Errorf("the service was process %d and is %d: a trainer that was killed has ended it", process, now)
@@ -576,7 +569,7 @@ func TestTrainerIsKilledWhileGradientsArrive(t *testing.T) {
 	r := startService(t)
 	x := &trainer{Socket: r.Socket, Document: testDocument(full), Arriving: true, Checkpoints: t.TempDir(),
 		Phase: filepath.Join(t.TempDir(), "phase")}
-	checkHits(t, killTrainer(t, x, 20*time.Millisecond, arriving, saving), map[uint32]int{arriving: 10, saving: 10})
+	checkHits(t, killTrainer(t, x, 30, arriving, saving), map[uint32]int{arriving: 10, saving: 10})
 	torn := strings.Count(r.log.String(), "the state is torn")
 	t.Logf("%d times the trainer was killed in the middle of a step", torn)
 	if !testing.Short() && torn*100 < kills()*10 {
@@ -609,7 +602,7 @@ func TestKilledWhileSaving(t *testing.T) {
 			}
 			ended <- err
 		}()
-		hit := killService(t, r, x, &steps, 20*time.Millisecond, saving, loading)
+		hit := killService(t, r, x, &steps, 30, saving, loading)
 		enough.Store(true)
 		if err := <-ended; err != nil {
 			t.Fatal(err)
@@ -622,7 +615,7 @@ func TestKilledWhileSaving(t *testing.T) {
 		r := startService(t)
 		x := &trainer{Socket: r.Socket, Document: testDocument(small), Checkpoints: t.TempDir(),
 			Phase: filepath.Join(t.TempDir(), "phase")}
-		checkHits(t, killTrainer(t, x, 20*time.Millisecond, saving, loading), least)
+		checkHits(t, killTrainer(t, x, 30, saving, loading), least)
 		checkCheckpoint(t, x)
 		checkEnd(t, r, x)
 	})

@@ -183,6 +183,9 @@ func TestOverhead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes most of the time")
 	}
+	if testing.Short() {
+		t.Skip("it measures, and that takes a while")
+	}
 	for _, size := range []struct {
 		name            string
 		elements, turns int64

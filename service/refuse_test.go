@@ -750,9 +750,7 @@ func TestKeeperListensToItsServiceAlone(t *testing.T) {
 	later := testDocument(small, func(d *protocol.Document) { d.Part = "later" })
 	b := begun(t, r.Socket, later)
 	mustStep(t, b, 2)
-	process := r.Process()
-	r.Kill()
-	await(t, "the end of the service", func() bool { return r.Process() != process })
+	r.killAndWait(t)
 	for document, step := range map[*protocol.Document]int64{testDocument(small): 3, later: 2} {
 		if s := mustOpen(t, r.Socket, document); !s.Welcome.Attached || s.Welcome.Step != step {
 			t.Errorf("part %s: attached %v at step %d: expected step %d", document.Part, s.Welcome.Attached,

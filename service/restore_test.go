@@ -100,16 +100,19 @@ func checkMany(t *testing.T, r *running, prints []string) {
 }
 
 // killAndWait kills the service, running or starting, and waits until the next one is
-// being started.
+// started.
 func (r *running) killAndWait(t *testing.T) {
 	t.Helper()
-	before := r.started.Load()
-	await(t, "the end of the service", func() bool {
-		if r.started.Load() == before {
-			r.Kill()
-		}
-		return r.started.Load() != before
-	})
+	last := r.awaitAfter(t, 0)
+	_ = last.process.Kill() // fails if it has ended
+	r.awaitAfter(t, last.number)
+}
+
+// awaitAfter waits until more than so many services were started, and returns the last one.
+func (r *running) awaitAfter(t *testing.T, number int64) *launched {
+	t.Helper()
+	r.launches.await(t, "a service", func() bool { l := r.last.Load(); return l != nil && l.number > number })
+	return r.last.Load()
 }
 
 // TestWhatIsOpenCanBeRestored limits descriptors: a service takes as many sessions as

@@ -151,9 +151,7 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 		if err := s.Detach(); err != nil {
 			t.Fatal(err)
 		}
-		process := r.Process()
-		r.Kill()
-		await(t, "the end of the service", func() bool { return r.Process() != process })
+		r.killAndWait(t)
 		if s = mustOpen(t, r.Socket, testDocument(small)); s.Welcome.Initialized || s.Welcome.Step != 2 {
 			t.Errorf("the state passes for whole: %+v", s.Welcome)
 		}

@@ -129,6 +129,15 @@ type running struct {
 	more    atomic.Pointer[string] // a variable for services started from now on; nil for none
 	startAs atomic.Pointer[func(*exec.Cmd) error]
 	end     func()
+
+	last     atomic.Pointer[launched]
+	launches events
+}
+
+// launched is a process that was started as the service.
+type launched struct {
+	number  int64 // from 1
+	process *os.Process
 }
 
 // output is what processes printed.
@@ -178,10 +187,20 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 			return command
 		},
 		Start: func(command *exec.Cmd) error {
-			if start := r.startAs.Load(); start != nil {
-				return (*start)(command)
+			start := command.Start
+			if as := r.startAs.Load(); as != nil {
+				start = func() error { return (*as)(command) }
 			}
-			return command.Start()
+			if err := start(); err != nil {
+				return err
+			}
+			next := &launched{1, command.Process}
+			if last := r.last.Load(); last != nil {
+				next.number += last.number
+			}
+			r.last.Store(next)
+			r.launches.tell()
+			return nil
 		},
 		pause: 5 * time.Millisecond,
 	}

@@ -38,6 +38,7 @@ func TestKilledWithManySessions(t *testing.T) {
 	r := startService(t)
 	var enough atomic.Bool
 	var steps atomic.Int64
+	var progress events
 	var training sync.WaitGroup
 	reached, prints := make([]atomic.Int64, sessions), make([]string, sessions)
 	opened := make([]*atomic.Bool, sessions)
@@ -52,10 +53,12 @@ func TestKilledWithManySessions(t *testing.T) {
 				reached[rank].Store(step)
 				opened[rank].Store(true)
 				steps.Add(1)
+				progress.tell()
 				return enough.Load()
 			})
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
+				progress.tell()
 				return
 			}
 			prints[rank] = fingerprint(t, s)
@@ -64,16 +67,16 @@ func TestKilledWithManySessions(t *testing.T) {
 			}
 		})
 	}
-	await(t, "every session", func() bool {
+	progress.await(t, "every session", func() bool {
 		return t.Failed() || !slices.ContainsFunc(opened, func(o *atomic.Bool) bool { return !o.Load() })
 	})
 	random := rand.New(rand.NewPCG(5, 5))
 	for i := range kills {
 		if random.IntN(8) > 0 { // else kill it while it restores
 			before := steps.Load()
-			await(t, "steps", func() bool { return steps.Load() >= before+int64(sessions) || t.Failed() })
+			progress.await(t, "steps", func() bool { return steps.Load() >= before+int64(sessions) || t.Failed() })
 		}
-		time.Sleep(time.Duration(random.Int64N(int64(20 * time.Millisecond))))
+		linger(random)
 		r.killAndWait(t)
 		if i%20 == 19 {
 			if o := r.overview(t); len(o.SetAside) != 0 {
@@ -83,7 +86,7 @@ func TestKilledWithManySessions(t *testing.T) {
 	}
 	for rank := range reached { // every session has noticed the last kill
 		last := reached[rank].Load()
-		await(t, "a step of each", func() bool { return reached[rank].Load() >= last+2 || t.Failed() })
+		progress.await(t, "a step of each", func() bool { return reached[rank].Load() >= last+2 || t.Failed() })
 	}
 	enough.Store(true)
 	training.Wait()

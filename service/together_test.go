@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"plimsoll/service/protocol"
 	"plimsoll/service/servicetest"
@@ -141,7 +140,7 @@ func TestShardsStepTogether(t *testing.T) {
 		Document: part(0, "bf16", small), Others: []*protocol.Document{part(0, "fp32", single), part(1, "bf16", small),
 			part(1, "fp32", single)},
 	}
-	hit := killTrainer(t, x, 3*time.Millisecond, stepping)
+	hit := killTrainer(t, x, 6, stepping)
 	checkHits(t, hit, map[uint32]int{stepping: 10})
 	t.Logf("%d shards were a step behind", x.mended.Load())
 	if !testing.Short() && x.mended.Load() < uint32(kills()/20) {
@@ -181,9 +180,7 @@ func TestPreparedStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := fingerprint(t, plain)
-	process := r.Process()
-	r.Kill()
-	await(t, "the end of the service", func() bool { return r.Process() != process })
+	r.killAndWait(t)
 	plain, prepared = mustOpen(t, r.Socket, one), mustOpen(t, r.Socket, two)
 	if w := plain.Welcome; w.Step != 4 || w.PreparedStep != 0 || w.AskedStep != 4 || w.AskedGradScale != 0.1 {
 		t.Errorf("where the step was made: %+v", w)

@@ -31,9 +31,7 @@ func TestWhatIsBeingWrittenIsNotWhole(t *testing.T) {
 			if err := s.Detach(); err != nil {
 				t.Fatal(err)
 			}
-			process := r.Process()
-			r.Kill() // the next service must know it, too
-			await(t, "the end of the service", func() bool { return r.Process() != process })
+			r.killAndWait(t) // the next service must know it, too
 		}
 		s = mustOpen(t, r.Socket, document)
 		_, err := s.Save(t.TempDir(), nil)

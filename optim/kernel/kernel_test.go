@@ -269,9 +269,12 @@ func TestSetsAgree(t *testing.T) {
 	for _, f := range formats() {
 		t.Run(f.String(), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 1))
-			lengths := []int{256, 511, 1023, 1536}
-			for n := range 51 {
-				lengths = append(lengths, n)
+			lengths := []int{0, 1, 15, 16, 17, 31, 32, 33, 50, 256, 511}
+			if !testing.Short() {
+				lengths = append(lengths, 1023, 1536)
+				for n := range 51 {
+					lengths = append(lengths, n)
+				}
 			}
 			for _, n := range lengths {
 				for _, shift := range []int{0, 1 + r.IntN(15)} {

@@ -75,7 +75,8 @@ class HeldStates(Holder):
         """Connects again if the service has died."""
         with self._lock:
             self._check_open()
-            if not self._outstanding and self._is_over():
+            self.drain()  # an answer that an interrupt has left would hide the end of the connection
+            if self._is_over():
                 self._recover(ConnectionResetError("the service has closed the connection"))
 
     def save(self, directory: str, step: int, training: Any = None, *, identity: str = "") -> int:

@@ -192,6 +192,17 @@ def test_a_service_that_dies_is_not_waited_for(service, tmp_path):
     assert held.save(str(tmp_path), 2) == 2
 
 
+def test_an_interrupted_request_hides_no_service_that_has_died(service):
+    held = HeldStates(service.socket, document())
+    fill(held, 1)
+    held.send(protocol.Kind.SAVED)  # an interrupt has come before its answer
+    held.control.read = 0
+    (process,) = children(service.process.pid)
+    os.kill(process, signal.SIGKILL)
+    fill(held, 2)
+    assert held.moment == Moment(2, 0) and whole(held) == {2}
+
+
 def children(process):
     tasks = pathlib.Path(f"/proc/{process}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -31,7 +31,8 @@ func divide(file string) error {
 		return err
 	}
 	starts := sectionStart.FindAllIndex(text, -1)
-	header := string(text[:starts[0][0]])
+	_, header, _ := strings.Cut(string(text[:starts[0][0]]), "\n") // the first line has the paths of the command
+	header = generated + header
 	var tables []string
 	functions, uses := map[string][]string{}, map[string]map[string]bool{} // by part
 	for i, start := range starts {
