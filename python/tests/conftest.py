@@ -18,9 +18,9 @@ from transfers import WAYS, use_copies
 # A shell that starts tests in the background has them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("plimsoll", deadline=None)
-settings.load_profile("plimsoll")
+# How long an example takes says how busy the machine is. What every change waits for is the same every time.
+settings.register_profile("every change", deadline=None, derandomize=True, max_examples=10, database=None)
+settings.register_profile("nightly", deadline=None, max_examples=200)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))
@@ -35,6 +35,22 @@ for variable in (
     "PLIMSOLL_LOCAL_RANKS",
 ):
     os.environ.pop(variable, None)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--nightly", action="store_true", help="run all tests, and try more examples")
+
+
+def pytest_configure(config):
+    settings.load_profile("nightly" if config.getoption("nightly") else "every change")
+
+
+def pytest_collection_modifyitems(config, items):
+    """A test that is marked as nightly runs by --nightly alone."""
+    if not config.getoption("nightly"):
+        later = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def pytest_collection_finish():
