@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+import torch._dynamo  # noqa: F401  The first step of an optimizer imports it: here once, and not in every fork.
 from hypothesis import settings
 
 import preloaded
