@@ -11,6 +11,7 @@ import torch._dynamo  # noqa: F401  The first step of an optimizer imports it: h
 from hypothesis import settings
 
 import preloaded
+from nightly import of_every_change
 from plimsoll import Service
 from plimsoll.service import shared_service
 from plimsoll.torch import environment
@@ -47,11 +48,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """A test that is marked as nightly runs by --nightly alone."""
     if not config.getoption("nightly"):
-        later = [item for item in items if item.get_closest_marker("nightly")]
+        items[:], later = of_every_change(items)
         config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def pytest_collection_finish():

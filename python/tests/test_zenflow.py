@@ -472,16 +472,15 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
-def big_train(model, optimizer, steps, stepped=None):
-    for i in range(steps):
+def big_train(model, optimizer, steps, begun=lambda: None):
+    for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
         model(x).float().square().mean().backward()
-        if stepped is not None and i % 2:
-            stepped.set()
+        if i % 2:
+            begun()
         optimizer.step()
         optimizer.zero_grad()
-        if stepped is not None:
-            stepped.set()
+        begun()
     optimizer.synchronize()
 
 
@@ -490,11 +489,11 @@ def test_service_is_killed(service, monkeypatch):
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
     mode = ZenFlow(0.1, "step", 4, update_interval=2, full_warm_up_rounds=2)
     undisturbed, model = big_network(), big_network()
-    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 40)
     optimizer = zenflow(model, mode, max_grad_norm=0.5, socket=service.socket)
     optimizer.open()
-    with killed_again_and_again(service, 1, within=0.1) as stepped:
-        big_train(model, optimizer, 40, stepped)
+    with killed_again_and_again(service, 1, within=0.1) as killer:
+        big_train(model, optimizer, killer.steps(), killer.begun)
+    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), range(killer.made))
     assert digest(model) == digest(undisturbed)
 
 
