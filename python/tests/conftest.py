@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401  The first step of an optimizer imports it: h
 from hypothesis import settings
 
 import preloaded
-from nightly import of_every_change
+from nightly import nightly, of_every_change
 from plimsoll import Service
 from plimsoll.service import shared_service
 from plimsoll.torch import environment
@@ -72,9 +72,13 @@ def deterministic():
 
 
 def pytest_generate_tests(metafunc):
-    """Modules that say ``BOTH_WAYS = True`` run every test with shared and with copied gradients and parameters."""
+    """Modules that say ``BOTH_WAYS = True`` run every test with shared and with copied gradients and parameters: a change
+    waits for the first way alone where the test is marked so.
+    """
     if getattr(metafunc.module, "BOTH_WAYS", False):
-        metafunc.parametrize("way", WAYS, indirect=True)
+        first, *others = WAYS
+        is_first = metafunc.definition.get_closest_marker("first_way") is not None
+        metafunc.parametrize("way", [first, *nightly(*others)] if is_first else WAYS, indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from plimsoll.torch import Async, parameter_arena
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 from test_optimizer import assert_same
 
+pytestmark = pytest.mark.each_choice
 BOTH_WAYS = True
 OPTIONS = dict(lr=2e-3, weight_decay=0.1)
 DATA = text()
@@ -254,6 +255,7 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
+@pytest.mark.first_way
 def big_train(model, optimizer, steps, begun=lambda: None):
     for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
@@ -275,6 +277,7 @@ def test_service_is_killed(service, monkeypatch):
     assert digest(model) == digest(undisturbed)
 
 
+@pytest.mark.first_way
 def train_on(steps):
     """What a program that may be restarted does: it makes so many steps from where the state is."""
     torch.set_num_threads(1)

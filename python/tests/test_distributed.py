@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from nightly import nightly, nightly_rows
 from plimsoll import PlimsollError, Service
 from plimsoll.protocol import Kind
 from plimsoll.torch.layout import Mesh
@@ -370,7 +371,7 @@ def by_torch():
     return run(hybrid_of_torch, (2, 2), world=4)[0]
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("shape", [(2, 2), *nightly((4, 1))])
 def test_hybrid_as_torch(service, fully_shard, shape):
     losses, weights_, moment = by_torch()
     found = run(hybrid, shape, torch.float32, {}, service=service, world=4)
@@ -410,7 +411,7 @@ def not_finite(rank, victim, scaled):
     return optimizer.skipped, held(model), scaler.get_scale() if scaled else 1
 
 
-@pytest.mark.parametrize("victim, scaled", [(0, False), (3, False), (3, True)])
+@pytest.mark.parametrize("victim, scaled", [(0, False), (3, True), *nightly_rows((3, False))])
 def test_hybrid_ranks_skip_a_step_together(service, fully_shard, victim, scaled):
     found = run(not_finite, victim, scaled, service=service, world=4)
     assert [f[0] for f in found] == [1] * 4 and {f[2] for f in found} == {4 if scaled else 1}
@@ -540,7 +541,7 @@ def a_small_one(rank, directory, shape, loads):
     return small(directory, shape, loads)
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), *nightly((4,))], ids=str)
 def test_checkpoint_of_a_model_with_fewer_rows_than_ranks(tmp_path, service, fully_shard, shape):
     saved = run(a_small_one, str(tmp_path), shape, False, service=service, world=math.prod(shape))
     assert all(s == saved[0] for s in saved)
@@ -569,7 +570,7 @@ def tiny(rank, directory, sharding, loads):
     return weights(model), optimizer.saved()
 
 
-@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+@pytest.mark.parametrize("sharding", ["zero2", *nightly("zero1")])
 def test_checkpoint_of_a_model_with_fewer_elements_than_ranks(tmp_path, sharding):
     saved = run(tiny, str(tmp_path), sharding, False, world=4)
     assert saved[0][1] == 3 and saved == saved[:1] * 4
@@ -617,7 +618,7 @@ def with_torch_checkpoints(rank, directory, shape):
     return wanted
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+@pytest.mark.parametrize("shape", [(2,), *nightly((2, 2))])
 def test_torch_distributed_checkpoint(tmp_path, service, fully_shard, shape):
     found = run(with_torch_checkpoints, str(tmp_path), shape, service=service, world=2 * len(shape))
     assert found == found[:2] * len(shape) and found[0] != found[1]

@@ -75,6 +75,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("named", FORMATS)
 def test_same_bits(named, strict):
     name, dtype, options = FORMATS[named]
@@ -244,6 +245,7 @@ class Words(torch.nn.Module):
         return self(ids).float().square().mean()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", ["own", "tied", "by hand"])
 def test_rows_of_embeddings_go_first(kind, strict, monkeypatch):
     found = []
@@ -730,6 +732,7 @@ def test_an_optimizer_that_nobody_closes(service):
     assert not any(m._forward_pre_hooks or m._state_dict_pre_hooks for m in model.modules())
 
 
+@pytest.mark.first_way
 @pytest.mark.usefixtures("large_blocks")
 def test_the_service_is_killed_while_modules_wait(service):
     wanted, model = gpt(width=128, vocabulary=16384), gpt(width=128, vocabulary=16384)

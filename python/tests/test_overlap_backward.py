@@ -17,6 +17,7 @@ from test_crash import digest, kill_worker
 from test_optimizer import backward, network
 from test_overlap import DATA, FORMATS, ByParents, Words, gpt
 
+pytestmark = pytest.mark.each_choice
 BOTH_WAYS = True
 TORN = "Only some of the parameters have had the step. To go on, load the last checkpoint"
 
@@ -210,6 +211,7 @@ def test_checkpointing_and_tied_weights(reentrant, strict):
     assert is_same(program)
 
 
+@pytest.mark.first_way
 @pytest.mark.parametrize("kind", ["own", "tied", "by hand"])
 def test_embeddings_and_parameters_that_are_read_by_hand(kind, strict):
     def program(overlap, found):

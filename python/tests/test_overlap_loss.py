@@ -13,6 +13,7 @@ overlap_loss = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(overlap_loss)
 
 
+@pytest.mark.nightly
 def loss_with(mode):
     torch.manual_seed(0)
     return overlap_loss.train(GPT().bfloat16(), mode, 0, text(), 150, 2e-3)[0]

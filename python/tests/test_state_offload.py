@@ -12,6 +12,7 @@ import plimsoll.torch
 from plimsoll.torch import StateOffload
 from wrapping import CHUNK_BYTES, OPTIMIZERS, STEPS, assert_same_training, give_gradients, parameters, same, steps
 
+pytestmark = pytest.mark.each_choice
 WAYS = [
     {},
     {"chunk_bytes": 1},

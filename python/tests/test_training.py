@@ -11,6 +11,7 @@ from gpt import GPT, batch, text
 BOTH_WAYS = True
 
 
+@pytest.mark.first_way
 def with_masters(model, **options):
     """Mixed precision as users write it: fp32 copies, which torch's optimizer updates."""
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
@@ -52,6 +53,7 @@ def test_bf16_follows_master_weights():
     assert optimizer.skipped == 0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_fp32_follows_torch(clip):
     data = text()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import plimsoll.torch
 from gpt import ROOT
 from marked import bytes_of, received  # noqa: F401
+from nightly import nightly_rows
 from plimsoll import marks, resident
 from plimsoll.torch import watching
 from preloaded import python
@@ -491,9 +492,11 @@ for _ in range(2):
 
 @pytest.mark.parametrize(
     "optimizer, options",
-    [("AdamW", dict(foreach=True)), ("AdamW", dict(foreach=False)), ("AdamW", dict(fused=True)),
-     ("AdamW", dict(foreach=True, amsgrad=True)), ("Adam", dict(foreach=True, weight_decay=0.1, maximize=True)),
-     ("Adam", dict(foreach=False, weight_decay=0.1))],
+    [("AdamW", dict(fused=True)), ("AdamW", dict(foreach=True, amsgrad=True)), ("Adam", dict(foreach=False, weight_decay=0.1)),
+     *nightly_rows(
+         ("AdamW", dict(foreach=True)), ("AdamW", dict(foreach=False)),
+         ("Adam", dict(foreach=True, weight_decay=0.1, maximize=True)),
+     )],
 )  # fmt: skip
 def test_temporaries_by_formula(received, optimizer, options):
     """Against the peak of resident memory, in a process whose malloc keeps nothing."""

@@ -18,6 +18,7 @@ from plimsoll.torch.important import Important, Matrix
 from plimsoll.torch.selective import Sums
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 
+pytestmark = pytest.mark.each_choice
 BOTH_WAYS = True
 DATA = text()
 LR, BETA1, BETA2, EPS, DECAY = 2e-3, 0.9, 0.99, 1e-8, 0.1
@@ -472,6 +473,7 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
+@pytest.mark.first_way
 def big_train(model, optimizer, steps, begun=lambda: None):
     for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
@@ -510,6 +512,7 @@ def train_on(steps):
     return (begin,)
 
 
+@pytest.mark.first_way
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
 def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""
