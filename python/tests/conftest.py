@@ -21,7 +21,7 @@ from transfers import WAYS, use_copies
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is. What every change waits for is the same every time.
-settings.register_profile("every change", deadline=None, derandomize=True, max_examples=10, database=None)
+settings.register_profile("every change", deadline=None, derandomize=True, max_examples=30, database=None)
 settings.register_profile("nightly", deadline=None, max_examples=200)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

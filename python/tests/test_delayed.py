@@ -15,7 +15,6 @@ from plimsoll.torch import Async, parameter_arena
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 from test_optimizer import assert_same
 
-pytestmark = pytest.mark.each_choice
 BOTH_WAYS = True
 OPTIONS = dict(lr=2e-3, weight_decay=0.1)
 DATA = text()
@@ -54,6 +53,7 @@ def simulate(model, optimizer, steps, warm_up, clip=None, synchronized=()):
         seen = newest if i < warm_up or i in synchronized else before
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("warm_up", [0, 5])
 def test_is_delayed_to_the_bit(dtype, warm_up):

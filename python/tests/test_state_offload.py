@@ -12,7 +12,6 @@ import plimsoll.torch
 from plimsoll.torch import StateOffload
 from wrapping import CHUNK_BYTES, OPTIMIZERS, STEPS, assert_same_training, give_gradients, parameters, same, steps
 
-pytestmark = pytest.mark.each_choice
 WAYS = [
     {},
     {"chunk_bytes": 1},
@@ -34,6 +33,7 @@ def name_of(value):
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_has_the_bits_of_the_optimizer(name, way):

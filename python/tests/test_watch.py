@@ -448,6 +448,7 @@ def trimmed():
     return blocks
 
 
+@pytest.mark.nightly
 def test_cost(received, trimmed):
     """A mark takes less than a millisecond, whatever the size of the heap."""
     model = network()

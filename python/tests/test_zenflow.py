@@ -18,7 +18,6 @@ from plimsoll.torch.important import Important, Matrix
 from plimsoll.torch.selective import Sums
 from test_crash import digest, kill_trainer, killed_again_and_again, start_trainer
 
-pytestmark = pytest.mark.each_choice
 BOTH_WAYS = True
 DATA = text()
 LR, BETA1, BETA2, EPS, DECAY = 2e-3, 0.9, 0.99, 1e-8, 0.1
@@ -198,6 +197,7 @@ def small():
     return GPT(width=16, layers=1)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("overlap_step", [True, False])
 def test_follows_the_definition(dtype, overlap_step):
@@ -210,6 +210,7 @@ def test_clips_what_a_step_applies():
     follows(small(), EVERY, 20, clip=0.5)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("strategy", [dict(), dict(steps_per_epoch=5), dict(select_strategy="epoch", select_interval=2, steps_per_epoch=4)])
 def test_update_interval_auto(strategy):
     follows(small().bfloat16(), ZenFlow(0.25, full_warm_up_rounds=1, auto_ratio=0.8, **strategy), 16)
@@ -227,6 +228,7 @@ def test_other_states():
     follows(small().bfloat16(), EVERY, 9, state="fp32")
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("options", [dict(), dict(overlap="async"), dict(moments="bf16"), dict(overlap=ZenFlow(update_interval=2))])
 def test_checkpoints_are_ordinary(tmp_path, options):
     model = small().bfloat16()
@@ -327,6 +329,7 @@ def test_zero_grad_discards():
     model.state_dict()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("what", [(Session, "begin"), (Important, "bring"), (Important, "clear_sums"), (Matrix, "choose")])
 def test_an_interrupt_in_a_step(monkeypatch, what):
     """The step is made all the same, or not begun, and the program goes on."""
