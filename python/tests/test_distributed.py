@@ -33,17 +33,17 @@ STEPS = 8
 OPTIONS = dict(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 
-def enter(rank, world, store, environment, function, arguments, results):
+def enter(rank, world, store, environment, function, arguments, result):
     """A rank: joins the process group, runs the function, and sends what it returns."""
     os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=300))
-        result = function(rank, *arguments)
+        returned = function(rank, *arguments)
         dist.barrier()
-        results.put((rank, result, None))
+        result.send((returned, None))
     except BaseException:
-        results.put((rank, None, traceback.format_exc()))
+        result.send((None, traceback.format_exc()))
         raise
     finally:
         dist.destroy_process_group()
@@ -53,27 +53,39 @@ def run(function, *arguments, service=None, world=RANKS):
     """What each rank returns, as JSON would hold it."""
     environment = {"PLIMSOLL_SOCKET": service.socket} if service else {}
     context = mp.get_context("fork" if sys.platform == "linux" else "spawn")
-    results = context.SimpleQueue()
+    results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")  # a port that is free now may be another's when it is used
-        ranks = [
-            context.Process(target=enter, args=(r, world, store, environment, function, arguments, results))
-            for r in range(world)
-        ]
-        for r in ranks:
-            r.start()
-        found, failed = {}, []
-        while len(found) < world and not failed:
-            rank, result, error = results.get()
-            failed += [f"rank {rank}:\n{error}"] if error else []
-            found[rank] = result
+        for r in range(world):
+            received, sent = context.Pipe(duplex=False)
+            ranks.append(context.Process(target=enter, args=(r, world, store, environment, function, arguments, sent)))
+            ranks[-1].start()
+            sent.close()  # nobody but the rank holds it: a rank that is killed closes it
+            results.append(received)
+        found = [returned_by(result) for result in results]
         for r in ranks:
             r.join()
-    while failed and not results.empty():  # often the first to tell has failed because of another
-        rank, _, error = results.get()
-        failed.append(f"rank {rank}:\n{error}")
+    failed = [f"rank {r}:\n{error}" for r, (_, error) in enumerate(found) if error]
     assert not failed, "\n".join([*failed, f"exit codes: {[r.exitcode for r in ranks]}"])
-    return [found[r] for r in range(world)]
+    return [returned for returned, _ in found]
+
+
+def returned_by(result):
+    """What a rank has returned, and its error."""
+    try:
+        return result.recv()
+    except EOFError:
+        return None, "it has ended without a word"
+
+
+def killed(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_that_is_killed_is_not_waited_for():
+    with pytest.raises(AssertionError, match=r"rank 1:\s+it has ended without a word\s+exit codes: .1, -9."):
+        run(killed)
 
 
 def weights(model):
