@@ -152,24 +152,22 @@ def large_blocks(monkeypatch):
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 20)
 
 
-def test_forward_waits_while_the_service_stands_still(service, begins_late):
-    found = []
+def test_forward_waits_while_the_service_stands_still(service, begins_late, monkeypatch):
+    goes_on, waited, found = threading.Event(), Session.waited, []
+    monkeypatch.setattr(Session, "waited", lambda session, request: goes_on.set() or waited(session, request))
     for overlap in (None, "forward"):
         model = gpt()
         optimizer = make(model, overlap, socket=service.socket)
         losses = steps(model, optimizer, 2)
         model.loss(batch(DATA, 2)).backward()
-        goes_on = threading.Event()
+        goes_on.clear()
         wait = begins_late(optimizer.step, 60, goes_on) if overlap else optimizer.step()
         assert not overlap or all(map(is_stopped, workers(service)))
         optimizer.zero_grad()
-        later = threading.Timer(0.3, goes_on.set)
-        later.start()
         losses += steps(model, optimizer, 1, 3)
         if overlap:
             assert goes_on.is_set()
             wait()
-        later.join()
         optimizer.synchronize()
         found.append((losses, digest(model)))
         optimizer.close(give_back=True)
