@@ -153,8 +153,7 @@ def large_blocks(monkeypatch):
 
 
 def test_forward_waits_while_the_service_stands_still(service, begins_late, monkeypatch):
-    goes_on, waited, found = threading.Event(), Session.waited, []
-    monkeypatch.setattr(Session, "waited", lambda session, request: goes_on.set() or waited(session, request))
+    goes_on, receive, found = threading.Event(), connection._receive, []
     for overlap in (None, "forward"):
         model = gpt()
         optimizer = make(model, overlap, socket=service.socket)
@@ -164,7 +163,9 @@ def test_forward_waits_while_the_service_stands_still(service, begins_late, monk
         wait = begins_late(optimizer.step, 60, goes_on) if overlap else optimizer.step()
         assert not overlap or all(map(is_stopped, workers(service)))
         optimizer.zero_grad()
-        losses += steps(model, optimizer, 1, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "_receive", lambda socket: goes_on.set() or receive(socket))
+            losses += steps(model, optimizer, 1, 3)
         if overlap:
             assert goes_on.is_set()
             wait()
