@@ -255,7 +255,6 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
-@pytest.mark.first_way
 def big_train(model, optimizer, steps, begun=lambda: None):
     for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
@@ -266,6 +265,7 @@ def big_train(model, optimizer, steps, begun=lambda: None):
     optimizer.synchronize()
 
 
+@pytest.mark.first_way
 def test_service_is_killed(service, monkeypatch):
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
     undisturbed, model = big_network(), big_network()
@@ -277,7 +277,6 @@ def test_service_is_killed(service, monkeypatch):
     assert digest(model) == digest(undisturbed)
 
 
-@pytest.mark.first_way
 def train_on(steps):
     """What a program that may be restarted does: it makes so many steps from where the state is."""
     torch.set_num_threads(1)
@@ -294,6 +293,7 @@ def train_on(steps):
     return digest(model), begin
 
 
+@pytest.mark.first_way
 def test_trainer_is_killed(service, way):
     """The next trainer has all updates: its first gradient is that of the parameters after the last one."""
     if way == "copied":

@@ -210,7 +210,6 @@ def test_checkpointing_and_tied_weights(reentrant, strict):
     assert is_same(program)
 
 
-@pytest.mark.first_way
 @pytest.mark.parametrize("kind", ["own", "tied", "by hand"])
 def test_embeddings_and_parameters_that_are_read_by_hand(kind, strict):
     def program(overlap, found):
@@ -227,6 +226,7 @@ def test_embeddings_and_parameters_that_are_read_by_hand(kind, strict):
     assert is_same(program)
 
 
+@pytest.mark.first_way
 def test_compiled_models():
     def program(overlap, found):
         torch._dynamo.reset()

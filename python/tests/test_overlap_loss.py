@@ -13,12 +13,12 @@ overlap_loss = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(overlap_loss)
 
 
-@pytest.mark.nightly
 def loss_with(mode):
     torch.manual_seed(0)
     return overlap_loss.train(GPT().bfloat16(), mode, 0, text(), 150, 2e-3)[0]
 
 
+@pytest.mark.nightly
 def test_losses():
     """Measured from random weights: 0.1 % more one step late. The bounds of ZenFlow are wide, as seeds differ."""
     modes = None, Async(10), ZenFlow(0.1, "step", 20, update_interval=4, full_warm_up_rounds=10)

@@ -11,7 +11,6 @@ from gpt import GPT, batch, text
 BOTH_WAYS = True
 
 
-@pytest.mark.first_way
 def with_masters(model, **options):
     """Mixed precision as users write it: fp32 copies, which torch's optimizer updates."""
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
@@ -30,6 +29,7 @@ def with_masters(model, **options):
     return step
 
 
+@pytest.mark.first_way
 def test_bf16_follows_master_weights():
     data = text()
     ours = GPT().bfloat16()

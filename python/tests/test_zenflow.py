@@ -476,7 +476,6 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
-@pytest.mark.first_way
 def big_train(model, optimizer, steps, begun=lambda: None):
     for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
@@ -489,6 +488,7 @@ def big_train(model, optimizer, steps, begun=lambda: None):
     optimizer.synchronize()
 
 
+@pytest.mark.first_way
 def test_service_is_killed(service, monkeypatch):
     """In updates of important columns and of all others, in moves of columns, and while gradients come."""
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
