@@ -7,9 +7,11 @@ import signal
 
 import pytest
 import torch
+import torch._dynamo  # noqa: F401  The first step of an optimizer imports it: here once, and not in every fork.
 from hypothesis import settings
 
 import preloaded
+from nightly import nightly, of_every_change
 from plimsoll import Service
 from plimsoll.service import shared_service
 from plimsoll.torch import environment
@@ -18,9 +20,9 @@ from transfers import WAYS, use_copies
 # A shell that starts tests in the background has them ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("plimsoll", deadline=None)
-settings.load_profile("plimsoll")
+# How long an example takes says how busy the machine is. What every change waits for is the same every time.
+settings.register_profile("every change", deadline=None, derandomize=True, max_examples=30, database=None)
+settings.register_profile("nightly", deadline=None, max_examples=200)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("PLIMSOLL", str(ROOT / "bin" / "plimsoll"))
@@ -35,6 +37,20 @@ for variable in (
     "PLIMSOLL_LOCAL_RANKS",
 ):
     os.environ.pop(variable, None)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--nightly", action="store_true", help="run all tests, and try more examples")
+
+
+def pytest_configure(config):
+    settings.load_profile("nightly" if config.getoption("nightly") else "every change")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("nightly"):
+        items[:], later = of_every_change(items)
+        config.hook.pytest_deselected(items=later)
 
 
 def pytest_collection_finish():
@@ -56,9 +72,13 @@ def deterministic():
 
 
 def pytest_generate_tests(metafunc):
-    """Modules that say ``BOTH_WAYS = True`` run every test with shared and with copied gradients and parameters."""
+    """Modules that say ``BOTH_WAYS = True`` run every test with shared and with copied gradients and parameters: a change
+    waits for the first way alone where the test is marked so.
+    """
     if getattr(metafunc.module, "BOTH_WAYS", False):
-        metafunc.parametrize("way", WAYS, indirect=True)
+        first, *others = WAYS
+        is_first = metafunc.definition.get_closest_marker("first_way") is not None
+        metafunc.parametrize("way", [first, *nightly(*others)] if is_first else WAYS, indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,11 @@ exit status of its own. The process that a test starts waits for it, hands on th
 it ends. Where that process is killed, the program is killed, but its end may come later: that of its standard output says
 when.
 
-Nobody sees here what happens when Python or torch starts. A test of imports, of the memory of a process, or of an environment
-that is read at the start takes a fresh interpreter.
+Nobody sees here what happens when Python or torch starts, or when Python has called what is to be called at its exit. A test
+of imports, of the memory of a process, or of an environment that is read at the start takes a fresh interpreter.
 """
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -23,12 +24,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 
 HANDED_ON = signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 
 
-TRAINING = "plimsoll.torch", "torch.distributed.fsdp", "torch.distributed.device_mesh", "hypothesis", "pytest"
+# The first step of an optimizer imports torch._dynamo.
+TRAINING = (
+    "plimsoll.torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh", "hypothesis", "pytest"
+)  # fmt: skip
 
 
 @functools.cache
@@ -102,7 +107,7 @@ def serve(number, *modules):
         os._exit(0)
     for pid in watching:
         os.waitpid(pid, 0)
-    sys.exit()
+    os._exit(0)
 
 
 def watch(child, connection):
@@ -145,7 +150,35 @@ def execute(arguments):
     exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
 
 
+def finish(arguments):
+    """Runs a program, and ends its process. An interpreter takes its modules apart at the end, and would copy their pages."""
+    status = 0
+    try:
+        execute(arguments)
+    except SystemExit as ended:
+        status = status_of(ended.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
+def status_of(code):
+    """The exit status of what a program has given to sys.exit."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         run(*sys.argv[2:])
-    execute(serve(*sys.argv[2:]))
+    finish(serve(*sys.argv[2:]))

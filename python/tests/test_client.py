@@ -12,13 +12,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from awaited import NEVER, ended
 from plimsoll import PlimsollError, ProtocolError, Service, ServiceError, Session, StateLost, connection, protocol, trust
 from plimsoll.protocol import Kind
 from plimsoll.service import _end
@@ -34,9 +34,14 @@ GROUP = (1e-2, 0.9, 0.999, 1e-8, 0.0, 0, 0)
 
 @pytest.fixture(autouse=True)
 def never_hangs():
-    signal.alarm(60)
+    def hangs(*_):
+        pytest.fail("this test hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(NEVER)
     yield
     signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def memfd(size=4096, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
@@ -75,6 +80,7 @@ class Scripted:
 
 
 ARENAS = [memfd(), memfd()]
+SHORT, UNSEALED, NO_MEMORY = memfd(100), memfd(seals=0), os.open("/dev/null", os.O_RDONLY)
 
 
 def open_well(connection, kind, number, arenas=ARENAS, **changes):
@@ -115,9 +121,9 @@ def test_a_good_session(tmp_path):
     "opening, message",
     [
         (lambda c, k, n: open_well(c, k, n, ARENAS[:1]), "1 file descriptors came with 2 arenas"),
-        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], memfd(100)]), "has 100 bytes: expected 4096"),
-        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], memfd(seals=0)]), "not sealed against shrinking"),
-        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], os.open("/dev/null", os.O_RDONLY)]), "has 0 bytes"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], SHORT]), "has 100 bytes: expected 4096"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], UNSEALED]), "not sealed against shrinking"),
+        (lambda c, k, n: open_well(c, k, n, [ARENAS[0], NO_MEMORY]), "has 0 bytes"),
         (lambda c, k, n: open_well(c, k, n, elements=7), "expected 100"),
         (send(b"{}"), "schema is None"),
         (send(b"\xff"), "no JSON"),
@@ -127,9 +133,8 @@ def test_a_good_session(tmp_path):
     ],
 )
 def test_bad_openings(tmp_path, opening, message):
-    service = Scripted(tmp_path, [opening])
-    time.sleep(0.01)
     before = descriptors()
+    service = Scripted(tmp_path, [opening])
     with pytest.raises(PlimsollError, match=message):
         Session(service.path, DOCUMENT)
     service._thread.join()
@@ -523,7 +528,7 @@ def test_forked_children_do_not_hold_the_session(service):
             session.norm()
         except PlimsollError:
             os.write(says, b"!")
-            time.sleep(60)
+            signal.pause()
         os._exit(1)
     os.close(says)
     assert os.read(said, 1) == b"!"  # before it runs at all it has what this process has
@@ -542,18 +547,24 @@ def test_service_ends_with_its_owner(tmp_path):
         pid, path = owner.stdout.readline().split()
         assert os.path.exists(path) and os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
         owner.send_signal(how) if how else owner.stdin.close()
-        owner.wait(120)
-        deadline = time.monotonic() + 120
-        while os.path.exists(f"/proc/{pid}") and "State:\tZ" not in open(f"/proc/{pid}/status").read():
-            assert time.monotonic() < deadline, "the service lives on"
-            time.sleep(0.05)
+        owner.wait(NEVER)
+        ended(int(pid))
         assert not os.path.exists(os.path.dirname(path))
 
 
 def test_a_service_that_takes_its_time_to_end_is_not_killed(tmp_path):
     """It may be writing a checkpoint."""
-    script = f"cat; sleep 11; touch {tmp_path}/saved"
+    os.mkfifo(tmp_path / "disk")
+    script = f"cat; read line < {tmp_path}/disk; touch {tmp_path}/saved"
     process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    wait = process.wait
+
+    def goes_on(seconds):
+        assert seconds >= 600
+        (tmp_path / "disk").write_text("\n")
+        return wait(seconds)
+
+    process.wait = goes_on
     _end(process, str(tmp_path / "nothing"), os.getpid())
     assert process.returncode == 0 and (tmp_path / "saved").exists()
 

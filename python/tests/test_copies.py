@@ -21,6 +21,7 @@ def copies(monkeypatch):
     use_copies(monkeypatch)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("sharding", [None, "zero2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copies_as_shared(monkeypatch, request, dtype, sharding):
@@ -143,6 +144,7 @@ def test_gradients_with_a_graph(request, way):
     assert_same(ours, theirs)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("sharding", [None, "zero2"])
 def test_any_order_of_gradients(copies, monkeypatch, sharding, late):
@@ -191,6 +193,7 @@ def test_zero_comes_after_a_discarded_gradient(copies):
     assert_same(ours, theirs)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("options", [{}, {"state": "fp32"}, {"moments": "bf16"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

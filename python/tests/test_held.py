@@ -7,12 +7,11 @@ import pathlib
 import re
 import signal
 import subprocess
-import threading
-import time
 
 import numpy as np
 import pytest
 
+from awaited import answers
 from plimsoll import ProtocolError, ServiceError, protocol
 from plimsoll.held import HeldStates
 from plimsoll.service import find_program
@@ -93,12 +92,22 @@ def test_checkpoints_are_of_one_step_while_the_next_goes_on(service, tmp_path):
 def test_a_save_waits_for_copies_under_way(service, tmp_path):
     held = HeldStates(service.socket, document())
     fill(held, 1)
-    late = threading.Thread(target=lambda: (time.sleep(0.2), fill(held, 2)))
-    late.start()
+    send = held.send
+
+    def send_and_copy(*request):
+        sent = send(*request)
+        for _ in range(20):
+            answers(service)  # a save that did not wait would have ended by now
+        fill(held, 2)
+        return sent
+
+    held.send = send_and_copy
     held.save(str(tmp_path), 2)
-    assert held.moment.steps == 2
-    late.join()
+    held.send = send
     held.saved()
+    held.commit(str(tmp_path), 2)
+    fill(held, 3)
+    assert held.load(str(tmp_path)) == (2, None) and whole(held) == {2}
 
 
 def test_states_outlive_their_trainer(service):

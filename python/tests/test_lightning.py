@@ -49,6 +49,7 @@ def fit(module, directory, precision, **options):
     return trainer
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_clipping(tmp_path, precision, algorithm):

@@ -136,6 +136,15 @@ def test_nobody_records(monkeypatch):
     monkeypatch.setattr(marks, "_recorder", None)
     monkeypatch.setattr(resident, "read", None)  # would fail
 
+    with plimsoll.phase("forward"):
+        plimsoll.mark("backward")
+
+
+@pytest.mark.nightly
+def test_cost_where_nobody_records(monkeypatch):
+    monkeypatch.delenv("PLIMSOLL_MARKS", raising=False)
+    monkeypatch.setattr(marks, "_recorder", None)
+
     def phase():
         with plimsoll.phase("forward"):
             plimsoll.mark("backward")

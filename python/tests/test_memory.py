@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import plimsoll.torch
+from nightly import nightly_rows
 from plimsoll.torch import Async, ZenFlow
 from preloaded import python
 from test_crash import workers
@@ -83,7 +84,7 @@ def measured(state, overlap=None):
     return json.loads(subprocess.run([*python(), "-c", program], stdout=subprocess.PIPE, check=True, env=environment).stdout)
 
 
-@pytest.mark.parametrize("state, bytes_each", [("split", 14), ("fp32", 16), ("split24", 7)])
+@pytest.mark.parametrize("state, bytes_each", [("split", 14), ("split24", 7), *nightly_rows(("fp32", 16))])
 def test_bytes_a_parameter(state, bytes_each):
     shared, opened, with_gradients, after, _ = measured(state)
     # The journal has one size for each worker, whatever the model's.
@@ -101,7 +102,9 @@ def test_bytes_a_parameter(state, bytes_each):
 _IMPORTANT = LAYERS * (WIDTH * int(0.1 * WIDTH) + WIDTH)
 
 
-@pytest.mark.parametrize("overlap, planned", [("async", 16 * PARAMETERS), ("zenflow", 16 * PARAMETERS + 14 * _IMPORTANT)])
+@pytest.mark.parametrize(
+    "overlap, planned", [("async", 16 * PARAMETERS), *nightly_rows(("zenflow", 16 * PARAMETERS + 14 * _IMPORTANT))]
+)
 def test_bytes_of_overlaps(overlap, planned):
     """As plan/stateformats.go plans them: the model on the CPU has parameters of its own."""
     shared, _, _, after, said = measured("split", overlap)

@@ -13,6 +13,7 @@ from torch import nn
 
 import plimsoll.torch
 from gpt import GPT, batch, text
+from nightly import nightly
 from plimsoll.torch.newton_schulz import COEFFICIENTS, EPS, STEPS, flops, orthogonalized
 from plimsoll.torch.matrix_owners import assign, work_of
 from test_distributed import run
@@ -41,6 +42,7 @@ def assert_same_bits(ours, theirs):
 # The definition
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("shape", [(8, 8), (48, 16), (16, 48), (1, 7), (65, 129)])
 @pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"adjust_lr_fn": "spectral_unclamped"}])
 def test_has_the_bits_of_torch(shape, options):
@@ -137,6 +139,7 @@ def test_momentum_in_bf16_is_rounded_at_rest_only():
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], expected)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("recovery", [True, False])
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("master", ["split", "fp32"])
@@ -373,7 +376,7 @@ def trained(rank, world, sharding, max_grad_norm):
     return [p.detach().view(torch.int32).tolist() for p in model.parameters()], optimizer.last_grad_norm
 
 
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize("max_grad_norm", [0.5, *nightly(None)])
 def test_ranks_have_the_same_bits(max_grad_norm):
     (one,) = run(trained, 1, None, max_grad_norm, world=1)
     for world, sharding in [(2, "zero1"), (2, "zero2"), (4, "zero1"), (4, "zero2")]:

@@ -15,6 +15,7 @@ _SPEC.loader.exec_module(muon_loss)
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 
 
+@pytest.mark.nightly
 def test_losses_of_three_seeds():
     """Within the noise of the seeds: the largest difference of means is a standard deviation of torch's losses."""
     data = text()

@@ -335,11 +335,9 @@ def test_not_finite_gradients_skip_the_step():
     assert optimizer.skipped == 1
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+# torch does not unscale fp16 gradients in place.
+@pytest.mark.parametrize("dtype, unscale", [(torch.float32, False), (torch.float32, True), (torch.float16, False)])
 def test_gradient_scaler(dtype, unscale):
-    if unscale and dtype is torch.float16:
-        pytest.skip("torch does not unscale fp16 gradients in place")
     ours, theirs = network(dtype), network()
     theirs.load_state_dict({n: t.float() for n, t in ours.state_dict().items()})
     optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=0.5)

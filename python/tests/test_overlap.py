@@ -75,6 +75,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("named", FORMATS)
 def test_same_bits(named, strict):
     name, dtype, options = FORMATS[named]
@@ -151,24 +152,23 @@ def large_blocks(monkeypatch):
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 20)
 
 
-def test_forward_waits_while_the_service_stands_still(service, begins_late):
-    found = []
+def test_forward_waits_while_the_service_stands_still(service, begins_late, monkeypatch):
+    goes_on, receive, found = threading.Event(), connection._receive, []
     for overlap in (None, "forward"):
         model = gpt()
         optimizer = make(model, overlap, socket=service.socket)
         losses = steps(model, optimizer, 2)
         model.loss(batch(DATA, 2)).backward()
-        goes_on = threading.Event()
+        goes_on.clear()
         wait = begins_late(optimizer.step, 60, goes_on) if overlap else optimizer.step()
         assert not overlap or all(map(is_stopped, workers(service)))
         optimizer.zero_grad()
-        later = threading.Timer(0.3, goes_on.set)
-        later.start()
-        losses += steps(model, optimizer, 1, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "_receive", lambda socket: goes_on.set() or receive(socket))
+            losses += steps(model, optimizer, 1, 3)
         if overlap:
             assert goes_on.is_set()
             wait()
-        later.join()
         optimizer.synchronize()
         found.append((losses, digest(model)))
         optimizer.close(give_back=True)
@@ -244,6 +244,7 @@ class Words(torch.nn.Module):
         return self(ids).float().square().mean()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", ["own", "tied", "by hand"])
 def test_rows_of_embeddings_go_first(kind, strict, monkeypatch):
     found = []
@@ -730,6 +731,7 @@ def test_an_optimizer_that_nobody_closes(service):
     assert not any(m._forward_pre_hooks or m._state_dict_pre_hooks for m in model.modules())
 
 
+@pytest.mark.first_way
 @pytest.mark.usefixtures("large_blocks")
 def test_the_service_is_killed_while_modules_wait(service):
     wanted, model = gpt(width=128, vocabulary=16384), gpt(width=128, vocabulary=16384)

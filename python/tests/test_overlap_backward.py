@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 import warnings
 
 import pytest
@@ -69,6 +68,7 @@ def ended(model, optimizer, found):
     optimizer.close()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("named", FORMATS)
 def test_same_bits(named, strict):
     name, dtype, options = FORMATS[named]
@@ -111,9 +111,9 @@ def test_parameters_change_before_the_backward_pass_ends():
     seen = []
 
     def look():
-        deadline = time.monotonic() + 120
-        while weights[4].equal(before[4]) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        slot = optimizer._shards[0].slots[model[4].weight]
+        session = optimizer._shards[0].session
+        session.waited(session.wait(slot.piece.offset, slot.piece.count))
         seen.append([weight.equal(old) for weight, old in zip(weights, before)])
 
     wide(model, 2, look)
@@ -226,6 +226,7 @@ def test_embeddings_and_parameters_that_are_read_by_hand(kind, strict):
     assert is_same(program)
 
 
+@pytest.mark.first_way
 def test_compiled_models():
     def program(overlap, found):
         torch._dynamo.reset()
@@ -337,7 +338,6 @@ def test_the_service_is_killed_in_the_backward_pass(service):
 
 
 def die():
-    time.sleep(0.2)  # the service goes on
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -18,6 +18,7 @@ def loss_with(mode):
     return overlap_loss.train(GPT().bfloat16(), mode, 0, text(), 150, 2e-3)[0]
 
 
+@pytest.mark.nightly
 def test_losses():
     """Measured from random weights: 0.1 % more one step late. The bounds of ZenFlow are wide, as seeds differ."""
     modes = None, Async(10), ZenFlow(0.1, "step", 20, update_interval=4, full_warm_up_rounds=10)

@@ -46,3 +46,24 @@ def test_a_signal_ends_the_program(number):
     process.send_signal(number)
     assert process.stdout.read() == ""  # nobody can write any more
     assert process.wait() == -number
+
+
+END = """
+import atexit, sys, threading
+begun = threading.Event()
+threading.Thread(target=lambda: (begun.wait(), print("thread", end=" "))).start()
+atexit.register(lambda: sys.stdout.write("exit"))
+begun.set()
+raise {ending}
+"""
+
+
+@pytest.mark.parametrize("ending, status, says", [
+    ("SystemExit", 0, ""), ("SystemExit(300)", 44, ""), ("ValueError('no')", 1, "ValueError: no"),
+    ("KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
+])  # fmt: skip
+def test_a_program_ends_as_python_does(ending, status, says):
+    """Its threads are waited for, what it has registered is called, and what it has written is out."""
+    done = subprocess.run([*python(), "-c", END.format(ending=ending)], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("thread exit", status)
+    assert says in done.stderr and bool(says) == bool(done.stderr)

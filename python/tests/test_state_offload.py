@@ -33,6 +33,7 @@ def name_of(value):
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_has_the_bits_of_the_optimizer(name, way):

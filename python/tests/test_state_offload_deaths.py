@@ -16,6 +16,7 @@ from wrapping import CHUNK_BYTES, assert_same_training, give_gradients, paramete
 KILLS = 200 if os.environ.get("PLIMSOLL_SOAK") else 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device, mode", [("cpu", "chunked"), ("standin", "chunked"), ("cpu", "whole")])
 def test_killed_at_random_instants(service, device, mode):
     """By PLIMSOLL_SOAK=1 at 200 instants each."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpt import GPT
+from nightly import nightly
 from plimsoll.torch import StateOffload
 from test_distributed import RANKS, fully_shard, run, shard  # noqa: F401, a fixture
 
@@ -28,7 +29,7 @@ def trained(rank, wraps, dtype, options):
     return [p.full_tensor().detach().float().flatten().tolist() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "whole", "fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{"mode": "whole", "fraction": 0.5}, *nightly({})], ids=str)
 def test_rows_of_fully_shard(fully_shard, options):  # noqa: F811
     assert run(trained, True, torch.float32, options) == run(trained, False, torch.float32, {})
 
@@ -78,6 +79,6 @@ def orthogonalized(rank, wraps, options):
     return [p.full_tensor().detach().flatten().tolist() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("options", [{"chunk_bytes": 1024}, {"chunk_bytes": 1024, "fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{"chunk_bytes": 1024, "fraction": 0.5}, *nightly({"chunk_bytes": 1024})], ids=str)
 def test_muon_orthogonalizes_whole_matrices(fully_shard, options):  # noqa: F811
     assert run(orthogonalized, True, options) == run(orthogonalized, False, {})

@@ -29,6 +29,7 @@ def with_masters(model, **options):
     return step
 
 
+@pytest.mark.first_way
 def test_bf16_follows_master_weights():
     data = text()
     ours = GPT().bfloat16()
@@ -52,6 +53,7 @@ def test_bf16_follows_master_weights():
     assert optimizer.skipped == 0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_fp32_follows_torch(clip):
     data = text()

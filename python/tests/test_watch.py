@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import plimsoll.torch
 from gpt import ROOT
 from marked import bytes_of, received  # noqa: F401
+from nightly import nightly_rows
 from plimsoll import marks, resident
 from plimsoll.torch import watching
 from preloaded import python
@@ -447,6 +448,7 @@ def trimmed():
     return blocks
 
 
+@pytest.mark.nightly
 def test_cost(received, trimmed):
     """A mark takes less than a millisecond, whatever the size of the heap."""
     model = network()
@@ -491,9 +493,11 @@ for _ in range(2):
 
 @pytest.mark.parametrize(
     "optimizer, options",
-    [("AdamW", dict(foreach=True)), ("AdamW", dict(foreach=False)), ("AdamW", dict(fused=True)),
-     ("AdamW", dict(foreach=True, amsgrad=True)), ("Adam", dict(foreach=True, weight_decay=0.1, maximize=True)),
-     ("Adam", dict(foreach=False, weight_decay=0.1))],
+    [("AdamW", dict(fused=True)), ("AdamW", dict(foreach=True, amsgrad=True)), ("Adam", dict(foreach=False, weight_decay=0.1)),
+     *nightly_rows(
+         ("AdamW", dict(foreach=True)), ("AdamW", dict(foreach=False)),
+         ("Adam", dict(foreach=True, weight_decay=0.1, maximize=True)),
+     )],
 )  # fmt: skip
 def test_temporaries_by_formula(received, optimizer, options):
     """Against the peak of resident memory, in a process whose malloc keeps nothing."""

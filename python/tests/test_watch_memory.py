@@ -32,6 +32,7 @@ plimsoll.mark("end")
 PARAMETERS = 4 * 124_439_808  # bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ["foreach", "fused", "plimsoll"])
 def test_memory_is_explained(tmp_path, optimizer):
     recording = tmp_path / "run.jsonl"

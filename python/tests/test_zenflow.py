@@ -197,6 +197,7 @@ def small():
     return GPT(width=16, layers=1)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("overlap_step", [True, False])
 def test_follows_the_definition(dtype, overlap_step):
@@ -209,6 +210,7 @@ def test_clips_what_a_step_applies():
     follows(small(), EVERY, 20, clip=0.5)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("strategy", [dict(), dict(steps_per_epoch=5), dict(select_strategy="epoch", select_interval=2, steps_per_epoch=4)])
 def test_update_interval_auto(strategy):
     follows(small().bfloat16(), ZenFlow(0.25, full_warm_up_rounds=1, auto_ratio=0.8, **strategy), 16)
@@ -226,6 +228,7 @@ def test_other_states():
     follows(small().bfloat16(), EVERY, 9, state="fp32")
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("options", [dict(), dict(overlap="async"), dict(moments="bf16"), dict(overlap=ZenFlow(update_interval=2))])
 def test_checkpoints_are_ordinary(tmp_path, options):
     model = small().bfloat16()
@@ -326,6 +329,7 @@ def test_zero_grad_discards():
     model.state_dict()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("what", [(Session, "begin"), (Important, "bring"), (Important, "clear_sums"), (Matrix, "choose")])
 def test_an_interrupt_in_a_step(monkeypatch, what):
     """The step is made all the same, or not begun, and the program goes on."""
@@ -472,29 +476,29 @@ def big_network():
     return torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.Linear(2000, 1000)).bfloat16()
 
 
-def big_train(model, optimizer, steps, stepped=None):
-    for i in range(steps):
+def big_train(model, optimizer, steps, begun=lambda: None):
+    for i in steps:
         x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(i)).bfloat16()
         model(x).float().square().mean().backward()
-        if stepped is not None and i % 2:
-            stepped.set()
+        if i % 2:
+            begun()
         optimizer.step()
         optimizer.zero_grad()
-        if stepped is not None:
-            stepped.set()
+        begun()
     optimizer.synchronize()
 
 
+@pytest.mark.first_way
 def test_service_is_killed(service, monkeypatch):
     """In updates of important columns and of all others, in moves of columns, and while gradients come."""
     monkeypatch.setattr(parameter_arena, "_BLOCK_BYTES", 1 << 18)  # the blocks of tests are small, and this network is not
     mode = ZenFlow(0.1, "step", 4, update_interval=2, full_warm_up_rounds=2)
     undisturbed, model = big_network(), big_network()
-    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), 40)
     optimizer = zenflow(model, mode, max_grad_norm=0.5, socket=service.socket)
     optimizer.open()
-    with killed_again_and_again(service, 1, within=0.1) as stepped:
-        big_train(model, optimizer, 40, stepped)
+    with killed_again_and_again(service, 1, within=0.1) as killer:
+        big_train(model, optimizer, killer.steps(), killer.begun)
+    big_train(undisturbed, zenflow(undisturbed, mode, max_grad_norm=0.5, name="undisturbed"), range(killer.made))
     assert digest(model) == digest(undisturbed)
 
 
@@ -511,6 +515,7 @@ def train_on(steps):
     return (begin,)
 
 
+@pytest.mark.first_way
 @pytest.mark.parametrize("step, begins", [(1, 1), (6, 0)])
 def test_trainer_is_killed(service, step, begins, way):
     """In the warm-up another trainer goes on. Later only the trainer knows which columns are where: the next begins anew."""

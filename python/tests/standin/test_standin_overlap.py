@@ -60,12 +60,14 @@ def gpt_loss(model, step):
     return model.loss(gpt.batch(gpt.text(), step).to(model.head.weight.device))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("moments", ["fp32", "int8"])
 def test_training_has_the_bits_of_the_cpu(slow_copies, dtype, moments):
     assert_same(lambda: gpt.GPT().to(dtype), gpt_loss, moments=moments)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_updates_in_the_backward_pass_have_the_bits_of_the_cpu(monkeypatch, slow_copies, dtype, passes):
@@ -160,6 +162,7 @@ INEXACT = [
 ]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("mode", INEXACT, ids=["async", "zenflow", "zenflow awaited", "zenflow auto"])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_overlaps_that_are_not_exact_have_the_bits_of_the_cpu(monkeypatch, slow_copies, mode, max_grad_norm):

@@ -32,6 +32,7 @@ def name_of(value):
     return "-".join(map(str, value.values())) if isinstance(value, dict) else getattr(value, "__name__", "")
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("way", WAYS, ids=name_of)
 @pytest.mark.parametrize("name", ["foreach", "fused", "sgd", "adafactor", "muon"])
 def test_training_has_the_bits_of_the_optimizer(name, way):
