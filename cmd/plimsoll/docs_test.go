@@ -37,7 +37,6 @@ var documentedExit = map[string]int{
 // sizes. The tests with -short leave them out: the scripts run the same with small models.
 var longDocumented = []string{
 	"plimsoll bench ",
-	"plimsoll models llama-3.2",
 	"plimsoll rehearse --model examples/config.json --offload states --link-in",
 	"plimsoll rehearse --model examples/config.json --offload states --offload-mode whole",
 	"plimsoll rehearse --model examples/config.json --precision fp16",
