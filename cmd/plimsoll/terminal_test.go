@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,8 @@ type terminal struct {
 	*runningJob
 	typed io.Writer
 	lock  sync.Mutex
+	more  *sync.Cond // something was shown, or the time is over
+	over  bool
 	shown bytes.Buffer
 }
 
@@ -48,6 +51,7 @@ func newTerminal(t *testing.T) *terminal {
 	}
 	defer slave.Close()
 	s := &terminal{runningJob: newJob(t), typed: master}
+	s.more = sync.NewCond(&s.lock)
 	shell := exec.Command("sh", "-m")
 	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path)
 	shell.Stdin, shell.Stdout, shell.Stderr = slave, slave, slave
@@ -60,6 +64,7 @@ func newTerminal(t *testing.T) *terminal {
 			s.lock.Lock()
 			s.shown.Write(part[:n])
 			s.lock.Unlock()
+			s.more.Broadcast()
 			if err != nil {
 				return
 			}
@@ -88,8 +93,20 @@ func (s *terminal) types(t *testing.T, keys, shows string) {
 // shows waits for the terminal to have shown a text that many times.
 func (s *terminal) shows(t *testing.T, times int, text string) {
 	t.Helper()
-	if !await(func() bool { return strings.Count(s.text(), text) >= times }) {
-		t.Fatalf("%q is not shown %d times:\n%s", text, times, s.text())
+	safety := time.AfterFunc(hung, func() {
+		s.lock.Lock()
+		s.over = true
+		s.lock.Unlock()
+		s.more.Broadcast()
+	})
+	defer safety.Stop()
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	for strings.Count(s.shown.String(), text) < times {
+		if s.over {
+			t.Fatalf("%q is not shown %d times:\n%s", text, times, &s.shown)
+		}
+		s.more.Wait()
 	}
 }
 
