@@ -53,7 +53,8 @@ func newTerminal(t *testing.T) *terminal {
 	s := &terminal{runningJob: newJob(t), typed: master}
 	s.more = sync.NewCond(&s.lock)
 	shell := exec.Command("sh", "-m")
-	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path)
+	// A prompt could come after the echo of what is typed, and before the output of it.
+	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path, "PS1=")
 	shell.Stdin, shell.Stdout, shell.Stderr = slave, slave, slave
 	shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	s.command = shell
