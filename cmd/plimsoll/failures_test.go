@@ -204,6 +204,14 @@ func TestFailuresOfMemory(t *testing.T) {
 	})
 	t.Run("disk", func(t *testing.T) {
 		folder := t.TempDir()
+		full := "dd if=/dev/zero of=" + filepath.Join(folder, "checkpoint.pt") + " bs=1M count=32"
+		failure{shell: mounting(t, folder, "size=16m"), run: []string{"--", "sh", "-c", full}, exit: 1,
+			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
+			says: "disk", evidence: "No space left on device"}.fails(t)
+	})
+	t.Run("disk of a training", func(t *testing.T) {
+		notShort(t)
+		folder := t.TempDir()
 		failure{shell: mounting(t, folder, "size=16m"),
 			run: failing(python, "train.py", "16", filepath.Join(folder, "checkpoint.pt")), exit: 1, once: true,
 			phases: []ledger.PhaseName{ledger.Checkpoint},
