@@ -41,7 +41,9 @@ var wholes = map[string]func([]byte) []byte{
 	"bom":  func(text []byte) []byte { return append([]byte("\xef\xbb\xbf"), text...) },
 	"gzip": compressed(func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }),
 	// The usual window of 8 MiB would take most of the time of these tests.
-	"xz":   compressed(func(w io.Writer) (io.WriteCloser, error) { return xz.WriterConfig{DictCap: 1 << 16}.NewWriter(w) }),
+	"xz": compressed(func(w io.Writer) (io.WriteCloser, error) {
+		return xz.WriterConfig{DictCap: 1 << 16}.NewWriter(w)
+	}),
 	"zstd": compressed(func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) }),
 	"utf-16le": func(text []byte) []byte {
 		return encoded(unicode.UTF16(unicode.LittleEndian, unicode.UseBOM).NewEncoder().Bytes(text))

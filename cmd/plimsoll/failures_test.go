@@ -175,20 +175,22 @@ func TestFailuresOfMemory(t *testing.T) {
 	})
 	t.Run("dev shm", func(t *testing.T) {
 		notShort(t)
-		failure{shell: mounting(t, "/dev/shm", "size=16m"), run: failing(python, "loader.py", "16"), exit: 1, once: true,
-			right: []explain.Resource{explain.SharedMemory}, atMost: explain.Certain,
+		failure{shell: mounting(t, "/dev/shm", "size=16m"), run: failing(python, "loader.py", "16"), exit: 1,
+			once: true, right: []explain.Resource{explain.SharedMemory}, atMost: explain.Certain,
 			says: "/dev/shm", evidence: "No space left on device"}.fails(t)
 	})
 	t.Run("address space", func(t *testing.T) {
 		notShort(t)
-		failure{shell: "ulimit -v 6000000; " + startAlone, run: failing(python, "train.py", "2000"), exit: 1, once: true,
+		failure{shell: "ulimit -v 6000000; " + startAlone, run: failing(python, "train.py", "2000"), exit: 1,
+			once:   true,
 			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			says: "RLIMIT_AS|address space", evidence: "can't allocate memory"}.fails(t)
 	})
 	t.Run("address space of the program alone", func(t *testing.T) {
 		notShort(t)
 		run := []string{"--", "bash", "-c", `ulimit -v 6000000; exec "$@"`, "bash"}
-		failure{shell: startAlone, run: append(run, failing(python, "train.py", "2000")[1:]...), exit: 1, once: true,
+		failure{shell: startAlone, run: append(run, failing(python, "train.py", "2000")[1:]...), exit: 1,
+			once:   true,
 			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			// The limit is known only where a sample was taken after the shell had set it.
 			says: "RLIMIT_AS|a limit of the process", evidence: "can't allocate memory"}.fails(t)

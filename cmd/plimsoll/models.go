@@ -59,7 +59,9 @@ func runModels(c *cobra.Command, words []string, gpus bool, format report.Format
 			}
 			architectures[name] = architecture
 		}
-		found, err := having(words, model.Catalog(), func(name string) string { return name + " " + architectures[name] })
+		found, err := having(words, model.Catalog(), func(name string) string {
+			return name + " " + architectures[name]
+		})
 		if err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ var reaching = map[string]string{
 	"fit offload-moments":        "--model gpt2 --seq-len 64 --gpu H100-80GB --precision bf16 --master split",
 	"fit gpu":                    "--model gpt2 --seq-len 64 --precision none",
 	"fit model":                  "--torch none",
-	"fit pipeline-schedule":      "--model gpt2 --gpus 2 --pipeline-parallel 2 --grad-accum 4 --gpu H100-80GB --seq-len 64",
+	"fit pipeline-schedule":      "--model gpt2 --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4 --gpu T4",
 	"models":                     "--gpus",
 	"plan":                       "--model gpt2 --seq-len 64",
 	"plan pipeline-schedule":     "--model gpt2 --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4",

@@ -128,7 +128,9 @@ func readCorpus(directory string) ([]Recorded, error) {
 		return nil, err
 	}
 	if testing.Short() {
-		maps.DeleteFunc(expected.Machines, func(_ string, m struct{ Facts Facts }) bool { return m.Facts.PUs > mostShort })
+		maps.DeleteFunc(expected.Machines, func(_ string, m struct{ Facts Facts }) bool {
+			return m.Facts.PUs > mostShort
+		})
 	}
 	names := slices.Sorted(maps.Keys(expected.Machines))
 	machines, failures := make([]Recorded, len(names)), make([]error, len(names))
@@ -165,8 +167,8 @@ type Scenario struct {
 	}
 }
 
-// Scenarios applies every scenario of the corpus to its machine; with -short those of the machines that Corpus leaves out
-// are left out, too.
+// Scenarios applies every scenario of the corpus to its machine; with -short those of the machines that Corpus leaves
+// out are left out, too.
 func Scenarios(t testing.TB, machines []Recorded) []Scenario {
 	t.Helper()
 	var file struct {
