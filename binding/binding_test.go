@@ -25,6 +25,11 @@ var sameCPUs = cmp.Comparer(cpuset.CPUSet.Equals)
 
 // TestCorpus checks the invariants on every machine, restriction and request.
 func TestCorpus(t *testing.T) {
+	numbers := []int{1, 2, 3, 4, 8, 16}
+	shares := []binding.TrainerShare{{}, {Cores: 2}, {Fraction: 0.5}, {Fraction: 0.75}}
+	if testing.Short() {
+		numbers, shares = []int{1, 3, 8}, []binding.TrainerShare{{}, {Cores: 2}, {Fraction: 0.75}}
+	}
 	machines := hosttest.Corpus(t)
 	known := knownPlans()
 	all := []hosttest.Machine{}
@@ -49,8 +54,8 @@ func TestCorpus(t *testing.T) {
 				}
 			}
 		}
-		for _, ranks := range []int{1, 2, 3, 4, 8, 16} {
-			for _, share := range []binding.TrainerShare{{}, {Cores: 2}, {Fraction: 0.5}, {Fraction: 0.75}} {
+		for _, ranks := range numbers {
+			for _, share := range shares {
 				for _, gpus := range [][]string{nil, gpusOf(h, ranks)} {
 					request := binding.Request{Ranks: ranks, TrainerCores: share, GPUs: gpus}
 					if problem := check(h, request); problem != "" {

@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -53,51 +54,53 @@ func uptimeLabel(t *text, groups []string) {
 func noLabel(*text, []string) {}
 
 // labels are in the order in which they are tried, again and again, until none is left. A label ends before the spaces
-// that indent the line.
-var labels = []label{
-	// PyTorch's own prefix, Megatron, Lightning
-	{"[", regexp.MustCompile(`^\[(?i:rank|local_rank)(?:[:=] ?| )?(\d+)\](?: ?: ?| )`), rankLabel},
-	// nemo_run and other launchers: a host and a process of it; the process is no rank of the job
-	{"[", regexp.MustCompile(`^\[[A-Za-z][\w.-]{0,100}:\d{1,5}\]: ?`), streamLabel},
-	// torchrun --tee
-	{"[", regexp.MustCompile(`^\[default(\d+)\]:`), rankLabel},
-	// mpirun --tag-output, SageMaker
-	{"[", regexp.MustCompile(`^\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<std(?:out|err|diag)>:`), rankLabel},
-	// srun --label
-	{" 0123456789", regexp.MustCompile(`^ *(\d{1,6}): `), rankLabel},
-	{"rR", regexp.MustCompile(`^(?i:rank)[ =]?(\d+) ?: `), rankLabel},
-	// Ray, vLLM
-	{"(", regexp.MustCompile(`^\([^()]{0,100}?\bpid=\d+[^()]{0,200}\) `), streamLabel},
-	// kubectl logs --prefix
-	{"[", regexp.MustCompile(`^\[pod/[^\]]{1,300}\] `), streamLabel},
-	// docker compose
-	{"", regexp.MustCompile(`^([a-z][\w.-]{0,100}-\d+) +\| `), streamLabel},
-	// pdsh, ansible
-	{"", regexp.MustCompile(`^([a-z][a-z0-9.-]{0,60}\d[a-z0-9.-]{0,60}): `), hostLabel},
-	// a kernel log's level, and dmesg -x
-	{"<", regexp.MustCompile(`^<\d{1,3}>`), noLabel},
-	{"k", regexp.MustCompile(`^kern +:\w+ *: `), noLabel},
-	// syslog and journalctl, in all styles of their times
-	{"", regexp.MustCompile(`^((?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?)` +
-		` (?:[A-Z]{3,4} )?(?:([\w.-]+) )?(kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
-	{"0123456789", regexp.MustCompile(`^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)` +
-		` ([\w.-]+) (kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
-	{"[", regexp.MustCompile(`^\[ *(\d{1,9}\.\d{1,9})\] ?`), uptimeLabel},
-	{"[", regexp.MustCompile(`^\[ *[TC]\d+\] `), streamLabel},
-	{"[", regexp.MustCompile(`^\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:[.,]\d+)? \d{4})\] ?`), timeLabel},
-	{"[", regexp.MustCompile(`^\[[^\[\]]{1,40} \d\d:\d\d:\d\d \d{4}\] ?`), noLabel}, // in another language
-	// a quotation
-	{">", regexp.MustCompile(`^> `), noLabel},
-	// Kubernetes' files of logs, docker logs --timestamps, loggers
-	{"[0123456789", regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?` +
-		`(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)\]?:?(?: std(?:out|err) [FP])?(?: |$)`), timeLabel},
-	{"[0123456789", regexp.MustCompile(`^\[?(\d\d:\d\d:\d\d(?:[.,]\d+)?)\]? `), noLabel},
-	// levels and names of loggers: DeepSpeed, logging, loguru
-	{"[", regexp.MustCompile(`^\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] `), noLabel},
-	{"[", regexp.MustCompile(`^\[[\w.]+\.py:\d+:\w+\] `), noLabel},
-	{"-", regexp.MustCompile(`^- (?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - `), noLabel},
-	{"|", regexp.MustCompile(`^\| (?:DEBUG|INFO|WARNING|ERROR|CRITICAL|SUCCESS) +\| (?:[\w.<>]+:[\w.<>]+:\d+ - )?`), noLabel},
-}
+// that indent the line. They are compiled when the first line is read, as most commands read none.
+var labels = sync.OnceValue(func() []label {
+	return []label{
+		// PyTorch's own prefix, Megatron, Lightning
+		{"[", regexp.MustCompile(`^\[(?i:rank|local_rank)(?:[:=] ?| )?(\d+)\](?: ?: ?| )`), rankLabel},
+		// nemo_run and other launchers: a host and a process of it; the process is no rank of the job
+		{"[", regexp.MustCompile(`^\[[A-Za-z][\w.-]{0,100}:\d{1,5}\]: ?`), streamLabel},
+		// torchrun --tee
+		{"[", regexp.MustCompile(`^\[default(\d+)\]:`), rankLabel},
+		// mpirun --tag-output, SageMaker
+		{"[", regexp.MustCompile(`^\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<std(?:out|err|diag)>:`), rankLabel},
+		// srun --label
+		{" 0123456789", regexp.MustCompile(`^ *(\d{1,6}): `), rankLabel},
+		{"rR", regexp.MustCompile(`^(?i:rank)[ =]?(\d+) ?: `), rankLabel},
+		// Ray, vLLM
+		{"(", regexp.MustCompile(`^\([^()]{0,100}?\bpid=\d+[^()]{0,200}\) `), streamLabel},
+		// kubectl logs --prefix
+		{"[", regexp.MustCompile(`^\[pod/[^\]]{1,300}\] `), streamLabel},
+		// docker compose
+		{"", regexp.MustCompile(`^([a-z][\w.-]{0,100}-\d+) +\| `), streamLabel},
+		// pdsh, ansible
+		{"", regexp.MustCompile(`^([a-z][a-z0-9.-]{0,60}\d[a-z0-9.-]{0,60}): `), hostLabel},
+		// a kernel log's level, and dmesg -x
+		{"<", regexp.MustCompile(`^<\d{1,3}>`), noLabel},
+		{"k", regexp.MustCompile(`^kern +:\w+ *: `), noLabel},
+		// syslog and journalctl, in all styles of their times
+		{"", regexp.MustCompile(`^((?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?)` +
+			` (?:[A-Z]{3,4} )?(?:([\w.-]+) )?(kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
+		{"0123456789", regexp.MustCompile(`^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)` +
+			` ([\w.-]+) (kernel|[\w./@:-]+\[\d+\]): `), syslogLabel},
+		{"[", regexp.MustCompile(`^\[ *(\d{1,9}\.\d{1,9})\] ?`), uptimeLabel},
+		{"[", regexp.MustCompile(`^\[ *[TC]\d+\] `), streamLabel},
+		{"[", regexp.MustCompile(`^\[([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:[.,]\d+)? \d{4})\] ?`), timeLabel},
+		{"[", regexp.MustCompile(`^\[[^\[\]]{1,40} \d\d:\d\d:\d\d \d{4}\] ?`), noLabel}, // in another language
+		// a quotation
+		{">", regexp.MustCompile(`^> `), noLabel},
+		// Kubernetes' files of logs, docker logs --timestamps, loggers
+		{"[0123456789", regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?` +
+			`(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)\]?:?(?: std(?:out|err) [FP])?(?: |$)`), timeLabel},
+		{"[0123456789", regexp.MustCompile(`^\[?(\d\d:\d\d:\d\d(?:[.,]\d+)?)\]? `), noLabel},
+		// levels and names of loggers: DeepSpeed, logging, loguru
+		{"[", regexp.MustCompile(`^\[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] `), noLabel},
+		{"[", regexp.MustCompile(`^\[[\w.]+\.py:\d+:\w+\] `), noLabel},
+		{"-", regexp.MustCompile(`^- (?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - `), noLabel},
+		{"|", regexp.MustCompile(`^\| (?:DEBUG|INFO|WARNING|ERROR|CRITICAL|SUCCESS) +\| (?:[\w.<>]+:[\w.<>]+:\d+ - )?`), noLabel},
+	}
+})
 
 // gluedTrace is the beginning of a rank's traceback behind a progress bar, which has not ended its line.
 var gluedTrace = regexp.MustCompile(`[^:\s]\[rank\d+\]: ?Traceback \(most recent call last\)`)
@@ -110,8 +113,8 @@ func clean(line string, number int) text {
 	}
 	for more, tries := true, 0; more && tries < 8; tries++ {
 		more = false
-		for i := range labels {
-			l := &labels[i]
+		for i := range labels() {
+			l := &labels()[i]
 			if t.string == "" || !l.begins(t.string[0]) {
 				continue
 			}

@@ -2,8 +2,12 @@ package model
 
 import (
 	"embed"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+
+	"plimsoll/recipe/strict"
 )
 
 // The catalog holds the sizes that the authors of each model published, as the
@@ -15,7 +19,10 @@ var catalog embed.FS
 // Catalog returns the sorted names of the models that are known without a file.
 // bert-large is the model that is pre-trained (BertForPreTraining): the encoder
 // with the heads for masked words and for the next sentence.
-func Catalog() []string {
+func Catalog() []string { return slices.Clone(catalogNames()) }
+
+// catalogNames are read once: several flags of each command complete them.
+var catalogNames = sync.OnceValue(func() []string {
 	entries, err := catalog.ReadDir("catalog")
 	if err != nil {
 		panic(err) // the folder is embedded
@@ -26,6 +33,25 @@ func Catalog() []string {
 	}
 	slices.Sort(names)
 	return names
+})
+
+// CatalogArchitecture returns the architecture of a model of the catalog, without the time that it takes to describe
+// the model.
+func CatalogArchitecture(name string) (string, error) {
+	text, known := catalogConfig(name)
+	if !known {
+		return "", fmt.Errorf("the catalog has no model %q", name)
+	}
+	doc, err := strict.ParseJSON(name+".json", text)
+	if err != nil {
+		return "", err
+	}
+	c, err := newConfig(doc)
+	if err != nil {
+		return "", err
+	}
+	a, err := c.architecture()
+	return a.name, err
 }
 
 // CatalogConfig returns the config.json of a model of the catalog.

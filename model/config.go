@@ -273,13 +273,21 @@ func nearestClass(name string, known []string) string {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
+func newConfig(doc *strict.Document) (*config, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
 	c := &config{Document: doc, fields: map[string]strict.Member{}, reading: &reading{}}
 	for _, m := range doc.Root.Members {
 		c.fields[m.Name] = m
+	}
+	return c, nil
+}
+
+func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
+	c, err := newConfig(doc)
+	if err != nil {
+		return nil, err
 	}
 	a, err := c.architecture()
 	if err != nil {

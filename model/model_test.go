@@ -228,6 +228,22 @@ func TestPublishedCounts(t *testing.T) {
 	}
 }
 
+// TestCatalogArchitecture: the architecture that is found without the model is the model's.
+func TestCatalogArchitecture(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama-3.2-11b-vision", "mixtral-8x7b", "qwen3-4b", "bert-large"} {
+		m, err := Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := CatalogArchitecture(name); err != nil || got != m.Architecture {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, m.Architecture)
+		}
+	}
+	if got, err := CatalogArchitecture("qwen9"); err == nil {
+		t.Errorf("qwen9 has the architecture %q", got)
+	}
+}
+
 func TestLoadCatalog(t *testing.T) {
 	m, err := Load("gpt2")
 	if err != nil {

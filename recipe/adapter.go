@@ -83,7 +83,7 @@ func readAdapter(document *strict.Document) (*Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	checked, err := strict.Schema{Program: "PEFT's " + kind, Rule: adapterRules[kind]}.Read(document)
+	checked, err := strict.Schema{Program: "PEFT's " + kind, Rule: adapterRules()[kind]}.Read(document)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func adapterType(d *strict.Document) (string, error) {
 	if kind == nil {
 		return "", fault.File(d.File).Inputf("peft_type is missing").WithHint(`add "peft_type": "LORA"`)
 	}
-	planned := slices.Sorted(maps.Keys(adapterRules))
+	planned := slices.Sorted(maps.Keys(adapterRules()))
 	switch {
 	case slices.Contains(planned, kind.Text):
 		return kind.Text, nil

@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"strings"
+	"sync"
 
 	"plimsoll/recipe/strict"
 )
@@ -10,7 +11,7 @@ import (
 // dataclasses in peft/tuners/*/config.py and peft/config.py of PEFT 0.20
 // (commit 5d602fdb, August 2026). PEFT ignores unknown keys, because later
 // versions add some.
-var adapterRules = func() map[string]strict.Rule {
+var adapterRules = sync.OnceValue(func() map[string]strict.Rule {
 	common := strict.Merge(text.For("peft_type"), boolean.For("inference_mode"), free.OrNull().For("auto_mapping"),
 		text.OrNull().For("peft_version base_model_name_or_path revision"), names.OrNull().For("modules_to_save"),
 		oneOf("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION").OrNull().
@@ -84,7 +85,7 @@ var adapterRules = func() map[string]strict.Rule {
 		rules[name] = rule.NotingOthers()
 	}
 	return rules
-}()
+})
 
 // unplannedAdapters are the other members of PeftType.
 var unplannedAdapters = strings.Fields(`MULTITASK_PROMPT_TUNING ADAMSS BOFT ADAPTION_PROMPT BEFT LILY LOHA LOKR POLY FROD PVERA FOURIERFT

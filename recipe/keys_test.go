@@ -32,7 +32,7 @@ func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
 	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
 		additiveRule, megatronSchema.Rule}
-	rules = slices.AppendSeq(rules, maps.Values(adapterRules))
+	rules = slices.AppendSeq(rules, maps.Values(adapterRules()))
 	for _, f := range families() {
 		rules = append(rules, object(f.own))
 	}

@@ -143,9 +143,13 @@ func TestBombs(t *testing.T) {
 func TestCutAnywhere(t *testing.T) {
 	x := small
 	x.Steps, x.Layers = 1, 1
+	stride := 1
+	if testing.Short() {
+		stride = 7 // no multiple of what the file repeats
+	}
 	for name, style := range styles {
 		file, _ := written(t, x, style)
-		for end := range file {
+		for end := 0; end < len(file); end += stride {
 			if _, err := Read(name, bytes.NewReader(file[:end]), int64(end)); err == nil {
 				t.Fatalf("%s cut at %d of %d bytes was read", name, end, len(file))
 			}

@@ -2,8 +2,6 @@ package snapshot
 
 import (
 	"encoding/json"
-	"os"
-	"os/exec"
 	"testing"
 
 	"plimsoll/ledger"
@@ -107,9 +105,7 @@ type profile struct {
 
 func runPython(t *testing.T, script string) []byte {
 	t.Helper()
-	command := exec.Command(optimtest.Python(t), "-c", script, t.TempDir())
-	command.Stderr = os.Stderr
-	out, err := command.Output()
+	out, err := optimtest.Imported(t, "torch", "torch.cuda._memory_viz").Output("-c", script, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

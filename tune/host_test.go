@@ -70,7 +70,11 @@ func TestSizes(t *testing.T) {
 
 // TestRunMeasuresEverything that a profile has, with little time. The file that it makes is read again.
 func TestRunMeasuresEverything(t *testing.T) {
-	for _, overlap := range profile.Overlaps {
+	overlaps := profile.Overlaps
+	if testing.Short() {
+		overlaps = []string{profile.NoOverlap, profile.OverlapForward}
+	}
+	for _, overlap := range overlaps {
 		r := request()
 		r.Parameters, r.Overlap = "64Ki", overlap
 		h := local(t)

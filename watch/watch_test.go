@@ -166,7 +166,11 @@ func TestRecorder(t *testing.T) {
 
 // TestFullDisk: on any free space, the file has whole records up to where it is cut, and the memory has all of them.
 func TestFullDisk(t *testing.T) {
-	for free := 0; free < 4000; free += 37 {
+	stride := 37
+	if testing.Short() {
+		stride = 7 * 37
+	}
+	for free := 0; free < 4000; free += stride {
 		r, file, said := begin(t, free)
 		r.Started(rankRoot(0, 10))
 		for i := range 20 {
@@ -197,7 +201,7 @@ func TestManySamples(t *testing.T) {
 	for rank := range 8 {
 		r.Started(rankRoot(rank, 10+rank))
 	}
-	const taken = 10_000
+	const taken = 5 * keptSamples / 2
 	for range taken {
 		r.sample()
 	}

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"plimsoll/explain"
 	"plimsoll/host"
@@ -27,6 +26,7 @@ type failure struct {
 	shell  string
 	groups *controlGroups // that the job runs in, or nil
 	run    []string       // the arguments of plimsoll run
+	once   bool           // it takes seconds, and is not run again without a recording
 	exit   int            // its exit code
 
 	right    []explain.Resource
@@ -42,14 +42,13 @@ type failure struct {
 // startAlone is the shell's part of a failure that needs no preparation.
 const startAlone = `exec "$@"`
 
-// fails runs the job, and compares what run says and what explain makes of the recording with what is right. Where the
-// end comes soon, it runs the job once more without a recording: run must say the same.
+// fails runs the job, and compares what run says and what explain makes of the recording with what is right. It runs
+// the job once more without a recording: run must say the same.
 func (f failure) fails(t *testing.T) {
 	t.Helper()
 	recording := filepath.Join(t.TempDir(), "run.jsonl")
-	begin := time.Now()
 	f.ends(t, "--record", recording)
-	if time.Since(begin) < 2*time.Second {
+	if !f.once {
 		f.ends(t)
 	}
 	got := explained(t, recording)
@@ -139,6 +138,14 @@ func mounting(t *testing.T, directory, options string) string {
 		`exec "$@"`)
 }
 
+// notShort leaves a case of a training to the tests without -short: each imports torch, which takes seconds.
+func notShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("imports torch")
+	}
+}
+
 // inLoop are the phases of a training loop.
 var inLoop = []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}
 
@@ -146,30 +153,44 @@ var inLoop = []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}
 func TestFailuresOfMemory(t *testing.T) {
 	python := optimtest.Python(t)
 	t.Run("cgroup", func(t *testing.T) {
+		groups := limited(t, 256<<20)
+		touch := filepath.Join(programs(t), "touch-memory")
+		failure{shell: startAlone, groups: &groups, run: []string{"--", touch, "512", "0"}, exit: 137,
+			right: []explain.Resource{explain.CGroup}, atMost: explain.Certain,
+			says: groups.name, evidence: `(?i)oom_kill|killed`}.fails(t)
+	})
+	t.Run("training in a cgroup", func(t *testing.T) {
+		notShort(t)
 		groups := limited(t, 1200<<20)
-		failure{shell: startAlone, groups: &groups, run: failing(python, "train.py", "400"), exit: 137,
+		failure{shell: startAlone, groups: &groups, run: failing(python, "train.py", "400"), exit: 137, once: true,
 			phases: inLoop, right: []explain.Resource{explain.CGroup}, atMost: explain.Certain,
 			says: groups.name, evidence: `(?i)oom_kill|killed`}.fails(t)
 	})
 	t.Run("worker of a data loader in a cgroup", func(t *testing.T) {
+		notShort(t)
 		groups := limited(t, 1200<<20)
-		failure{shell: startAlone, groups: &groups, run: failing(python, "loader.py", "250"), exit: 1,
+		failure{shell: startAlone, groups: &groups, run: failing(python, "loader.py", "250"), exit: 1, once: true,
 			right: []explain.Resource{explain.CGroup}, atMost: explain.Certain,
 			says: groups.name, evidence: `(?i)oom_kill|killed`}.fails(t)
 	})
 	t.Run("dev shm", func(t *testing.T) {
+		notShort(t)
 		failure{shell: mounting(t, "/dev/shm", "size=16m"), run: failing(python, "loader.py", "16"), exit: 1,
-			right: []explain.Resource{explain.SharedMemory}, atMost: explain.Certain,
+			once: true, right: []explain.Resource{explain.SharedMemory}, atMost: explain.Certain,
 			says: "/dev/shm", evidence: "No space left on device"}.fails(t)
 	})
 	t.Run("address space", func(t *testing.T) {
+		notShort(t)
 		failure{shell: "ulimit -v 6000000; " + startAlone, run: failing(python, "train.py", "2000"), exit: 1,
+			once:   true,
 			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			says: "RLIMIT_AS|address space", evidence: "can't allocate memory"}.fails(t)
 	})
 	t.Run("address space of the program alone", func(t *testing.T) {
+		notShort(t)
 		run := []string{"--", "bash", "-c", `ulimit -v 6000000; exec "$@"`, "bash"}
 		failure{shell: startAlone, run: append(run, failing(python, "train.py", "2000")[1:]...), exit: 1,
+			once:   true,
 			phases: inLoop, right: []explain.Resource{explain.AddressSpace}, atMost: explain.Certain,
 			// The limit is known only where a sample was taken after the shell had set it.
 			says: "RLIMIT_AS|a limit of the process", evidence: "can't allocate memory"}.fails(t)
@@ -185,8 +206,16 @@ func TestFailuresOfMemory(t *testing.T) {
 	})
 	t.Run("disk", func(t *testing.T) {
 		folder := t.TempDir()
+		full := "dd if=/dev/zero of=" + filepath.Join(folder, "checkpoint.pt") + " bs=1M count=32"
+		failure{shell: mounting(t, folder, "size=16m"), run: []string{"--", "sh", "-c", full}, exit: 1,
+			right: []explain.Resource{explain.Disk}, atMost: explain.Certain,
+			says: "disk", evidence: "No space left on device"}.fails(t)
+	})
+	t.Run("disk of a training", func(t *testing.T) {
+		notShort(t)
+		folder := t.TempDir()
 		failure{shell: mounting(t, folder, "size=16m"),
-			run: failing(python, "train.py", "16", filepath.Join(folder, "checkpoint.pt")), exit: 1,
+			run: failing(python, "train.py", "16", filepath.Join(folder, "checkpoint.pt")), exit: 1, once: true,
 			phases: []ledger.PhaseName{ledger.Checkpoint},
 			right:  []explain.Resource{explain.Disk}, atMost: explain.Certain,
 			says: "disk", evidence: "unexpected pos|file write failed|iostream"}.fails(t)
@@ -232,7 +261,8 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 			right: open, atMost: explain.Likely, says: "SIGKILL|signal 9", evidence: "SIGKILL|signal 9"}.fails(t)
 	})
 	t.Run("worker of a data loader that somebody killed", func(t *testing.T) {
-		failure{shell: startAlone, run: failing(optimtest.Python(t), "loader.py", "1", "kill"), exit: 1,
+		notShort(t)
+		failure{shell: startAlone, run: failing(optimtest.Python(t), "loader.py", "1", "kill"), exit: 1, once: true,
 			right: open, atMost: explain.Likely, says: "worker", evidence: "is killed by signal: Killed"}.fails(t)
 	})
 	t.Run("truncated mapped file", func(t *testing.T) {

@@ -51,23 +51,27 @@ func runModels(c *cobra.Command, words []string, gpus bool, format report.Format
 		}
 		document = report.NewGPUs(c.Root().Version, all)
 	} else {
-		models := map[string]*model.Model{}
+		architectures := map[string]string{}
 		for _, name := range model.Catalog() {
-			m, err := model.Load(name)
+			architecture, err := model.CatalogArchitecture(name)
 			if err != nil {
 				return &fault.Internal{Err: err}
 			}
-			models[name] = m
+			architectures[name] = architecture
 		}
 		found, err := having(words, model.Catalog(), func(name string) string {
-			return name + " " + models[name].Architecture
+			return name + " " + architectures[name]
 		})
 		if err != nil {
 			return err
 		}
 		var all []*model.Model
 		for _, name := range found {
-			all = append(all, models[name])
+			m, err := model.Load(name)
+			if err != nil {
+				return &fault.Internal{Err: err}
+			}
+			all = append(all, m)
 		}
 		document = report.NewModels(c.Root().Version, all)
 	}

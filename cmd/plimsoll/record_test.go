@@ -49,6 +49,16 @@ func printed(records []samples.Record, rank int, stream string) (lines []string)
 	return lines
 }
 
+// holds is whether a file, which need not be there yet, has a text.
+func holds(t *testing.T, file, text string) bool {
+	t.Helper()
+	all, err := os.ReadFile(file)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return bytes.Contains(all, []byte(text))
+}
+
 // ending returns the last record, which must be the end.
 func ending(t *testing.T, records []samples.Record) *samples.End {
 	t.Helper()
@@ -127,7 +137,7 @@ func TestRecordingHasMarks(t *testing.T) {
 	j := newJob(t, "--record", file, "--interval", "100ms", "--", "sh", "-c",
 		`printf %s "$PLIMSOLL_MARKS" > `+told+".part; mv "+told+".part "+told+"; until [ -e "+told+"2 ]; do sleep 0.05; done")
 	j.start(t)
-	if !await(func() bool { _, err := os.Stat(told); return err == nil }) {
+	if !awaitFiles(t, filepath.Dir(told), func() bool { return exists(filepath.Dir(told), "told") }) {
 		t.Fatal("the rank has not begun")
 	}
 	socket, err := os.ReadFile(told)
@@ -165,7 +175,7 @@ func TestRecordingHasMarks(t *testing.T) {
 		}
 		return marks, phases
 	}
-	if !await(func() bool { _, phases := marked(); return phases > 2 }) {
+	if !awaitFiles(t, folder, func() bool { _, phases := marked(); return phases > 2 }) {
 		t.Error("no sample has the phase")
 	}
 	if err := os.WriteFile(told+"2", nil, 0o600); err != nil {
@@ -347,7 +357,9 @@ func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
 	j.command.Stdout = nil
 	j.start(t)
 	j.has(t, 1, begun)
-	time.Sleep(500 * time.Millisecond)
+	if !awaitFiles(t, folder, func() bool { return holds(t, file, `["first"]`) }) {
+		t.Fatal("the recording does not have the first line")
+	}
 	if err := j.command.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +392,7 @@ func TestRecorderLeavesTheRanksTheirCores(t *testing.T) {
 	told := filepath.Join(t.TempDir(), "told")
 	j := newJob(t, "--trainer-cores", "1", "--", "sh", "-c", `printf %s "$PLIMSOLL_OPTIMIZER_CPUS" > `+told+
 		".part; mv "+told+".part "+told+"; exec sleep 1000").start(t)
-	if !await(func() bool { _, err := os.Stat(told); return err == nil }) {
+	if !awaitFiles(t, filepath.Dir(told), func() bool { return exists(filepath.Dir(told), "told") }) {
 		t.Fatal("the rank has not begun")
 	}
 	cpus, err := os.ReadFile(told)

@@ -67,10 +67,6 @@ func (j *runningJob) processes(t *testing.T) []int {
 	return found
 }
 
-// hung is longer than any job of these tests takes on a slow and busy machine. It is shorter than the "sleep 1000"
-// for which the jobs must not wait.
-const hung = 2 * time.Minute
-
 // overdue is in the message about ranks that had to be killed.
 const overdue = "not ended within"
 
@@ -127,8 +123,11 @@ func await(so func() bool) bool {
 // isGone waits until all processes of the job are gone.
 func (j *runningJob) isGone(t *testing.T) {
 	t.Helper()
-	if !await(func() bool { return len(j.processes(t)) == 0 }) {
-		t.Errorf("processes %v are left", j.processes(t))
+	for left := j.processes(t); len(left) > 0; left = j.processes(t) {
+		if !awaitEnd(t, left[0]) {
+			t.Errorf("processes %v are left", left)
+			return
+		}
 	}
 }
 
@@ -147,7 +146,7 @@ func (j *runningJob) has(t *testing.T, count int, name string) {
 		files, _ := filepath.Glob(name + "*")
 		return len(files)
 	}
-	if !await(func() bool { return begun() >= count }) {
+	if !awaitFiles(t, filepath.Dir(name), func() bool { return begun() >= count }) {
 		t.Fatalf("%d of %d ranks have begun", begun(), count)
 	}
 }
@@ -212,6 +211,7 @@ func TestSIGTERMComesOnce(t *testing.T) {
 		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			directory := t.TempDir()
 			begun, saving, saved := filepath.Join(directory, "begun"), filepath.Join(directory, "saving"),
 				filepath.Join(directory, "saved")
@@ -499,7 +499,12 @@ func TestSlowReader(t *testing.T) {
 		j.start(t)
 		writer.Close()
 		j.has(t, ranks, begun)
-		time.Sleep(2 * time.Second)
+		for rank := j.named(t, "sh -c"); rank != 0; rank = j.named(t, "sh -c") {
+			awaitEnd(t, rank)
+		}
+		if !testing.Short() {
+			time.Sleep(2 * time.Second) // nothing gives the reader up
+		}
 		text, err := io.ReadAll(reader)
 		if err != nil {
 			t.Fatal(err)

@@ -254,7 +254,7 @@ func TestBusyMetrics(t *testing.T) {
 func TestAnyProcessIsKilled(t *testing.T) {
 	kills := 120
 	if testing.Short() {
-		kills = 12
+		kills = 6 // two of each moment
 	}
 	for name, victims := range map[string][]string{
 		"launcher": {"plimsoll run", "plimsoll keep-ranks"},
@@ -273,7 +273,7 @@ func TestAnyProcessIsKilled(t *testing.T) {
 				}
 				struck := false // the kill has ended the job
 				for killed < kills && !struck {
-					if !awaitMoment(directory, killed) {
+					if !awaitMoment(t, directory, killed) {
 						fatal("no step is made, or no checkpoint")
 					}
 					time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))))
@@ -284,7 +284,7 @@ func TestAnyProcessIsKilled(t *testing.T) {
 					}
 				}
 				if ended = !struck; ended {
-					if !awaitStep(directory) {
+					if !awaitStep(t, directory) {
 						fatal("no step is made")
 					}
 					if err := os.WriteFile(filepath.Join(directory, "enough"), nil, 0o644); err != nil {
@@ -308,29 +308,29 @@ func TestAnyProcessIsKilled(t *testing.T) {
 }
 
 // awaitMoment waits for the moment of the next kill: in turn none, a step and a checkpoint.
-func awaitMoment(directory string, number int) bool {
+func awaitMoment(t *testing.T, directory string, number int) bool {
 	switch number % 3 {
 	case 1:
-		return awaitStep(directory)
+		return awaitStep(t, directory)
 	case 2:
 		saved := func() []string {
 			folders, _ := filepath.Glob(filepath.Join(directory, "step-*"))
 			return folders
 		}
 		before := saved()
-		return await(func() bool { return !slices.Equal(saved(), before) })
+		return awaitFiles(t, directory, func() bool { return !slices.Equal(saved(), before) })
 	}
 	return true
 }
 
 // awaitStep waits for a step to be made.
-func awaitStep(directory string) bool {
+func awaitStep(t *testing.T, directory string) bool {
 	made := func() string {
 		step, _ := os.ReadFile(filepath.Join(directory, "made"))
 		return string(step)
 	}
 	before := made()
-	return await(func() bool { return made() != before })
+	return awaitFiles(t, directory, func() bool { return made() != before })
 }
 
 // checkFingerprint compares the state at the end with the state of a training that was left alone.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,8 @@ type terminal struct {
 	*runningJob
 	typed io.Writer
 	lock  sync.Mutex
+	more  *sync.Cond // something was shown, or the time is over
+	over  bool
 	shown bytes.Buffer
 }
 
@@ -48,8 +51,10 @@ func newTerminal(t *testing.T) *terminal {
 	}
 	defer slave.Close()
 	s := &terminal{runningJob: newJob(t), typed: master}
+	s.more = sync.NewCond(&s.lock)
 	shell := exec.Command("sh", "-m")
-	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path)
+	// A prompt could come after the echo of what is typed, and before the output of it.
+	shell.Env = append(s.command.Env, "plimsoll="+s.command.Path, "PS1=")
 	shell.Stdin, shell.Stdout, shell.Stderr = slave, slave, slave
 	shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	s.command = shell
@@ -60,6 +65,7 @@ func newTerminal(t *testing.T) *terminal {
 			s.lock.Lock()
 			s.shown.Write(part[:n])
 			s.lock.Unlock()
+			s.more.Broadcast()
 			if err != nil {
 				return
 			}
@@ -88,8 +94,20 @@ func (s *terminal) types(t *testing.T, keys, shows string) {
 // shows waits for the terminal to have shown a text that many times.
 func (s *terminal) shows(t *testing.T, times int, text string) {
 	t.Helper()
-	if !await(func() bool { return strings.Count(s.text(), text) >= times }) {
-		t.Fatalf("%q is not shown %d times:\n%s", text, times, s.text())
+	safety := time.AfterFunc(hung, func() {
+		s.lock.Lock()
+		s.over = true
+		s.lock.Unlock()
+		s.more.Broadcast()
+	})
+	defer safety.Stop()
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	for strings.Count(s.shown.String(), text) < times {
+		if s.over {
+			t.Fatalf("%q is not shown %d times:\n%s", text, times, &s.shown)
+		}
+		s.more.Wait()
 	}
 }
 
@@ -187,10 +205,13 @@ func TestTerminalWidths(t *testing.T) {
 	for _, columns := range []int{80, 50} {
 		s := newScreen(t, uint16(columns), 24)
 		for command, shows := range map[string]string{
-			"plan --model " + config + " --gpu RTX-4090":       "\x1b[1;30;42mfits\x1b[m: ",
-			"rehearse --model " + config + " --steps 2":        "optimizer steps",
-			"bench --parameters 1Mi --rounds 2 --checks=false": "adamw, state split",
+			"plan --model " + config + " --gpu RTX-4090":                    "\x1b[1;30;42mfits\x1b[m: ",
+			"rehearse --model " + config + " --steps 2":                     "optimizer steps",
+			"bench --parameters 1000 --workers 1 --rounds 1 --checks=false": "adamw, state split",
 		} {
+			if testing.Short() && columns == 80 && !strings.HasPrefix(command, "plan ") {
+				continue // the narrow window is harder
+			}
 			if text := s.keeps(t, command, columns); !strings.Contains(text, shows) {
 				t.Errorf("%q is not shown:\n%s", shows, text)
 			}
@@ -207,8 +228,11 @@ func TestQuickstarts(t *testing.T) {
 	for _, document := range []string{"README.md", "docs/cookbook.md"} {
 		for _, documented := range documentedCommands(t, document) {
 			command := strings.ReplaceAll(documented.line, " converted ", " "+converted+" ")
-			s.keeps(t, strings.TrimPrefix(command, "plimsoll "), 80)
 			count++
+			if testing.Short() && isLong(command) {
+				continue
+			}
+			s.keeps(t, strings.TrimPrefix(command, "plimsoll "), 80)
 		}
 	}
 	if count < 15 {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"plimsoll/samples"
 )
@@ -63,7 +62,7 @@ func TestWatchRecords(t *testing.T) {
 			return !slices.ContainsFunc([]string{"rank 0", "rank 1", "child 0", "child 1", "child -1"},
 				func(who string) bool { return !seen[who] })
 		}
-		if !await(shows) {
+		if !awaitFiles(t, filepath.Dir(recordings[i]), shows) {
 			records, _ := recordingOf(t, file)
 			t.Errorf("watch %d: the samples have %v", i, rolesIn(records))
 		}
@@ -106,10 +105,9 @@ func TestWatchIsInterrupted(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if !await(func() bool { return exists(filepath.Dir(file), "samples.jsonl") }) {
-		t.Fatal("no recording")
+	if !awaitFiles(t, filepath.Dir(file), func() bool { return holds(t, file, `"sample"`) }) {
+		t.Fatal("no sample is recorded")
 	}
-	time.Sleep(300 * time.Millisecond)
 	if err := c.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
