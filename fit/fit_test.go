@@ -28,8 +28,8 @@ const cuttable = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 102
 
 var fast = steptime.Machine{Rates: roads.Rates{Host: 490e9}}
 
-// TestExhaustive compares the search with all recipes of a small space, each of them planned. With -short the spaces are
-// smaller.
+// TestExhaustive compares the search with all recipes of a small space, each of them planned. With -short it leaves
+// out large ones.
 func TestExhaustive(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	config := file("config.json", small)
@@ -219,8 +219,8 @@ var questions = map[string]Question{
 		Machine: fast},
 }
 
-// TestQuestions: each question has a recipe, and plimsoll plan of it says that it fits. With -short the question is that
-// of one GPU.
+// TestQuestions: each question has a recipe, and plimsoll plan of it says that it fits. With -short there is the
+// question of one GPU.
 func TestQuestions(t *testing.T) {
 	for name, q := range questions {
 		if q.Request.GPUs > 1 && testing.Short() {
