@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/json"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -65,10 +66,10 @@ func (c trial) adapterFile(t *testing.T) string {
 	return file
 }
 
-// plan returns the plan of the same training.
-func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
+// shallow returns the path of a config.json: that of a model of the catalog, with some layers of it.
+func shallow(t *testing.T, name string, layers int, changes map[string]any) string {
 	t.Helper()
-	text, err := os.ReadFile("../model/catalog/" + c.config + ".json")
+	text, err := os.ReadFile("../model/catalog/" + name + ".json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,20 +79,28 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	}
 	for _, key := range []string{"num_hidden_layers", "n_layer", "num_layers"} {
 		if _, ok := config[key]; ok {
-			config[key] = c.layers
+			config[key] = layers
 		}
 	}
-	if c.untied {
-		config["tie_word_embeddings"] = false
-	}
+	maps.Copy(config, changes)
 	if text, err = json.Marshal(config); err != nil {
 		t.Fatal(err)
 	}
-	q := c.request
-	q.Model = filepath.Join(t.TempDir(), "config.json")
-	if err := os.WriteFile(q.Model, text, 0o600); err != nil {
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// plan returns the plan of the same training.
+func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
+	t.Helper()
+	q, changes := c.request, map[string]any{}
+	if c.untied {
+		changes["tie_word_embeddings"] = false
+	}
+	q.Model = shallow(t, c.config, c.layers, changes)
 	if c.adapter != "" {
 		q.Adapter = c.adapterFile(t)
 	}
