@@ -2,6 +2,7 @@ package parallel
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"testing"
 
@@ -32,7 +33,7 @@ func TestAgainstPyTorch(t *testing.T) {
 		Ranks, Rank, Chunks, Micros int
 	}
 	var list []pipeline
-	for name := range schedules {
+	for _, name := range slices.Sorted(maps.Keys(schedules)) {
 		for _, c := range []pipeline{{"", 2, 0, 2, 4}, {"", 2, 1, 2, 6}, {"", 4, 2, 2, 8}, {"", 4, 0, 2, 12},
 			{"", 4, 3, 2, 8}, {"", 3, 1, 2, 9}, {"", 4, 1, 2, 24}, {"", 2, 1, 3, 4}, {"", 4, 3, 2, 2},
 			{"", 4, 0, 2, 3}} {
