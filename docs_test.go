@@ -6,9 +6,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jdkato/prose/summarize"
+	"github.com/jdkato/prose/tokenize"
 )
 
 const (
@@ -75,8 +77,20 @@ func measure(sentences []string) (mean float64, long []string) {
 // readingEase returns Flesch's reading ease of sentences: 206.835 - 1.015 words a sentence - 84.6 syllables a word
 // (Flesch, A New Readability Yardstick, 1948).
 func readingEase(sentences []string) float64 {
-	return summarize.NewDocument(strings.Join(sentences, "\n\n")).FleschReadingEase()
+	document := summarize.Document{
+		Content:           strings.Join(sentences, "\n\n"),
+		WordTokenizer:     wordTokenizer(),
+		SentenceTokenizer: sentenceTokenizer(),
+	}
+	document.Initialize()
+	return document.FleschReadingEase()
 }
+
+// The tokenizers are those of [summarize.NewDocument]. That of sentences reads what it has learned when it is made.
+var (
+	wordTokenizer     = sync.OnceValue(tokenize.NewWordBoundaryTokenizer)
+	sentenceTokenizer = sync.OnceValue(tokenize.NewPunktSentenceTokenizer)
+)
 
 // TestDocsArePlain limits the length of the sentences and of the words of every document.
 func TestDocsArePlain(t *testing.T) {

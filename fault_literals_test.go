@@ -5,24 +5,18 @@ import (
 	"go/parser"
 	"go/token"
 	"slices"
-	"strings"
 	"testing"
 )
 
 // TestFaultLiterals: fault.Inputf says what, where and the hint in the order in which they are printed. Only bad input
 // with a cause is a literal.
 func TestFaultLiterals(t *testing.T) {
-	for _, name := range tracked(t) {
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+	for _, source := range goFiles(t) {
+		if source.isTest() {
 			continue
 		}
-		positions := token.NewFileSet()
-		file, err := parser.ParseFile(positions, name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, line := range literalsWithoutCause(positions, file) {
-			t.Errorf("%s:%d: use fault.Inputf where there is no cause", name, line)
+		for _, line := range literalsWithoutCause(positions, source.tree) {
+			t.Errorf("%s:%d: use fault.Inputf where there is no cause", source.name, line)
 		}
 	}
 }

@@ -2,6 +2,7 @@
 package plimsoll
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -25,23 +27,32 @@ type pkg struct {
 	GoFiles, TestGoFiles, Imports []string
 }
 
-func listed(t *testing.T) []pkg {
+var list = sync.OnceValues(func() (all []pkg, err error) {
 	command := exec.Command("go", "list", "-json", "./...")
 	command.Stderr = os.Stderr
 	out, err := command.Output()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	var all []pkg
-	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p pkg
 		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
-			return all
+			return all, nil
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		all = append(all, p)
 	}
+})
+
+// listed returns the packages of the module.
+func listed(t *testing.T) []pkg {
+	t.Helper()
+	all, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func read(t *testing.T, name string) string {
@@ -114,23 +125,12 @@ func TestImportsPointDownwards(t *testing.T) {
 func TestMethodsAreDeclaredWithTheirType(t *testing.T) {
 	type method struct{ position, name string }
 	types, methods := map[string]bool{}, map[method]string{}
-	positions := token.NewFileSet()
-	for _, name := range tracked(t) {
-		if !strings.HasSuffix(name, ".go") {
-			continue
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue // deleted and not yet committed
-		}
-		file, err := parser.ParseFile(positions, name, text, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, source := range goFiles(t) {
+		file := source.tree
 		inPackage := func(name *ast.Ident) string {
 			return filepath.Dir(positions.Position(file.Pos()).Filename) + " " + file.Name.Name + "." + name.Name
 		}
-		ofTest := strings.HasSuffix(name, "_test.go")
+		ofTest := source.isTest()
 		for _, declaration := range file.Decls {
 			switch d := declaration.(type) {
 			case *ast.GenDecl:
@@ -188,6 +188,7 @@ var mayOpen = map[string]string{
 	"experiments/":             "it is not a part of the program",
 	"host/hosttest/":           "it is for tests, and reads their data",
 	"files/filestest/":         "it is for tests",
+	"optim/optimtest/":         "it is for tests, and reads their data",
 	"optim/kernel/_asm/":       "it is not a part of the program",
 	"packaging/":               "it is not a part of the program",
 	"scripts/":                 "it is not a part of the program",
@@ -197,21 +198,18 @@ var mayOpen = map[string]string{
 // without end.
 func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	used := map[string]bool{}
-	for _, name := range tracked(t) {
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+	for _, source := range goFiles(t) {
+		if source.isTest() {
 			continue
 		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue // deleted and not yet committed
-		}
+		name := source.name
 		excepted := ""
 		for place := range mayOpen {
 			if strings.HasPrefix(name, place) {
 				excepted = place
 			}
 		}
-		for number, line := range strings.Split(string(text), "\n") {
+		for number, line := range strings.Split(source.text, "\n") {
 			code, _, _ := strings.Cut(line, "//")
 			if !opensFiles.MatchString(code) {
 				continue
@@ -229,13 +227,54 @@ func TestFilesAreOpenedByOnePackage(t *testing.T) {
 	}
 }
 
+var listFiles = sync.OnceValues(func() ([]byte, error) {
+	return exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
+})
+
 // tracked lists the files of the repository. In an export without git it skips the test.
 func tracked(t *testing.T) []string {
-	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	t.Helper()
+	out, err := listFiles()
 	if err != nil {
 		t.Skip("not a git checkout: ", err)
 	}
 	return strings.Fields(string(out))
+}
+
+// goFile is a file of Go, parsed once for all tests.
+type goFile struct {
+	name, text string
+	tree       *ast.File
+}
+
+func (f goFile) isTest() bool { return strings.HasSuffix(f.name, "_test.go") }
+
+var (
+	positions = token.NewFileSet() // of goFiles
+	sources   []goFile
+)
+
+// goFiles returns the files of Go in the repository.
+func goFiles(t *testing.T) []goFile {
+	t.Helper()
+	if sources != nil {
+		return sources
+	}
+	for _, name := range tracked(t) {
+		if filepath.Ext(name) != ".go" {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted and not yet committed
+		}
+		tree, err := parser.ParseFile(positions, name, text, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, goFile{name, string(text), tree})
+	}
+	return sources
 }
 
 func TestNoFileNamesAMachine(t *testing.T) {

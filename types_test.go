@@ -14,7 +14,7 @@ import (
 
 var loadTypes = sync.OnceValues(func() ([]*packages.Package, error) {
 	const mode = packages.NeedName | packages.NeedFiles | packages.NeedSyntax | packages.NeedTypes |
-		packages.NeedTypesInfo | packages.NeedImports | packages.NeedDeps
+		packages.NeedTypesInfo | packages.NeedImports
 	return packages.Load(&packages.Config{Mode: mode}, "./...")
 })
 
@@ -27,6 +27,11 @@ func typedPackages(t *testing.T) []*packages.Package {
 	}
 	if len(loaded) < 20 {
 		t.Fatalf("only %d packages were found", len(loaded))
+	}
+	for _, p := range loaded {
+		for _, fault := range p.Errors {
+			t.Fatal(fault)
+		}
 	}
 	return loaded
 }

@@ -2,9 +2,7 @@ package plimsoll
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"os"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -30,30 +28,22 @@ func TestLinesFitTheScreen(t *testing.T) {
 	for name := range longFunctions {
 		unused[name] = true
 	}
-	for _, name := range tracked(t) {
-		if !strings.HasSuffix(name, ".go") || strings.Contains(name, "/_") { // modules of their own
+	for _, source := range goFiles(t) {
+		name, file := source.name, source.tree
+		if strings.Contains(name, "/_") { // modules of their own
 			continue
-		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue // deleted and not yet committed
-		}
-		positions := token.NewFileSet()
-		file, err := parser.ParseFile(positions, name, text, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
 		}
 		if ast.IsGenerated(file) {
 			continue
 		}
 		raw := rawLines(positions, file)
-		for i, line := range strings.Split(string(text), "\n") {
+		for i, line := range strings.Split(source.text, "\n") {
 			width := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    "))
 			if width > widestLine && !raw[i+1] && !strings.Contains(line, "://") {
 				t.Errorf("%s:%d has %d columns, expected at most %d", name, i+1, width, widestLine)
 			}
 		}
-		if strings.HasSuffix(name, "_test.go") {
+		if source.isTest() {
 			continue
 		}
 		for _, declaration := range file.Decls {

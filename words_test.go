@@ -2,9 +2,7 @@ package plimsoll
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -35,16 +33,11 @@ var unclear = []struct {
 func TestMessagesAreClear(t *testing.T) {
 	found := 0
 	sentence := regexp.MustCompile(`[.;:!?]\s|\n`)
-	for _, file := range tracked(t) {
-		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+	for _, source := range goFiles(t) {
+		if source.isTest() {
 			continue
 		}
-		set := token.NewFileSet()
-		tree, err := parser.ParseFile(set, filepath.FromSlash(file), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(tree, func(n ast.Node) bool {
+		ast.Inspect(source.tree, func(n ast.Node) bool {
 			expression, ok := n.(ast.Expr)
 			if !ok {
 				return true
@@ -59,13 +52,13 @@ func TestMessagesAreClear(t *testing.T) {
 			found++
 			for _, s := range sentence.Split(text, -1) {
 				if words := len(strings.Fields(s)); words > longestSentence {
-					t.Errorf("%v: a sentence has %d words, expected at most %d: %s", set.Position(n.Pos()), words,
+					t.Errorf("%v: a sentence has %d words, expected at most %d: %s", positions.Position(n.Pos()), words,
 						longestSentence, s)
 				}
 			}
 			for _, u := range unclear {
 				if words := u.words.FindString(text); words != "" {
-					t.Errorf("%v: %q is unclear: write %s", set.Position(n.Pos()), words, u.instead)
+					t.Errorf("%v: %q is unclear: write %s", positions.Position(n.Pos()), words, u.instead)
 				}
 			}
 			return false

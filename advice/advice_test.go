@@ -117,6 +117,9 @@ var pipelined = map[string]job.Request{
 // usual are those that a test without -all plans.
 var usual = []string{"1f1b.toml", "fsdp2.yaml", "pipeline.json", "plain.toml", "zero-bubble.toml"}
 
+// quick are those that a test with -short plans.
+var quick = []string{"1f1b.toml", "fsdp2.yaml", "pipeline.json"}
+
 // pipelineFiles are the files of pipelined.
 var pipelineFiles = map[string]string{
 	"1f1b.toml": titanWith("local_batch_size = 8", `pipeline_parallel_degree = 4
@@ -174,7 +177,7 @@ selective_ac_option = "op"
 func TestPipelines(t *testing.T) {
 	var all tally
 	for _, name := range slices.Sorted(maps.Keys(pipelined)) {
-		if !*everyGPU && !slices.Contains(usual, name) {
+		if !*everyGPU && !slices.Contains(usual, name) || testing.Short() && !slices.Contains(quick, name) {
 			continue
 		}
 		q := pipelined[name]

@@ -28,7 +28,8 @@ const cuttable = `{"model_type": "llama", "vocab_size": 4000, "hidden_size": 102
 
 var fast = steptime.Machine{Rates: roads.Rates{Host: 490e9}}
 
-// TestExhaustive compares the search with all recipes of a small space, each of them planned.
+// TestExhaustive compares the search with all recipes of a small space, each of them planned. With -short it leaves
+// out large ones.
 func TestExhaustive(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	config := file("config.json", small)
@@ -39,12 +40,17 @@ func TestExhaustive(t *testing.T) {
 		memory               ledger.Bytes
 		fewer, tight, stages bool
 		model                string // "" is small
+		large                bool
 	}{
-		{gpus: 1, memory: 1600}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 2, memory: 3400},
-		{gpus: 4, memory: 3300, fewer: true, batch: 24}, {gpus: 2, memory: 3500, stages: true, batch: 24},
-		{gpus: 4, memory: 3300, stages: true, batch: 24}, {gpus: 1, memory: 500},
-		{gpus: 4, memory: 3200, batch: 16, model: cuttable}, {gpus: 4, memory: 3200, model: cuttable},
+		{gpus: 1, memory: 1600}, {gpus: 1, memory: 2000, batch: 24, tight: true}, {gpus: 1, memory: 500},
+		{gpus: 2, memory: 3300, fewer: true, batch: 8}, {gpus: 2, memory: 3500, stages: true, batch: 24},
+		{gpus: 4, memory: 3300, stages: true, batch: 24}, {gpus: 4, memory: 3200, batch: 16, model: cuttable},
+		{gpus: 2, memory: 3400, large: true}, {gpus: 4, memory: 3300, fewer: true, batch: 24, large: true},
+		{gpus: 4, memory: 3200, model: cuttable, large: true},
 	} {
+		if test.large && testing.Short() {
+			continue
+		}
 		config := config
 		if test.model != "" {
 			config = file("cuttable.json", test.model)
@@ -213,9 +219,13 @@ var questions = map[string]Question{
 		Machine: fast},
 }
 
-// TestQuestions: each question has a recipe, and plimsoll plan of it says that it fits.
+// TestQuestions: each question has a recipe, and plimsoll plan of it says that it fits. With -short there is the
+// question of one GPU.
 func TestQuestions(t *testing.T) {
 	for name, q := range questions {
+		if q.Request.GPUs > 1 && testing.Short() {
+			continue
+		}
 		a, err := Search(q)
 		if err != nil {
 			t.Fatal(err)

@@ -26,7 +26,7 @@ func TestIsEmbedding(t *testing.T) {
 		}
 	}
 	for _, name := range Catalog() {
-		m, err := Load(name)
+		m, err := loaded(name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +18,14 @@ import (
 	"plimsoll/dtype"
 	"plimsoll/fault"
 )
+
+var loads sync.Map // what loaded has loaded, by path
+
+// loaded is Load, once for all tests, which do not change the model.
+func loaded(path string) (*Model, error) {
+	load, _ := loads.LoadOrStore(path, sync.OnceValues(func() (*Model, error) { return Load(path) }))
+	return load.(func() (*Model, error))()
+}
 
 // parameters.golden holds the parameters from Hugging Face transformers, by
 // name: see testdata/parameters.py. All names are those of published
@@ -36,6 +46,12 @@ func TestAgainstTransformers(t *testing.T) {
 	for _, path := range variants {
 		paths[strings.TrimSuffix(filepath.Base(path), ".json")] = path
 	}
+	models := map[string]*Model{}
+	for name, path := range paths {
+		if models[name], err = loaded(path); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, golden := range []struct {
 		file   string
 		change func(*Model) *Model
@@ -51,12 +67,7 @@ func TestAgainstTransformers(t *testing.T) {
 			want[name] = facts
 		}
 		delete(want, "#")
-		for name, path := range paths {
-			m, err := Load(path)
-			if err != nil {
-				t.Error(err)
-				continue
-			}
+		for name, m := range models {
 			got := facts(golden.change(m))
 			held := golden.file != "testdata/parameters.golden"
 			// Names matter to operations only, and a model that reads images or sound has those of the modules.
@@ -120,14 +131,24 @@ func count(facts string) string {
 // facts returns a line of parameters.golden without the name.
 func facts(m *Model) string {
 	lines := []string{}
+	var shape []byte
+	experts := false
 	for _, p := range m.Parameters {
-		line := p.Name + " " + strings.ReplaceAll(strings.Trim(fmt.Sprint(p.Shape), "[]"), " ", "x")
+		shape = shape[:0]
+		for i, side := range p.Shape {
+			if i > 0 {
+				shape = append(shape, 'x')
+			}
+			shape = strconv.AppendInt(shape, side, 10)
+		}
+		line := p.Name + " " + string(shape)
 		if p.TiedTo != "" {
 			line += " = " + p.TiedTo
 		}
 		lines = append(lines, line+"\n")
+		experts = experts || strings.Contains(line, ".experts.")
 	}
-	if strings.Contains(strings.Join(lines, ""), ".experts.") {
+	if experts {
 		slices.Sort(lines)
 	}
 	return fmt.Sprintf("%d %d %x", m.Elements(), len(m.Parameters), sha256.Sum256([]byte(strings.Join(lines, ""))))
@@ -219,7 +240,7 @@ func TestPublishedCounts(t *testing.T) {
 		// 256 biases that balance the experts, which no gradient trains.
 		"deepseek-v3": 671_026_419_200 - 58*256,
 	} {
-		m, err := Load(name)
+		m, err := loaded(name)
 		if err != nil {
 			t.Error(err)
 		} else if m.Elements() != want {

@@ -2,7 +2,7 @@ package parallel
 
 import (
 	"encoding/json"
-	"os/exec"
+	"maps"
 	"slices"
 	"testing"
 
@@ -28,15 +28,12 @@ func degrees(ranks, chunks int) Degrees {
 
 // TestAgainstPyTorch holds the order of passes to the tables of torch.distributed.pipelining.
 func TestAgainstPyTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python")
-	}
 	type pipeline struct {
 		Name                        string
 		Ranks, Rank, Chunks, Micros int
 	}
 	var list []pipeline
-	for name := range schedules {
+	for _, name := range slices.Sorted(maps.Keys(schedules)) {
 		for _, c := range []pipeline{{"", 2, 0, 2, 4}, {"", 2, 1, 2, 6}, {"", 4, 2, 2, 8}, {"", 4, 0, 2, 12},
 			{"", 4, 3, 2, 8}, {"", 3, 1, 2, 9}, {"", 4, 1, 2, 24}, {"", 2, 1, 3, 4}, {"", 4, 3, 2, 2},
 			{"", 4, 0, 2, 3}} {
@@ -61,24 +58,22 @@ def table(c):
     actions = []
     for a in schedule._calculate_single_rank_operations(c["Rank"]):
         actions += [] if a is None else a.sub_actions or [a]
-    return [{"Backward": a.computation_type.name != "FORWARD", "Chunk": a.stage_index // ranks,
-             "Micro": a.microbatch_index, "Half": halves[a.computation_type.name]} for a in actions]
+    return [[int(a.computation_type.name != "FORWARD"), a.stage_index // ranks, a.microbatch_index,
+             halves[a.computation_type.name]] for a in actions]
 print(json.dumps([table(c) for c in json.loads(sys.argv[1])]))`
 	argument, err := json.Marshal(list)
 	if err != nil {
 		t.Fatal(err)
 	}
-	output, err := exec.Command(optimtest.Python(t, "torch"), "-c", script, string(argument)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want [][]Pass
-	if err := json.Unmarshal(output, &want); err != nil {
-		t.Fatal(err)
-	}
+	want := optimtest.Answer[[][][4]int](t, optimtest.Forked("torch.distributed.pipelining"), "-c", script,
+		string(argument))
 	for i, c := range list {
-		if got := schedules[c.Name](c.Ranks, c.Rank, c.Chunks, c.Micros); !slices.Equal(got, want[i]) {
-			t.Errorf("%+v:\n%v, PyTorch runs\n%v", c, got, want[i])
+		var passes []Pass
+		for _, p := range want[i] {
+			passes = append(passes, Pass{Backward: p[0] != 0, Chunk: p[1], Micro: p[2], Half: Half(p[3])})
+		}
+		if got := schedules[c.Name](c.Ranks, c.Rank, c.Chunks, c.Micros); !slices.Equal(got, passes) {
+			t.Errorf("%+v:\n%v, PyTorch runs\n%v", c, got, passes)
 		}
 	}
 }

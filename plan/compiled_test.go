@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"plimsoll/files/filestest"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/optim/optimtest"
 )
 
 // keptByLayer returns what a layer of a plan keeps between the passes: the
@@ -33,10 +33,6 @@ func keptByLayer(t *testing.T, few, more job.Request) ledger.Bytes {
 // TestCompiledAgainstPyTorch compares what a layer keeps in a compiled model with
 // torch.compile's own partition of the passes.
 func TestCompiledAgainstPyTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles models for half a minute")
-	}
-	python := imported(t)
 	file := filestest.InNewFolder(t)
 	for name, config := range map[string]string{
 		"llama": `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, ` +
@@ -47,27 +43,20 @@ func TestCompiledAgainstPyTorch(t *testing.T) {
 		for _, precision := range map[string][]string{"llama": {"bf16", "amp-bf16"}, "qwen3": {"bf16"}}[name] {
 			t.Run(name+" "+precision, func(t *testing.T) {
 				t.Parallel()
-				var saved [2]int64
-				var requests [2]job.Request
-				for i := range saved {
-					path := file(fmt.Sprintf("%s%d.json", name, i), config+fmt.Sprintf(`"num_hidden_layers": %d}`, i+2))
-					out, err := python("../scripts/measure/compiled.py", "--config", path, "--layers",
-						fmt.Sprint(i+2), "--precision", precision)
-					if err != nil {
-						t.Fatal(err)
-					}
-					var measured struct {
-						Torch, Transformers string
-						Saved               int64
-					}
-					if err := json.Unmarshal(out, &measured); err != nil {
-						t.Fatal(err)
-					}
-					saved[i] = measured.Saved
-					requests[i] = job.Request{Model: path, Sequence: 256, Compile: true, Precision: precision,
+				path := func(layers int) string {
+					return file(fmt.Sprintf("%s%s%d.json", name, precision, layers),
+						config+fmt.Sprintf(`"num_hidden_layers": %d}`, layers))
+				}
+				measured := optimtest.Answer[struct {
+					Torch, Transformers string
+					Saved               []int64
+				}](t, imported, "../scripts/measure/compiled.py", "--config", path(2), "--layers", "2", "3",
+					"--precision", precision)
+				request := func(layers int) job.Request {
+					return job.Request{Model: path(layers), Sequence: 256, Compile: true, Precision: precision,
 						Torch: measured.Torch, Transformers: measured.Transformers}
 				}
-				got, want := keptByLayer(t, requests[0], requests[1]), ledger.Bytes(saved[1]-saved[0])
+				got, want := keptByLayer(t, request(2), request(3)), ledger.Bytes(measured.Saved[1]-measured.Saved[0])
 				if off := float64(got)/float64(want) - 1; math.Abs(off) > 0.005 {
 					t.Errorf("a layer keeps %v, in PyTorch %v (%+.2f %%)", got.Exact(), want.Exact(), 100*off)
 				}

@@ -15,10 +15,11 @@ import (
 // experts as modules of their own, which PEFT adapts one by one.
 func TestExpertsAreSharedOnce(t *testing.T) {
 	lora := filestest.InNewFolder(t)("lora.json", `{"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}`)
+	mixture := shallow(t, "qwen3-30b-a3b", 4, nil)
 	for name, q := range map[string]job.Request{
-		"fused":          {Model: "qwen3-30b-a3b"},
-		"apart":          {Model: "qwen3-30b-a3b", Transformers: "4.57.0"},
-		"apart, adapted": {Model: "qwen3-30b-a3b", Transformers: "4.57.0", Adapter: lora},
+		"fused":          {Model: mixture},
+		"apart":          {Model: mixture, Transformers: "4.57.0"},
+		"apart, adapted": {Model: mixture, Transformers: "4.57.0", Adapter: lora},
 	} {
 		q.FSDP, q.GPUs, q.Precision, q.Sequence = "2", 8, "bf16", 512
 		alone := keptOfModel(t, q)

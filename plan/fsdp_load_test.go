@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"encoding/json"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -102,34 +100,26 @@ func TestDividing(t *testing.T) {
 
 // TestLoadingAgainstTransformers compares with two real ranks that load a model.
 func TestLoadingAgainstTransformers(t *testing.T) {
-	if testing.Short() {
-		t.Skip("loads models in several processes")
-	}
-	python := optimtest.Python(t, "torch", "transformers", "accelerate")
+	const config = `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
+		"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12,
+		"vocab_size": 16000, "max_position_embeddings": 512}`
 	for _, c := range []struct{ dtype, precision, efficient string }{
 		{"float32", "fp32", "false"}, {"float32", "fp32", "true"}, {"bfloat16", "bf16", "false"},
 	} {
 		t.Run(c.dtype+", efficient "+c.efficient, func(t *testing.T) {
-			folder := t.TempDir()
-			arguments := []string{"../scripts/measure/load.py", "--folder", folder, "--dtype", c.dtype}
+			file := filestest.InNewFolder(t)
+			model := file("config.json", config)
+			arguments := []string{"../scripts/measure/load.py", "--config", model, "--dtype", c.dtype}
 			if c.efficient == "true" {
 				arguments = append(arguments, "--efficient")
 			}
-			output, err := exec.Command(python, arguments...).Output()
-			if err != nil {
-				t.Fatalf("%v: %s", err, output)
-			}
-			lines := strings.Split(strings.TrimSpace(string(output)), "\n")
-			var measured struct {
+			measured := optimtest.Measured[struct {
 				Transformers string
 				Ranks        []struct{ Anonymous, Parameters int64 }
-			}
-			if err := json.Unmarshal([]byte(lines[len(lines)-1]), &measured); err != nil {
-				t.Fatal(err)
-			}
+			}](t, optimtest.Fresh("torch", "transformers", "accelerate"), arguments...)
 			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8",
 				"num_processes: 2").Replace(launched("2", c.efficient))
-			q := job.Request{Model: folder, Sequence: 128, Accelerate: filestest.InNewFolder(t)("launch.yaml", text),
+			q := job.Request{Model: model, Sequence: 128, Accelerate: file("launch.yaml", text),
 				Precision: c.precision, Transformers: measured.Transformers}
 			p := planned(t, q)
 			var sum int64

@@ -1,10 +1,8 @@
 package plan
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -275,10 +273,6 @@ func TestMegatronRandomJobs(t *testing.T) {
 // TestMegatronHybridAgainstMegatronCore compares what --optimizer-cpu-offload holds on the GPU and on the host with
 // megatron-core's class.
 func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python")
-	}
-	python := optimtest.Python(t, "megatron.core")
 	c, err := allocator.ParseConfiguration("", version.Version{})
 	if err != nil {
 		t.Fatal(err)
@@ -294,13 +288,10 @@ func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
 	for _, p := range of(1).Parameters(of(1).Table[0][0]) {
 		arguments, largest = append(arguments, fmt.Sprint(p.Elements)), max(largest, p.Elements)
 	}
-	output, err := exec.Command(python, arguments...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var measured []struct{ CUDA, CPU int64 }
-	if err := json.Unmarshal(output, &measured); err != nil || len(measured) != len(fractions) {
-		t.Fatalf("%s, %v", output, err)
+	type held struct{ CUDA, CPU int64 }
+	measured := optimtest.Answer[[]held](t, optimtest.Forked("torch", "megatron.core"), arguments...)
+	if len(measured) != len(fractions) {
+		t.Fatalf("%v of %v", measured, fractions)
 	}
 	for i, fraction := range fractions {
 		devices, _, err := NewMegatron(of(fraction), c)

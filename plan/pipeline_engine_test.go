@@ -10,15 +10,12 @@ import (
 
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/optim/optimtest"
 )
 
 // TestPipelineAgainstDeepSpeed compares plans of pipeline stages with DeepSpeed's PipelineEngine, which
 // scripts/measure/deepspeed_pipeline.py runs on the CPU with a process for each rank.
 func TestPipelineAgainstDeepSpeed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python for some minutes")
-	}
-	python := imported(t)
 	for _, c := range []struct {
 		name                    string
 		stages, stage, ranks    int
@@ -45,7 +42,7 @@ func TestPipelineAgainstDeepSpeed(t *testing.T) {
 			if !c.tied {
 				arguments += " --untied"
 			}
-			m := measured(t, python, strings.Fields(arguments)...)
+			m := optimtest.Answer[measurement](t, imported, strings.Fields(arguments)...)
 			config := fmt.Sprintf(`{"%s": {"enabled": true}, "zero_optimization": {"stage": %d, "reduce_bucket_size": `+
 				`1000000}, "pipeline": {"activation_checkpoint_interval": %d, "use_reentrant": false}, `+
 				`"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": %d%s}`, c.precision, c.zero,

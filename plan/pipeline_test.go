@@ -8,15 +8,12 @@ import (
 
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/optim/optimtest"
 )
 
 // TestPipelineAgainstPyTorch compares plans of pipeline stages with torch.distributed.pipelining, which
 // scripts/measure/pipeline.py runs on tensors without memory.
 func TestPipelineAgainstPyTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python for half a minute")
-	}
-	python := imported(t)
 	for _, c := range []struct {
 		schedule                      string
 		stages, stage, chunks, micros int
@@ -41,7 +38,7 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 			arguments := fmt.Sprintf("../scripts/measure/pipeline.py --config ../model/catalog/smollm2-135m.json "+
 				"--untied --layers %d --stages %d --stage %d --chunks %d --micros %d --schedule %s --seq-len %d %s",
 				layers, c.stages, c.stage, c.chunks, c.micros, c.schedule, length, c.flags)
-			m := measured(t, python, strings.Fields(arguments)...)
+			m := optimtest.Answer[measurement](t, imported, strings.Fields(arguments)...)
 			planned := trial{config: "smollm2-135m", layers: layers, batch: 1, length: length, untied: true,
 				request: job.Request{GPUs: c.stages, PipelineParallel: c.stages, PipelineSchedule: c.schedule,
 					Accumulation: c.micros, Precision: "bf16", Recompute: c.recompute, Clip: new(float64)}}.

@@ -2,9 +2,9 @@ package plan
 
 import (
 	"encoding/json"
+	"maps"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -43,8 +43,8 @@ type measurement struct {
 	}
 }
 
-// measure runs the script and returns its output.
-func (c trial) measure(t *testing.T, output outputOf, device string) measurement {
+// command returns the script and its arguments.
+func (c trial) command(t *testing.T, device string) []string {
 	t.Helper()
 	arguments := []string{"../scripts/measure/train.py", "--config", "../model/catalog/" + c.config + ".json",
 		"--device", device, "--layers", strconv.Itoa(c.layers),
@@ -52,38 +52,11 @@ func (c trial) measure(t *testing.T, output outputOf, device string) measurement
 	if c.adapter != "" {
 		arguments = append(arguments, "--lora", c.adapterFile(t))
 	}
-	return measured(t, output, append(arguments, strings.Fields(c.flags)...)...)
+	return append(arguments, strings.Fields(c.flags)...)
 }
 
-// outputOf runs a script and returns its standard output.
-type outputOf func(arguments ...string) ([]byte, error)
-
-// imported returns the interpreter that the tests of this package share.
-func imported(t *testing.T) outputOf {
-	t.Helper()
-	return optimtest.Imported(t, "torch", "transformers.models.llama.modeling_llama", "peft", "accelerate").Output
-}
-
-// fresh returns an interpreter that starts anew for each script.
-func fresh(t *testing.T) outputOf {
-	t.Helper()
-	python := optimtest.Python(t, "torch", "transformers")
-	return func(arguments ...string) ([]byte, error) { return exec.Command(python, arguments...).Output() }
-}
-
-// measured runs a script of scripts/measure and returns its output.
-func measured(t *testing.T, output outputOf, arguments ...string) measurement {
-	t.Helper()
-	out, err := output(arguments...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m measurement
-	if err := json.Unmarshal(out, &m); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
+// imported is the interpreter that the tests of this package share.
+var imported = optimtest.Forked("torch", "transformers.models.llama.modeling_llama", "peft", "accelerate")
 
 func (c trial) adapterFile(t *testing.T) string {
 	file := filepath.Join(t.TempDir(), "adapter_config.json")
@@ -93,10 +66,10 @@ func (c trial) adapterFile(t *testing.T) string {
 	return file
 }
 
-// plan returns the plan of the same training.
-func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
+// shallow returns the path of a config.json: that of a model of the catalog, with some layers of it.
+func shallow(t *testing.T, name string, layers int, changes map[string]any) string {
 	t.Helper()
-	text, err := os.ReadFile("../model/catalog/" + c.config + ".json")
+	text, err := os.ReadFile("../model/catalog/" + name + ".json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,20 +79,28 @@ func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
 	}
 	for _, key := range []string{"num_hidden_layers", "n_layer", "num_layers"} {
 		if _, ok := config[key]; ok {
-			config[key] = c.layers
+			config[key] = layers
 		}
 	}
-	if c.untied {
-		config["tie_word_embeddings"] = false
-	}
+	maps.Copy(config, changes)
 	if text, err = json.Marshal(config); err != nil {
 		t.Fatal(err)
 	}
-	q := c.request
-	q.Model = filepath.Join(t.TempDir(), "config.json")
-	if err := os.WriteFile(q.Model, text, 0o600); err != nil {
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return path
+}
+
+// plan returns the plan of the same training.
+func (c trial) plan(t *testing.T, torch, transformers string) *Plan {
+	t.Helper()
+	q, changes := c.request, map[string]any{}
+	if c.untied {
+		changes["tie_word_embeddings"] = false
+	}
+	q.Model = shallow(t, c.config, c.layers, changes)
 	if c.adapter != "" {
 		q.Adapter = c.adapterFile(t)
 	}
@@ -159,10 +140,6 @@ const loraOfQueriesAndValues = `{"peft_type": "LORA", "r": 8, "lora_alpha": 16, 
 // transformers. Their tensors are on a fake GPU and have no memory. Memory inside
 // kernels (cuBLAS' workspaces) is not measured.
 func TestAgainstPyTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python for a minute")
-	}
-	python := imported(t)
 	for _, c := range []trial{
 		{name: "llama", config: "llama-3.2-1b", layers: 3, batch: 2, length: 384, flags: "--precision bf16 --clip 1",
 			request: job.Request{Precision: "bf16"}},
@@ -236,7 +213,7 @@ func TestAgainstPyTorch(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			m := c.measure(t, python, "fake")
+			m := optimtest.Answer[measurement](t, imported, c.command(t, "fake")...)
 			p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 			for _, measured := range m.Phases {
 				iteration := map[int]ledger.Iteration{1: ledger.First, 2: ledger.Steady}[measured.Step]
@@ -267,12 +244,10 @@ func TestAgainstPyTorch(t *testing.T) {
 // resident memory at the peak and at the end of every phase within 3 %, free
 // memory that malloc keeps included.
 func TestHostMemoryOnCPU(t *testing.T) {
-	if testing.Short() {
-		t.Skip("trains for half a minute")
-	}
 	c := trial{config: "qwen2.5-0.5b", layers: 3, batch: 2, length: 256, flags: "--precision fp32",
 		request: job.Request{CPU: true, Precision: "fp32"}}
-	m := c.measure(t, fresh(t), "cpu") // whose memory is its own
+	fresh := optimtest.Fresh("torch", "transformers") // whose memory is its own
+	m := optimtest.Measured[measurement](t, fresh, c.command(t, "cpu")...)
 	p := c.plan(t, m.Versions["torch"], m.Versions["transformers"])
 	host := &p.Devices[0]
 	compared := 0

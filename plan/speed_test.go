@@ -52,6 +52,9 @@ func speeds(t testing.TB) map[string]struct {
 // TestSpeed limits the CPU time of a plan, garbage collection included, with a factor of 3 for busy machines, and more
 // for slow ones. One of three plans must keep the limit, as other processes use the machine, too.
 func TestSpeed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("judges the speed of this machine")
+	}
 	for name, s := range speeds(t) {
 		t.Run(name, func(t *testing.T) {
 			var took, most time.Duration

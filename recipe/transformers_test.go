@@ -1,10 +1,7 @@
 package recipe
 
 import (
-	"encoding/json"
-	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,9 +13,6 @@ import (
 // TestTransformers reads the output of the real classes, without notes about
 // unknown keys, and every optimizer that they know.
 func TestTransformers(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it imports PyTorch")
-	}
 	const script = `
 import json, sys, torch
 from transformers import BitsAndBytesConfig, TrainingArguments
@@ -32,20 +26,10 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
     "quantized": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype="bfloat16").to_json_string()}, sys.stdout)
 `
-	command := exec.Command(optimtest.Python(t, "transformers"), "-c", script)
-	var stderr strings.Builder
-	command.Stderr = &stderr
-	out, err := command.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, &stderr)
-	}
-	var real struct {
+	real := optimtest.Answer[struct {
 		Plain, Full, Quantized string
 		Optimizers             []string
-	}
-	if err := json.Unmarshal(out, &real); err != nil {
-		t.Fatal(err)
-	}
+	}](t, optimtest.Forked("torch", "transformers"), "-c", script)
 	for _, name := range real.Optimizers {
 		if !slices.Contains(trainerOptimizers, name) {
 			t.Errorf("the optimizer %q is unknown", name)

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -17,33 +16,25 @@ import (
 // TestPaddingAgainstPyTorch compares the shard and the gathered buffer of a
 // parameter with FSDP2's.
 func TestPaddingAgainstPyTorch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Python")
-	}
-	python := optimtest.Imported(t, "torch.distributed.fsdp")
 	for _, c := range []struct{ rows, ranks, experts int64 }{{256, 2048, 0}, {256, 256, 0}, {10, 4, 0}, {7, 8, 0},
 		{64, 16, 4}} {
-		output, err := python.Output("../scripts/measure/shard.py", "--rows", fmt.Sprint(c.rows), "--ranks",
-			fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var measured struct{ Shard, Gathered int64 }
-		if err := json.Unmarshal(output, &measured); err != nil {
-			t.Fatal(err)
-		}
-		e := &fsdp{simulation: &simulation{Job: &job.Job{Parallel: job.Parallel{Shard: c.ranks},
-			ParameterType: dtype.F32,
-			FSDP:          &recipe.FSDP{Version: 2}}}}
-		p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
-		if c.experts > 0 { // of one of two expert parallel ranks: 32 ranks share 8 experts
-			p.Elements, p.Matrices, p.Expert = c.experts*p.Elements, c.experts, true
-			e.Modules, e.Parallel.Expert, e.Parallel.Shard = "torchtitan", 2, 2*c.ranks
-		}
-		if all := e.padded(p); all != measured.Gathered || e.shardOf(p, all) != measured.Shard {
-			t.Errorf("%d rows among %d ranks: a shard of %d of %d elements, FSDP2 has %d of %d", c.rows, c.ranks,
-				e.shardOf(p, all), all, measured.Shard, measured.Gathered)
-		}
+		t.Run(fmt.Sprintf("%d rows among %d ranks", c.rows, c.ranks), func(t *testing.T) {
+			measured := optimtest.Answer[struct{ Shard, Gathered int64 }](t,
+				optimtest.Forked("torch.distributed.fsdp"), "../scripts/measure/shard.py",
+				"--rows", fmt.Sprint(c.rows), "--ranks", fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts))
+			e := &fsdp{simulation: &simulation{Job: &job.Job{Parallel: job.Parallel{Shard: c.ranks},
+				ParameterType: dtype.F32,
+				FSDP:          &recipe.FSDP{Version: 2}}}}
+			p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
+			if c.experts > 0 { // of one of two expert parallel ranks: 32 ranks share 8 experts
+				p.Elements, p.Matrices, p.Expert = c.experts*p.Elements, c.experts, true
+				e.Modules, e.Parallel.Expert, e.Parallel.Shard = "torchtitan", 2, 2*c.ranks
+			}
+			if all := e.padded(p); all != measured.Gathered || e.shardOf(p, all) != measured.Shard {
+				t.Errorf("a shard of %d of %d elements, FSDP2 has %d of %d", e.shardOf(p, all), all, measured.Shard,
+					measured.Gathered)
+			}
+		})
 	}
 }
 

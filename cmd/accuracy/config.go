@@ -226,7 +226,10 @@ func familyOf(entry string) string {
 func vocabularyOf(name string) number {
 	for _, entry := range model.Catalog() {
 		family := strings.TrimRight(strings.SplitN(entry, "-", 2)[0], ".0123456789")
-		if known, err := model.Load(entry); err == nil && known.Network != nil && text(name).has(`\b`+family) {
+		if !text(name).has(`\b` + family) {
+			continue
+		}
+		if known, err := model.Load(entry); err == nil && known.Network != nil {
 			return number(known.Network.Head.Outputs)
 		}
 	}

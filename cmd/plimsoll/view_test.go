@@ -131,7 +131,9 @@ func TestViewKeys(t *testing.T) {
 	if !strings.Contains(before, "\x1b[32m") {
 		t.Error("the view has no color")
 	}
+	printed := strings.Count(s.text(), "begin=7")
 	s.types(t, "q", viewEnds)
+	s.shows(t, printed+1, "begin=7") // until then the view reads what is typed
 	s.types(t, controlC, "exit=7")
 	if after := s.text()[strings.LastIndex(s.text(), viewEnds):]; !strings.Contains(after, "begin=7\r\n") ||
 		!strings.Contains(after, "asked=10") {

@@ -3,9 +3,9 @@
 
 The script compiles a transformers model with random weights as torch.compile does, up to the code of kernels: the
 joint graph of both passes, cut by the min-cut partitioner. It reports the bytes of the storages that the forward pass
-hands to the backward pass, parameters not counted.
+hands to the backward pass, parameters not counted, for each number of layers.
 
-  compiled.py --config model/catalog/llama-3.2-1b.json --layers 2 --seq-len 256 --precision bf16
+  compiled.py --config model/catalog/llama-3.2-1b.json --layers 2 3 --seq-len 256 --precision bf16
 
 Needs torch 2.15 and transformers 5.
 """
@@ -49,14 +49,20 @@ def saved_bytes(graph, parameters):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
-    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--layers", type=int, nargs="+", required=True)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--precision", choices=("bf16", "amp-bf16"), default="bf16")
     arguments = parser.parse_args()
+    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__,
+                      "saved": [measure(arguments, layers) for layers in arguments.layers]}))
+
+
+def measure(arguments, layers):
+    """What a model of so many layers keeps, in bytes."""
     with open(arguments.config) as file:
         fields = json.load(file)
     fields = {name: value for name, value in fields.items() if name not in ("dtype", "torch_dtype")}
-    fields["num_hidden_layers"] = arguments.layers
+    fields["num_hidden_layers"] = layers
     architecture = getattr(transformers, fields["architectures"][0])
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     config.use_cache = False
@@ -75,8 +81,7 @@ def main():
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
         loss = torch.compile(model.train(), backend=backend)(input_ids=tokens, labels=tokens).loss
     loss.backward()
-    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__,
-                      "saved": sum(saved_bytes(graph, mixed) for graph in graphs)}))
+    return sum(saved_bytes(graph, mixed) for graph in graphs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What ranks hold on the host when from_pretrained has loaded a model under FSDP.
 
-Makes a small model with random weights in bfloat16 at --folder, starts --ranks processes that
+Makes a model of --config with random weights in bfloat16, starts --ranks processes that
 load it as --dtype with FSDP_CPU_RAM_EFFICIENT_LOADING, and prints one JSON document: the
 number of parameters, and of every rank the anonymous memory that it has more of than before.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 
 def anonymous():
@@ -33,7 +34,8 @@ def load(folder, dtype):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", required=True)
+    parser.add_argument("--config", help="a config.json of a Llama")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--efficient", action="store_true")
@@ -42,18 +44,23 @@ def main():
     if a.rank:
         return load(a.folder, a.dtype)
 
+    with tempfile.TemporaryDirectory() as folder:
+        start(a, folder)
+
+
+def start(a, folder):
+    """Runs the ranks and prints what they hold."""
     import torch
     import transformers
 
-    config = transformers.LlamaConfig(hidden_size=768, intermediate_size=2048, num_hidden_layers=8,
-                                      num_attention_heads=12, vocab_size=16000, max_position_embeddings=512)
-    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(a.folder)
+    config = transformers.LlamaConfig.from_json_file(a.config)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     ranks = []
     for rank in range(a.ranks):
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": a.ranks,
                      "ACCELERATE_USE_FSDP": True, "FSDP_CPU_RAM_EFFICIENT_LOADING": a.efficient}
         environment = os.environ | {name: str(value).lower() for name, value in variables.items()}
-        command = [sys.executable, __file__, "--rank", "--folder", a.folder, "--dtype", a.dtype]
+        command = [sys.executable, __file__, "--rank", "--folder", folder, "--dtype", a.dtype]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     lines = [rank.communicate()[0].strip().splitlines()[-1] for rank in ranks]
     print(json.dumps({"transformers": transformers.__version__, "ranks": [json.loads(line) for line in lines]}))
