@@ -100,6 +100,7 @@ func (t *tree) make(out io.Writer, p part) error {
 	fmt.Fprintf(out, "ci: make %s\n", p.Target)
 	command := exec.Command("make", p.Target)
 	command.Dir, command.Stdout, command.Stderr = t.root, out, os.Stderr
+	before, err := t.cleanCommit()
 	begin := time.Now()
 	failure := command.Run()
 	r := record{Part: p.Target, Result: passed, Seconds: time.Since(begin).Seconds(), Date: begin.Format(time.DateOnly)}
@@ -110,8 +111,13 @@ func (t *tree) make(out io.Writer, p part) error {
 		r.CPU = (s.UserTime() + s.SystemTime()).Seconds()
 	}
 	t.ran = append(t.ran, r)
-	var err error
-	if r.Commit, err = t.cleanCommit(); err != nil {
+	if err == nil {
+		r.Commit, err = t.cleanCommit()
+	}
+	if err == nil && r.Commit != before {
+		err = fmt.Errorf("commit %s was checked out meanwhile, in place of %s", r.Commit, before)
+	}
+	if err != nil {
 		fmt.Fprintf(out, "ci: %s: not recorded: %v\n", p.Target, err)
 		return failure
 	}

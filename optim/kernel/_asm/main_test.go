@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +26,7 @@ func TestGeneratedKernels(t *testing.T) {
 	}
 	for _, name := range written {
 		got, want := content(t, "..", name), content(t, dir, name)
-		if !bytes.Equal(got, want) {
+		if !slices.Equal(got, want) {
 			t.Errorf("%s is not what the generator writes: run make generate", name)
 		}
 		if len(got) > 512<<10 {
