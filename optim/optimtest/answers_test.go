@@ -74,7 +74,7 @@ func TestAnswers(t *testing.T) {
 		short           bool
 		versions        map[string]string
 		asked           string // another program has another question
-		says            string // what Python prints, or nothing where it must not be asked
+		says            string // by Python, or nothing where it must not be asked
 		measured        bool
 		want            int
 		failure, logged string
@@ -88,8 +88,9 @@ func TestAnswers(t *testing.T) {
 		"no number":                   {versions: now, asked: program, says: "none", failure: "invalid character"},
 		"a failure":                   {versions: now, asked: program, says: "fails", failure: "of the program"},
 		"another question":            {versions: now, asked: "print(2)", failure: "has no answer to this program"},
-		"-short":                      {short: true, versions: now, asked: program, want: 1, logged: "Python is not asked"},
-		"another question, -short":    {short: true, versions: now, asked: "print(2)", failure: "has no answer"},
+		"-short": {short: true, versions: now, asked: program, want: 1,
+			logged: "Python is not asked"},
+		"another question, -short": {short: true, versions: now, asked: "print(2)", failure: "has no answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())

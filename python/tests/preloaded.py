@@ -119,9 +119,10 @@ def serve(number, idle_seconds, *modules):
                 return serve_further(one, descriptors) if what == b"serve" else start(one, descriptors)
             if what:
                 children.add(pid)
-                one.close()
             for descriptor in descriptors:
                 os.close(descriptor)
+            if one is not sys.stdin:
+                one.close()
     listener.close()
     for pid in children:
         os.waitpid(pid, 0)
