@@ -49,37 +49,23 @@ func speeds(t testing.TB) map[string]struct {
 	}
 }
 
-// TestSpeed limits the CPU time of a plan, garbage collection included, with a factor of 3 for busy machines, and more
-// for slow ones. One of three plans must keep the limit, as other processes use the machine, too.
-func TestSpeed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("judges the speed of this machine")
-	}
-	for name, s := range speeds(t) {
-		t.Run(name, func(t *testing.T) {
-			var took, most time.Duration
-			for range 3 {
-				most = time.Duration(3 * hosttest.Slowness(t) * float64(s.limit))
-				begin := spent(t)
-				planned(t, s.request)
-				if took = spent(t) - begin; took <= most {
-					return
-				}
-			}
-			t.Errorf("a plan takes %v of CPU time, want at most %v", took, most)
-		})
-	}
-}
-
 // spent returns the CPU time of this process.
 func spent(t testing.TB) time.Duration { return hosttest.CPUTime(t) }
 
+// BenchmarkPlan limits the CPU time of a plan, garbage collection included, with a factor of 3 for busy machines, and
+// more for slow ones.
 func BenchmarkPlan(b *testing.B) {
 	for name, s := range speeds(b) {
 		b.Run(name, func(b *testing.B) {
+			most := time.Duration(3 * hosttest.Slowness(b) * float64(s.limit))
 			b.ReportAllocs()
+			plans, begin := 0, spent(b)
 			for b.Loop() {
 				planned(b, s.request)
+				plans++
+			}
+			if took := (spent(b) - begin) / time.Duration(plans); took > most {
+				b.Errorf("a plan takes %v of CPU time, want at most %v", took, most)
 			}
 		})
 	}

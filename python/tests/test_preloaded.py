@@ -48,6 +48,13 @@ def test_a_signal_ends_the_program(number):
     assert process.wait() == -number
 
 
+def test_a_module_that_cannot_be_imported():
+    """Each program says why."""
+    for _ in range(2):
+        done = subprocess.run([*python("absent"), "-c", ""], capture_output=True, text=True)
+        assert done.returncode == 1 and "No module named 'absent'" in done.stderr
+
+
 END = """
 import atexit, sys, threading
 begun = threading.Event()
