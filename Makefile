@@ -77,6 +77,10 @@ test: ## Run the Go tests (4 minutes on two cores)
 test-all: python ## Run the Go tests at their full size, with real PyTorch (half an hour)
 	$(GO) test -timeout 60m ./...
 
+.PHONY: bench-plan
+bench-plan: ## Hold the time of plans, up to a trillion parameters, to their limits
+	$(GO) test -run '^$$' -bench BenchmarkPlan ./plan
+
 .PHONY: test-purego
 test-purego: ## Run the tests of the engine with the kernels in plain Go
 	$(GO) test -short -tags purego ./optim ./optim/kernel/... ./engine/...
@@ -266,9 +270,9 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s), with at least FUZZMINIMUM exe
 .PHONY: soak
 soak: build python ## Kill the service and trainers 200 times each, send 10,000 mutations, have every limit fail in turn
 	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./service
-	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet \
+	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet --nightly \
 		python/tests/test_state_offload.py python/tests/test_state_offload_deaths.py
-	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet \
+	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet --nightly \
 		python/tests/standin/test_standin_states.py
 
 .PHONY: clean
