@@ -45,6 +45,7 @@ func TestConvertToAFullDisk(t *testing.T) {
 // TestConversionIsKilled kills conversions at instants that come later and later. OUT is not there then, or it is
 // complete.
 func TestConversionIsKilled(t *testing.T) {
+	t.Parallel()
 	binary, examples := program(t), filepath.Join("..", "..", "examples")
 	megatron, zero := filepath.Join(examples, "megatron"), filepath.Join(examples, "deepspeed")
 	read := map[string]func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error){

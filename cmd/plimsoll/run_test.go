@@ -152,6 +152,7 @@ func (j *runningJob) has(t *testing.T, count int, name string) {
 }
 
 func TestRankThatFails(t *testing.T) {
+	t.Parallel()
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exit 3").start(t).
 		ends(t, 3, "rank 1 ended with exit code 3")
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 1000; kill -SEGV $$").start(t).
@@ -161,6 +162,7 @@ func TestRankThatFails(t *testing.T) {
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		arguments []string
 		signal    syscall.Signal
@@ -265,6 +267,7 @@ func TestEndedByUser(t *testing.T) {
 
 // TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
 func TestInterruptedEarly(t *testing.T) {
+	t.Parallel()
 	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
 		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
 		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
@@ -359,6 +362,7 @@ func TestKilled(t *testing.T) {
 // TestScores reads oom_score_adj of a job's processes. The kernel must prefer ranks and their children when it kills
 // for want of memory, by as much as the range allows.
 func TestScores(t *testing.T) {
+	t.Parallel()
 	for _, inherited := range []int{0, 300, 1000} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
@@ -403,6 +407,7 @@ func scoreOf(t *testing.T, pid int) int {
 // TestNothingIsLeftBehind runs ranks with children that a signal to the rank does not reach: one in a session of its
 // own, and one that holds the output open.
 func TestNothingIsLeftBehind(t *testing.T) {
+	t.Parallel()
 	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c",
 		"setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
 		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
@@ -448,6 +453,7 @@ func TestBusyPort(t *testing.T) {
 
 // TestOutputIsWholeAndLabelled has two ranks print at the same time.
 func TestOutputIsWholeAndLabelled(t *testing.T) {
+	t.Parallel()
 	const lines, width = 2000, 200
 	j := newJob(t, "--nproc", "2", "--", "awk", fmt.Sprintf(
 		`BEGIN { for (i = 0; i < %d; i++) { s = ""; while (length(s) < %d) s = s ENVIRON["RANK"]; print s } printf "end%%s", ENVIRON["RANK"] }`, lines, width)).start(t)
@@ -471,6 +477,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 
 // TestFullDisk: ranks whose output cannot be written end as if nobody read it, and a message gives the reason.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -484,6 +491,7 @@ func TestFullDisk(t *testing.T) {
 // TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
 // of it may be lost.
 func TestSlowReader(t *testing.T) {
+	t.Parallel()
 	// The output of a rank fits its pipe, or its pipe and half of ours. The output of all ranks exceeds our output
 	// pipe, plus the copy in progress where there are several.
 	for ranks, lines := range map[int]int{1: 800, 2: 630} {
@@ -517,6 +525,7 @@ func TestSlowReader(t *testing.T) {
 }
 
 func TestSingleRankHasTheTerminal(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "--", "cat")
 	j.command.Stdin = strings.NewReader("one\ntwo")
 	j.start(t).ends(t, 0)
@@ -527,6 +536,7 @@ func TestSingleRankHasTheTerminal(t *testing.T) {
 
 // TestRanksAreBoundAndLookedAt lets one rank leave its CPUs, and reads what the report says of both ranks.
 func TestRanksAreBoundAndLookedAt(t *testing.T) {
+	t.Parallel()
 	h, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
@@ -573,6 +583,7 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 
 // TestReserve leaves a core to the system, whichever command runs.
 func TestReserve(t *testing.T) {
+	t.Parallel()
 	h, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
@@ -629,6 +640,7 @@ func fourCPUs(t *testing.T) string {
 
 // TestThreadsOfPyTorchMayUseAllCores: threads that the main thread starts after it has loaded torch inherit its mask.
 func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("imports torch")
 	}
@@ -787,6 +799,7 @@ func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 
 // TestReaderThatGoesAway closes the output. The ranks must learn of it as if they wrote to it themselves.
 func TestReaderThatGoesAway(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
 	reader, writer, err := os.Pipe()
 	if err != nil {
