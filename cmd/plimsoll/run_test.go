@@ -289,8 +289,6 @@ func TestInterruptedEarly(t *testing.T) {
 
 // TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
-	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
-	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
 	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
 	if err != nil {
@@ -299,17 +297,49 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	defer listener.Close()
 	stat := newJob(t)
 	stat.command.Args = []string{"plimsoll", "stat", "--socket", silent}
-	for _, j := range []*runningJob{j, stat} {
-		j.start(t)
-		time.Sleep(time.Second)
-		if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		_ = j.wait(t)
-		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
-			status.Signal() != syscall.SIGTERM {
-			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
-		}
+	stat.start(t)
+	asks, err := listener.Accept()
+	if err == nil {
+		defer asks.Close()
+		_, err = asks.Read(make([]byte, 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat.isEndedBySIGTERM(t)
+
+	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
+	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
+	j.start(t)
+	// It calls read some 200 times before it waits, and then again and again.
+	if !await(func() bool { return callsOf(t, j.command.Process.Pid) > 400 }) {
+		t.Fatal("the command does not look for the other rank")
+	}
+	j.isEndedBySIGTERM(t)
+}
+
+// callsOf returns how often a process has called read.
+func callsOf(t *testing.T, pid int) (calls int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "syscr: ")
+	fmt.Sscan(after, &calls)
+	return calls
+}
+
+// isEndedBySIGTERM sends the signal, which the command must leave to the kernel.
+func (j *runningJob) isEndedBySIGTERM(t *testing.T) {
+	t.Helper()
+	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = j.wait(t)
+	if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
+		status.Signal() != syscall.SIGTERM {
+		t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -214,8 +213,11 @@ func TestReplay(t *testing.T) {
 		}
 		j := newJob(t)
 		j.command.Args = []string{j.command.Path, "watch", "--replay", grown}
+		isRead := readsOf(t, grown)
 		j.start(t)
-		time.Sleep(300 * time.Millisecond)
+		if !isRead() {
+			t.Fatal("the recording is not read")
+		}
 		to, err := os.OpenFile(grown, os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			t.Fatal(err)
