@@ -79,8 +79,8 @@ var largeDocuments = map[string]string{
 	}(),
 }
 
-// TestLargeDocuments checks that the time to read or refuse a document does not
-// grow with the square of its length. In short mode one kind of program reads each document, and the next kind the next.
+// TestLargeDocuments checks that the time to read or refuse a document does not grow with the square of its length. In
+// short mode one kind of program reads each document, and another kind the next.
 func TestLargeDocuments(t *testing.T) {
 	var plain map[string]any
 	begin := processorTime(t)
