@@ -574,9 +574,16 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	if len(h.UsableCores()) < 2 {
 		t.Skip("needs two cores")
 	}
-	file := filepath.Join(t.TempDir(), "report.json")
-	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; sleep 3", h.CPUs)
-	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script).start(t)
+	file, seen := filepath.Join(t.TempDir(), "report.json"), filepath.Join(t.TempDir(), "seen")
+	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; until [ -e %s ]; do sleep 0.05; done",
+		h.CPUs, seen)
+	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script)
+	j.command.Stderr = io.MultiWriter(&j.stderr, &noticing{text: "threads anew", then: func() {
+		if err := os.WriteFile(seen, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}})
+	j.start(t)
 	j.ends(t, 0, "rank 1: ", "threads anew, and they may leave CPUs")
 	if strings.Contains(j.stderr.String(), "rank 0: ") {
 		t.Errorf("stderr: %s", &j.stderr)
@@ -609,6 +616,23 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 			t.Errorf("rank %d: %+v", i, r.Found)
 		}
 	}
+}
+
+// noticing is a writer that does something once a text is written.
+type noticing struct {
+	text    string
+	then    func()
+	written strings.Builder
+	noticed bool
+}
+
+func (n *noticing) Write(data []byte) (int, error) {
+	n.written.Write(data)
+	if !n.noticed && strings.Contains(n.written.String(), n.text) {
+		n.noticed = true
+		n.then()
+	}
+	return len(data), nil
 }
 
 // TestReserve leaves a core to the system, whichever command runs.
