@@ -268,8 +268,12 @@ func TestEndedByUser(t *testing.T) {
 // TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
 func TestInterruptedEarly(t *testing.T) {
 	t.Parallel()
-	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
-		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
+	pause := 4 * time.Millisecond
+	if testing.Short() {
+		pause *= 3
+	}
+	for after := time.Duration(0); after < 120*time.Millisecond; after += pause {
+		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/pause%2]
 		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
 		time.Sleep(after)
 		if err := j.command.Process.Signal(s); err != nil {
@@ -394,31 +398,40 @@ func TestKilled(t *testing.T) {
 func TestScores(t *testing.T) {
 	t.Parallel()
 	for _, inherited := range []int{0, 300, 1000} {
-		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
-		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
-			inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
-		j.command.Path = "/bin/sh"
-		j.start(t)
-		j.has(t, 1, begun)
-		pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
-		pids["keeper"] = j.named(t, "plimsoll keep-ranks")
-		pids["rank"] = j.named(t, "sh -c")
-		pids["child of the rank"] = j.childOf(t, pids["rank"])
-		guard := scoreOf(t, pids["guard"])
-		if guard != inherited && guard != inherited-1000 { // where that is allowed
-			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
-		}
-		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
-			"child of the rank": guard + 1000} {
-			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
-				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
-					min(want, 1000))
-			}
-		}
-		_ = j.command.Process.Signal(syscall.SIGTERM)
-		j.ends(t, 128+15)
+		t.Run(fmt.Sprint(inherited), func(t *testing.T) {
+			t.Parallel()
+			checkScores(t, inherited)
+		})
 	}
+}
+
+// checkScores runs a job in a process with a score, and looks at those of its processes.
+func checkScores(t *testing.T, inherited int) {
+	t.Helper()
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
+	j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
+		inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+	j.command.Path = "/bin/sh"
+	j.start(t)
+	j.has(t, 1, begun)
+	pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
+	pids["keeper"] = j.named(t, "plimsoll keep-ranks")
+	pids["rank"] = j.named(t, "sh -c")
+	pids["child of the rank"] = j.childOf(t, pids["rank"])
+	guard := scoreOf(t, pids["guard"])
+	if guard != inherited && guard != inherited-1000 { // where that is allowed
+		t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
+	}
+	for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
+		"child of the rank": guard + 1000} {
+		if got := scoreOf(t, pids[name]); got != min(want, 1000) {
+			t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
+				min(want, 1000))
+		}
+	}
+	_ = j.command.Process.Signal(syscall.SIGTERM)
+	j.ends(t, 128+15)
 }
 
 func scoreOf(t *testing.T, pid int) int {
