@@ -11,11 +11,11 @@ package checkpoint
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"strings"
 
 	"plimsoll/engine"
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
@@ -70,7 +70,7 @@ func (e *DoesNotFit) Error() string {
 // maxRanks keeps products of sizes within 64 bits.
 const maxRanks = 1 << 20
 
-var partName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
+var partName = lazyregexp.New(`^[a-zA-Z0-9._-]{1,64}$`)
 
 // Names of files and folders.
 const (
@@ -85,12 +85,12 @@ const (
 // maxStep keeps the names of folders within reason; no training gets there.
 const maxStep = math.MaxInt64 / 2
 
-var stepName = regexp.MustCompile(`^step-(\d{8,19})$`)
+var stepName = lazyregexp.New(`^step-(\d{8,19})$`)
 
 func folderOf(step int64) string { return fmt.Sprintf("step-%08d", step) }
 
 // manifestName is the name of a manifest: rank, world and part.
-var manifestName = regexp.MustCompile(`^rank-(\d{5,7})-of-(\d{5,7})-([a-zA-Z0-9._-]{1,64})\.json$`)
+var manifestName = lazyregexp.New(`^rank-(\d{5,7})-of-(\d{5,7})-([a-zA-Z0-9._-]{1,64})\.json$`)
 
 // fileName returns the name of the files of a shard, without suffix.
 func fileName(rank, world int, part string) string {

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
@@ -26,12 +26,12 @@ var zeroKind = kind{
 const zeroPart = "deepspeed"
 
 var (
-	optimizerFile = regexp.MustCompile(`^(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt$`)
-	modelFile     = regexp.MustCompile(`^(?:zero_pp_rank_0+_)?mp_rank_0+_model_states\.pt$`)
+	optimizerFile = lazyregexp.New(`^(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt$`)
+	modelFile     = lazyregexp.New(`^(?:zero_pp_rank_0+_)?mp_rank_0+_model_states\.pt$`)
 	// otherFile is written by pipelines and mixtures of experts.
-	otherFile = regexp.MustCompile(`^(?:layer_.*|expert_.*|.*_expp_rank_.*)\.pt$`)
+	otherFile = lazyregexp.New(`^(?:layer_.*|expert_.*|.*_expp_rank_.*)\.pt$`)
 	// otherRank is of another rank of a tensor or pipeline parallel job.
-	otherRank = regexp.MustCompile(`^(?:.*_)?mp_rank_0*[1-9]\d*_(?:model|optim)_states\.pt$`)
+	otherRank = lazyregexp.New(`^(?:.*_)?mp_rank_0*[1-9]\d*_(?:model|optim)_states\.pt$`)
 )
 
 // zeroState is the name of the state in a rank's file, and in it of ZeRO 3's optimizer. baseState is the latter of ZeRO

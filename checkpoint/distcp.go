@@ -9,11 +9,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
@@ -208,7 +208,7 @@ func storedBlobs(data any) (map[string]blob, error) {
 }
 
 // stateKey is the key of an optimizer's state: its prefix, the parameter and the component.
-var stateKey = regexp.MustCompile(`^((?:.*?\.)?state\.)(.+)\.([a-z_0-9]+)$`)
+var stateKey = lazyregexp.New(`^((?:.*?\.)?state\.)(.+)\.([a-z_0-9]+)$`)
 
 // readParameters finds the state of every parameter, its master weights and its group.
 func (d *distcp) readParameters() error {

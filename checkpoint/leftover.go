@@ -5,13 +5,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -38,7 +38,7 @@ type Leftover struct {
 var clearing sync.Mutex
 
 // rankFile is the name of a file of a shard: without suffix, and the size of its job.
-var rankFile = regexp.MustCompile(`^\.?(rank-\d{5,7}-of-(\d{5,7})-[a-zA-Z0-9._-]{1,64})(\.safetensors|\.json\d*)$`)
+var rankFile = lazyregexp.New(`^\.?(rank-\d{5,7}-of-(\d{5,7})-[a-zA-Z0-9._-]{1,64})(\.safetensors|\.json\d*)$`)
 
 // isFull reports whether a save has failed for want of room.
 func isFull(err error) bool {

@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
@@ -123,12 +123,12 @@ type megatron struct {
 
 var (
 	// megatronState is the key of a state: the component and the parameter's key.
-	megatronState = regexp.MustCompile(`^(?:chained_\d+\.)?optimizer\.state\.([a-z_0-9]+)\.(.+)$`)
+	megatronState = lazyregexp.New(`^(?:chained_\d+\.)?optimizer\.state\.([a-z_0-9]+)\.(.+)$`)
 	// megatronLayers is in the key of a parameter that all layers share. Its tensor has
 	// a dimension for the layers.
-	megatronLayers = regexp.MustCompile(`(^|\.)layers\.(?:[^0-9])`)
+	megatronLayers = lazyregexp.New(`(^|\.)layers\.(?:[^0-9])`)
 	// megatronHalf ends the keys of the two halves of a gated projection.
-	megatronHalf = regexp.MustCompile(`_[wv]$`)
+	megatronHalf = lazyregexp.New(`_[wv]$`)
 )
 
 // readParameters finds the state of every parameter.

@@ -6,13 +6,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 )
 
-var iterationFolder = regexp.MustCompile(`^iter_(\d{7})$`)
+var iterationFolder = lazyregexp.New(`^iter_(\d{7})$`)
 
 // WriteMegatron writes the checkpoint as one of Megatron's dist_checkpointing. It is a folder in the directory, and a
 // file there names it. like is a checkpoint of the job that shall load it: all but weights, moments and the optimizer's

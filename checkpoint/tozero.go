@@ -5,16 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 
 	"plimsoll/dtype"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/shard"
 )
 
 // modelFiles are the files of the module: one, or with ZeRO 3 one of each rank.
-var modelFiles = regexp.MustCompile(`^(?:zero_pp_rank_\d+_)?mp_rank_0+_model_states\.pt$`)
+var modelFiles = lazyregexp.New(`^(?:zero_pp_rank_\d+_)?mp_rank_0+_model_states\.pt$`)
 
 // WriteDeepSpeed writes the checkpoint as one of DeepSpeed's ZeRO 1 to 3, which load_checkpoint reads on as many ranks
 // as have saved like. It is a folder in the directory, and a file there names it. like is a checkpoint of the job that

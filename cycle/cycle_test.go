@@ -222,8 +222,8 @@ func runWith(t *testing.T, p *Placement, steps int, change func(*pipeline), afte
 	return tr.checkAll()
 }
 
-// TestPace: on links that are slower than this host copies, a step takes as long as the law says, and never less. A
-// host that is busy with other work needs several attempts.
+// TestPace: on links that are slower than this host copies, no step takes less time than the law says. Without -short,
+// the fastest of ten runs takes as long: other work on this host makes a run slower, never faster.
 func TestPace(t *testing.T) {
 	for name, r := range map[string]Request{
 		"copies out are slowest": {LinkIn: 0.4, LinkOut: 0.2, UpdateMilliseconds: 20},
@@ -244,13 +244,13 @@ func TestPace(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if slow := comparePace(t, Median(m.Steps), road.Step); slow == "" {
+				if slow := comparePace(t, Median(m.Steps), road.Step); slow == "" || testing.Short() {
 					return
 				} else {
 					t.Log(slow)
 				}
 			}
-			t.Error("the law is off in 10 attempts")
+			t.Error("the law is off in 10 runs")
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"plimsoll/lazyregexp"
 )
 
 // longestText is how much of a line a finding shows.
@@ -103,7 +105,7 @@ var labels = sync.OnceValue(func() []label {
 })
 
 // gluedTrace is the beginning of a rank's traceback behind a progress bar, which has not ended its line.
-var gluedTrace = regexp.MustCompile(`[^:\s]\[rank\d+\]: ?Traceback \(most recent call last\)`)
+var gluedTrace = lazyregexp.New(`[^:\s]\[rank\d+\]: ?Traceback \(most recent call last\)`)
 
 // clean returns the text of a line.
 func clean(line string, number int) text {
@@ -135,7 +137,7 @@ func (l *label) begins(first byte) bool {
 }
 
 // escapes are the sequences with which programs colour text and move the cursor.
-var escapes = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[@-Z\\\\^_])")
+var escapes = lazyregexp.New("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[@-Z\\\\^_])")
 
 // plain returns the line without colours, control characters and bytes that are no UTF-8.
 func plain(line string) string {

@@ -2,10 +2,10 @@ package evidence
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 	"plimsoll/recipe/strict"
 )
@@ -47,7 +47,7 @@ var containerPatterns = []pattern{
 	},
 }
 
-var describedRow = regexp.MustCompile(`^\s+(Reason|Exit Code|Signal|Message|Started|Finished):\s+(.*)$`)
+var describedRow = lazyregexp.New(`^\s+(Reason|Exit Code|Signal|Message|Started|Finished):\s+(.*)$`)
 
 // describedState is the state of a container.
 type describedState struct {
@@ -80,7 +80,7 @@ func (b *describedState) end(r *reader) {
 	}
 }
 
-var describedLimit = regexp.MustCompile(`^\s+([a-z][\w./-]*):\s+(\S+)$`)
+var describedLimit = lazyregexp.New(`^\s+([a-z][\w./-]*):\s+(\S+)$`)
 
 // describedLimits are the limits of a container. Its requests, which follow, look the same.
 type describedLimits struct{ over bool }
@@ -131,8 +131,8 @@ func podEnd(reason, message string) Fact {
 }
 
 var (
-	lowOn      = regexp.MustCompile(`low on resource: ([\w-]+)|had condition: \[([A-Za-z]+)Pressure\b`)
-	fullVolume = regexp.MustCompile(`(?i)emptyDir volume "([^"]+)" exceeds the limit "([^"]+)"`)
+	lowOn      = lazyregexp.New(`low on resource: ([\w-]+)|had condition: \[([A-Za-z]+)Pressure\b`)
+	fullVolume = lazyregexp.New(`(?i)emptyDir volume "([^"]+)" exceeds the limit "([^"]+)"`)
 )
 
 // eviction says why the kubelet evicted a pod, after a colon, or is empty.

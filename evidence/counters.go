@@ -1,10 +1,10 @@
 package evidence
 
 import (
-	"regexp"
 	"strconv"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -17,20 +17,20 @@ type counters struct {
 
 // counterFormat is the format of a file of counters.
 type counterFormat struct {
-	file  *regexp.Regexp  // the last part of its path
-	row   *regexp.Regexp  // with the key, the value and the unit
-	known map[string]bool // keys, of which one begins a file that no line names; nil for none
-	name  string          // of such a file
+	file  *lazyregexp.Regexp // the last part of its path
+	row   *lazyregexp.Regexp // with the key, the value and the unit
+	known map[string]bool    // keys, of which one begins a file that no line names; nil for none
+	name  string             // of such a file
 	kind  Kind
 }
 
 var (
-	flatRow   = regexp.MustCompile(`^\s*([a-z]\w*) (\d+)()$`)
-	colonRow  = regexp.MustCompile(`^\s*([A-Z]\w*(?:\(\w+\))?):\s+(\d+)( kB)?$`)
-	statusRow = regexp.MustCompile(`^\s*([A-Z]\w*):\t? *(?:(\d+)( kB)?|[^\s].*|)$`)
-	singleRow = regexp.MustCompile(`^\s*()(\d+|max)()$`)
+	flatRow   = lazyregexp.New(`^\s*([a-z]\w*) (\d+)()$`)
+	colonRow  = lazyregexp.New(`^\s*([A-Z]\w*(?:\(\w+\))?):\s+(\d+)( kB)?$`)
+	statusRow = lazyregexp.New(`^\s*([A-Z]\w*):\t? *(?:(\d+)( kB)?|[^\s].*|)$`)
+	singleRow = lazyregexp.New(`^\s*()(\d+|max)()$`)
 	// pressureRow takes the total of a line of PSI.
-	pressureRow = regexp.MustCompile(`^\s*(some|full) avg10=[\d.]+ avg60=[\d.]+ avg300=[\d.]+ total=(\d+)()$`)
+	pressureRow = lazyregexp.New(`^\s*(some|full) avg10=[\d.]+ avg60=[\d.]+ avg300=[\d.]+ total=(\d+)()$`)
 )
 
 func keys(list string) map[string]bool {
@@ -44,29 +44,29 @@ func keys(list string) map[string]bool {
 // counterFormats are those of cgroups (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst) and of /proc.
 var counterFormats = []counterFormat{
 	{
-		file: regexp.MustCompile(`^memory(?:\.swap)?\.events(?:\.local)?$`), row: flatRow,
+		file: lazyregexp.New(`^memory(?:\.swap)?\.events(?:\.local)?$`), row: flatRow,
 		known: keys("low high max oom oom_kill oom_group_kill sock_throttled"), name: "memory.events",
 		kind: CgroupCounter,
 	}, {
-		file: regexp.MustCompile(`^memory\.oom_control$`), row: flatRow, known: keys("oom_kill_disable under_oom"),
+		file: lazyregexp.New(`^memory\.oom_control$`), row: flatRow, known: keys("oom_kill_disable under_oom"),
 		name: "memory.oom_control", kind: CgroupCounter,
 	}, {
-		file: regexp.MustCompile(`^memory\.stat$`), row: flatRow, known: keys("anon cache"), name: "memory.stat",
+		file: lazyregexp.New(`^memory\.stat$`), row: flatRow, known: keys("anon cache"), name: "memory.stat",
 		kind: CgroupCounter,
 	}, {
-		file: regexp.MustCompile(`^(?:memory\.pressure|memory)$`), row: pressureRow, known: keys("some"),
+		file: lazyregexp.New(`^(?:memory\.pressure|memory)$`), row: pressureRow, known: keys("some"),
 		name: "memory.pressure", kind: CgroupCounter,
 	}, {
-		file: regexp.MustCompile(`^vmstat$`), row: flatRow, known: keys("nr_free_pages"), name: "vmstat", kind: HostCounter,
+		file: lazyregexp.New(`^vmstat$`), row: flatRow, known: keys("nr_free_pages"), name: "vmstat", kind: HostCounter,
 	}, {
-		file: regexp.MustCompile(`^meminfo$`), row: colonRow, known: keys("MemTotal"), name: "meminfo", kind: HostCounter,
+		file: lazyregexp.New(`^meminfo$`), row: colonRow, known: keys("MemTotal"), name: "meminfo", kind: HostCounter,
 	}, {
-		file: regexp.MustCompile(`^status$`), row: statusRow, known: keys("Name"), name: "status", kind: ProcessCounter,
+		file: lazyregexp.New(`^status$`), row: statusRow, known: keys("Name"), name: "status", kind: ProcessCounter,
 	}, {
-		file: regexp.MustCompile(`^smaps_rollup$`), row: colonRow, known: keys("Rss"), name: "smaps_rollup",
+		file: lazyregexp.New(`^smaps_rollup$`), row: colonRow, known: keys("Rss"), name: "smaps_rollup",
 		kind: ProcessCounter,
 	}, {
-		file: regexp.MustCompile(`^(?:memory|pids)\.(?:swap\.|memsw\.|kmem\.)?(?:current|peak|max|high|low|min|` +
+		file: lazyregexp.New(`^(?:memory|pids)\.(?:swap\.|memsw\.|kmem\.)?(?:current|peak|max|high|low|min|` +
 			`limit_in_bytes|usage_in_bytes|max_usage_in_bytes|failcnt)$`),
 		row: singleRow, kind: CgroupCounter,
 	},
@@ -155,9 +155,9 @@ func (r *reader) namedCounters(m *match) {
 }
 
 var (
-	groupRoot = regexp.MustCompile(`^.*sys/fs/cgroup(?:/(?:memory|unified)(?:/|$))?`)
+	groupRoot = lazyregexp.New(`^.*sys/fs/cgroup(?:/(?:memory|unified)(?:/|$))?`)
 	// reading is a folder that tells readings apart, and no cgroup.
-	reading = regexp.MustCompile(`(?i)(?:^|/)(?:before|after|begin|start|end|pre|post|old|new)(?:/|$)`)
+	reading = lazyregexp.New(`(?i)(?:^|/)(?:before|after|begin|start|end|pre|post|old|new)(?:/|$)`)
 )
 
 // groupOf returns the cgroup whose files are in a folder. It is empty for the root and where the path does not tell.

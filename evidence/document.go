@@ -5,11 +5,11 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 	"plimsoll/recipe"
 	"plimsoll/recipe/strict"
@@ -126,7 +126,7 @@ func isBinary(head []byte) bool {
 	return strange > len(head)/20
 }
 
-var plimsollSchema = regexp.MustCompile(`^\s*\{[^\x00]{0,200}?"schema":\s*"plimsoll\.(plan|samples|explanation)/\d+"`)
+var plimsollSchema = lazyregexp.New(`^\s*\{[^\x00]{0,200}?"schema":\s*"plimsoll\.(plan|samples|explanation)/\d+"`)
 
 // plimsollKind returns the kind of a document of plimsoll itself.
 func plimsollKind(head []byte) Kind {
@@ -138,9 +138,9 @@ func plimsollKind(head []byte) Kind {
 }
 
 var (
-	timelineStart = regexp.MustCompile(`^\s*\[\s*\[\s*\d`)
-	yamlStart     = regexp.MustCompile(`^(?:(?:#[^\n]*|---)?\r?\n)*[A-Za-z]\w*:(?:\s|$)`)
-	yamlMember    = regexp.MustCompile(`(?m)^([A-Za-z]\w*):(?:\s|$)`)
+	timelineStart = lazyregexp.New(`^\s*\[\s*\[\s*\d`)
+	yamlStart     = lazyregexp.New(`^(?:(?:#[^\n]*|---)?\r?\n)*[A-Za-z]\w*:(?:\s|$)`)
+	yamlMember    = lazyregexp.New(`(?m)^([A-Za-z]\w*):(?:\s|$)`)
 )
 
 // shapeOf returns the shape of a document by its head, or nil.
@@ -196,7 +196,7 @@ func memberNames(head []byte) (names map[string]bool, array bool) {
 	return names, array
 }
 
-var onlyNumber = regexp.MustCompile(`^\s*(?:(?i:\$\?|rc|exit(?: code| status)?|status)\s*[=:]?\s*)?(-?\d{1,3})\s*$`)
+var onlyNumber = lazyregexp.New(`^\s*(?:(?i:\$\?|rc|exit(?: code| status)?|status)\s*[=:]?\s*)?(-?\d{1,3})\s*$`)
 
 // number reads a file that has nothing but an exit code.
 func (r *reader) number(file []byte) bool {

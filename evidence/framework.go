@@ -1,10 +1,10 @@
 package evidence
 
 import (
-	"regexp"
 	"strconv"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -301,9 +301,9 @@ func inPhase(phase ledger.PhaseName) func(*match) Fact {
 }
 
 var (
-	barOfSaving  = regexp.MustCompile(`(?i)(?:writing|saving) (?:model )?(?:shards|weights|checkpoint)`)
-	barOfLoading = regexp.MustCompile(`(?i)loading .*(?:shards|weights|checkpoint)`)
-	barOfSteps   = regexp.MustCompile(`(?i)^(?:\s*|epoch \d+.*|train\w*.*|steps?.*|\d+\|\d+\|Loss: .*)$`)
+	barOfSaving  = lazyregexp.New(`(?i)(?:writing|saving) (?:model )?(?:shards|weights|checkpoint)`)
+	barOfLoading = lazyregexp.New(`(?i)loading .*(?:shards|weights|checkpoint)`)
+	barOfSteps   = lazyregexp.New(`(?i)^(?:\s*|epoch \d+.*|train\w*.*|steps?.*|\d+\|\d+\|Loss: .*)$`)
 )
 
 // progressBar returns what the description of a bar says.
@@ -319,7 +319,7 @@ func progressBar(m *match) Fact {
 	return nil
 }
 
-var memoryMetric = regexp.MustCompile(`((?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta)` +
+var memoryMetric = lazyregexp.New(`((?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta)` +
 	`['"]?\s*[:=]\s*['"]?([\d.]+ ?[KMG]?B?)`)
 
 // takeMemoryMetrics reads all metrics of a line. They are differences, and no levels.
@@ -379,14 +379,14 @@ func (r *reader) beginMemory(m *match, fact MemoryUsage) *memoryLines {
 
 // tags are the messages of DeepSpeed's calls of see_memory_usage, by phase.
 var tags = []struct {
-	expression *regexp.Regexp
+	expression *lazyregexp.Regexp
 	phase      ledger.PhaseName
 }{
-	{regexp.MustCompile(`(?i)forward`), ledger.Forward},
-	{regexp.MustCompile(`(?i)backward`), ledger.Backward},
-	{regexp.MustCompile(`(?i)\bstep\b|overflow|norm calculation`), ledger.Step},
-	{regexp.MustCompile(`(?i)initializ|creating fp|partition|moving param|zero.init|begin\b`), ledger.Initialize},
-	{regexp.MustCompile(`(?i)checkpoint|\bsav(?:e|ing)`), ledger.Checkpoint},
+	{lazyregexp.New(`(?i)forward`), ledger.Forward},
+	{lazyregexp.New(`(?i)backward`), ledger.Backward},
+	{lazyregexp.New(`(?i)\bstep\b|overflow|norm calculation`), ledger.Step},
+	{lazyregexp.New(`(?i)initializ|creating fp|partition|moving param|zero.init|begin\b`), ledger.Initialize},
+	{lazyregexp.New(`(?i)checkpoint|\bsav(?:e|ing)`), ledger.Checkpoint},
 }
 
 func phaseOf(tag string) ledger.PhaseName {

@@ -1,9 +1,9 @@
 package evidence
 
 import (
-	"regexp"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -311,7 +311,7 @@ func library(name string) func(*match) Fact {
 	}
 }
 
-var neighbour = regexp.MustCompile(unspaced(`(?:Process (\d+)|(Including non-PyTorch memory, this process)) has (` + sz +
+var neighbour = lazyregexp.New(unspaced(`(?:Process (\d+)|(Including non-PyTorch memory, this process)) has (` + sz +
 	`) memory in use`))
 
 func gpuOutOfMemory(m *match) Fact {

@@ -1,9 +1,10 @@
 package evidence
 
 import (
-	"regexp"
 	"strconv"
 	"strings"
+
+	"plimsoll/lazyregexp"
 )
 
 // atoi returns the number of a text of digits, or 0.
@@ -260,7 +261,7 @@ var hostPatterns = []pattern{
 	},
 }
 
-var bytesText = regexp.MustCompile(`(\d+) bytes`)
+var bytesText = lazyregexp.New(`(\d+) bytes`)
 
 func lockFailed(m *match) Fact {
 	f := LockFailed{By: m.get("by")}
@@ -301,7 +302,7 @@ func torchSharedMemory(m *match) Fact {
 const noSpaceCode = "ENOSPC"
 
 // notOfDisk are the things of the kernel whose number is limited, and for which ENOSPC speaks of no disk.
-var notOfDisk = regexp.MustCompile(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup|(?:shm|sem|msg)get`)
+var notOfDisk = lazyregexp.New(`\w[\w ]*namespace|unshare|inotify|/sys/fs/cgroup|(?:shm|sem|msg)get`)
 
 func noSpace(m *match) Fact {
 	path := m.get("path")

@@ -2,10 +2,10 @@ package evidence
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -283,7 +283,7 @@ var kernelPatterns = []pattern{
 	},
 }
 
-var statistic = regexp.MustCompile(`([a-z]\w*):(\d+[KkMG]?B)`)
+var statistic = lazyregexp.New(`([a-z]\w*):(\d+[KkMG]?B)`)
 
 // kernel returns the kernel log that the line belongs to.
 func (r *reader) kernel(m *match) *kernelLog {
@@ -381,7 +381,7 @@ func (k *kernelLog) end(r *reader) {
 // statistics are those of a cgroup of version 2, one a line.
 type statistics struct{ kill *KernelKill }
 
-var statisticLine = regexp.MustCompile(`^\s*([a-z]\w*) (\d+)$`)
+var statisticLine = lazyregexp.New(`^\s*([a-z]\w*) (\d+)$`)
 
 func (b *statistics) line(_ *reader, t *text) bool {
 	groups := statisticLine.FindStringSubmatch(t.string)
@@ -397,7 +397,7 @@ func (*statistics) end(*reader) {}
 // processTable is the kernel's table of processes.
 type processTable struct{ log *kernelLog }
 
-var processRow = regexp.MustCompile(`^\s*\[\s*(?P<pid>\d+)\]\s+(?P<rest>\d.*)$`)
+var processRow = lazyregexp.New(`^\s*\[\s*(?P<pid>\d+)\]\s+(?P<rest>\d.*)$`)
 
 // mostRows bounds the memory of all tables.
 const mostRows = 100_000

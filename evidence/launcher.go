@@ -2,9 +2,10 @@ package evidence
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
+
+	"plimsoll/lazyregexp"
 )
 
 // Signals of Linux, whatever system reads about them.
@@ -333,11 +334,11 @@ type failures struct {
 	known bool
 }
 
-var failureLine = regexp.MustCompile(`^\s*(?:\[\d+\]:|<NO_OTHER_FAILURES>|-+|=+|(time|host|rank|exitcode|error_file|traceback) *: (.*))\s*$`)
+var failureLine = lazyregexp.New(`^\s*(?:\[\d+\]:|<NO_OTHER_FAILURES>|-+|=+|(time|host|rank|exitcode|error_file|traceback) *: (.*))\s*$`)
 
 var (
-	failureRank = regexp.MustCompile(`^(\d+) \(local_rank: (\d+)\)`)
-	failureCode = regexp.MustCompile(`^(-?\d+) \(pid: (\d+)\)`)
+	failureRank = lazyregexp.New(`^(\d+) \(local_rank: (\d+)\)`)
+	failureCode = lazyregexp.New(`^(-?\d+) \(pid: (\d+)\)`)
 )
 
 func (b *failures) line(r *reader, t *text) bool {

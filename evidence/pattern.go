@@ -8,6 +8,7 @@ import (
 
 	ahocorasick "github.com/petar-dambovaliev/aho-corasick"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -61,7 +62,7 @@ func (m *match) integer(group string, missing int) int {
 // size returns the size of a group. The unit is for numbers without one.
 func (m *match) size(group string, unit ledger.Bytes) Size { return sizeOf(m.get(group), unit) }
 
-var sizeText = regexp.MustCompile(`^\s*([\d.,]+)\s*(?i:([KMGTPE])?(i)?(?:b|bytes?|igabytes)?)\s*$`)
+var sizeText = lazyregexp.New(`^\s*([\d.,]+)\s*(?i:([KMGTPE])?(i)?(?:b|bytes?|igabytes)?)\s*$`)
 
 // noSize is from where on a size is a driver's word for "not available": 2^64 - 1.
 const noSize = float64(1 << 60)

@@ -1,8 +1,9 @@
 package evidence
 
 import (
-	"regexp"
 	"strings"
+
+	"plimsoll/lazyregexp"
 )
 
 // slurmPatterns are the accounts of Slurm's commands.
@@ -120,7 +121,7 @@ func newAccountTable(header string) *accountTable {
 	return b
 }
 
-var dashes = regexp.MustCompile(`^[- ]*---[- ]*$`)
+var dashes = lazyregexp.New(`^[- ]*---[- ]*$`)
 
 func (b *accountTable) line(r *reader, t *text) bool {
 	if !b.separator && dashes.MatchString(t.string) {

@@ -1,10 +1,10 @@
 package evidence
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -33,7 +33,7 @@ const (
 
 // frame is a call that tells the phase. A weak one tells it only if no call further inside does.
 type frame struct {
-	expression *regexp.Regexp
+	expression *lazyregexp.Regexp
 	phase      ledger.PhaseName
 	weak       bool
 }
@@ -70,34 +70,34 @@ var frames = []frame{
 }
 
 func strong(phase ledger.PhaseName, expression string) frame {
-	return frame{regexp.MustCompile(expression), phase, false}
+	return frame{lazyregexp.New(expression), phase, false}
 }
 
 func weak(phase ledger.PhaseName, expression string) frame {
-	return frame{regexp.MustCompile(expression), phase, true}
+	return frame{lazyregexp.New(expression), phase, true}
 }
 
 // wholeStep is a call of a function that makes forward and backward pass and is called by an optimizer's step, as
 // Lightning's closure is. What is inside tells the phase.
-var wholeStep = regexp.MustCompile(`\bclosure\(|, in closure$`)
+var wholeStep = lazyregexp.New(`\bclosure\(|, in closure$`)
 
 // moduleFile is the beginning of a call of torch.nn.Module.
 const moduleFile = `torch[/\\]nn[/\\]modules[/\\]module\.py", line \d+, in `
 
 var (
 	// exceptionText is the name of a class, with its modules and a message.
-	exceptionText = regexp.MustCompile(`^(?:\| +)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s*(.*))?$`)
+	exceptionText = lazyregexp.New(`^(?:\| +)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s*(.*))?$`)
 	// usualName is how classes of exceptions are named, for lines that may be no exception.
-	usualName = regexp.MustCompile(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
+	usualName = lazyregexp.New(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
 	// notebookFrame is a call in a traceback of IPython.
-	notebookFrame = regexp.MustCompile(`^(?:-+> \d+ |File \S+:\d+, in |Cell In)`)
-	pinnedText    = regexp.MustCompile(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR`)
-	forkText      = regexp.MustCompile(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
+	notebookFrame = lazyregexp.New(`^(?:-+> \d+ |File \S+:\d+, in |Cell In)`)
+	pinnedText    = lazyregexp.New(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR`)
+	forkText      = lazyregexp.New(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
 // otherRank is what torch.distributed.checkpoint writes behind the first line of another rank's traceback
 // (torch/distributed/checkpoint/api.py).
-var otherRank = regexp.MustCompile(`last\): \(RANK (\d{1,7})\)`)
+var otherRank = lazyregexp.New(`last\): \(RANK (\d{1,7})\)`)
 
 // beginTrace begins a traceback in the stream of its first line.
 func beginTrace(_ *reader, m *match) {

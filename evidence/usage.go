@@ -1,9 +1,9 @@
 package evidence
 
 import (
-	"regexp"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -115,7 +115,7 @@ var usagePatterns = []pattern{
 // diskTable is what df prints.
 type diskTable struct{ unit ledger.Bytes }
 
-var diskRow = regexp.MustCompile(`^\S.*?\s+([\d.,]+[KMGTP]?)\s+([\d.,]+[KMGTP]?)\s+(-?[\d.,]+[KMGTP]?)\s+(?:\d+%|-)\s+(/.*)$`)
+var diskRow = lazyregexp.New(`^\S.*?\s+([\d.,]+[KMGTP]?)\s+([\d.,]+[KMGTP]?)\s+(-?[\d.,]+[KMGTP]?)\s+(?:\d+%|-)\s+(/.*)$`)
 
 func (b *diskTable) line(r *reader, t *text) bool {
 	groups := diskRow.FindStringSubmatch(t.string)
@@ -172,9 +172,9 @@ type gpuTable struct {
 }
 
 var (
-	gpuNameRow    = regexp.MustCompile(`^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|`)
-	gpuMemoryRow  = regexp.MustCompile(`\|\s+(\d+)MiB\s+/\s+(\d+)MiB\s+\|`)
-	gpuProcessRow = regexp.MustCompile(`^\|\s+(\d+)\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d+)\s+[CGM+]+\s+\S.*?\s+(\d+)MiB\s+\|`)
+	gpuNameRow    = lazyregexp.New(`^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|`)
+	gpuMemoryRow  = lazyregexp.New(`\|\s+(\d+)MiB\s+/\s+(\d+)MiB\s+\|`)
+	gpuProcessRow = lazyregexp.New(`^\|\s+(\d+)\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d+)\s+[CGM+]+\s+\S.*?\s+(\d+)MiB\s+\|`)
 )
 
 func (b *gpuTable) line(_ *reader, t *text) bool {

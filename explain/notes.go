@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/evidence"
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 )
@@ -93,32 +93,32 @@ func (s *scene) jump(was, now seen[evidence.MemoryUsage], name string, kind ledg
 // knownJumps are rises of memory whose cause is known, or which are known to be disputed. They come from DeepSpeed's
 // source and from its issue 7693. The first that matches counts.
 var knownJumps = []struct {
-	tag   *regexp.Regexp
+	tag   *lazyregexp.Regexp
 	kind  ledger.Kind
 	bytes float64 // a parameter
 	text  string
 }{
-	{regexp.MustCompile(`(?i)(to|\.)\(?["']?cuda|to gpu|to device`), ledger.GPU, 4,
+	{lazyregexp.New(`(?i)(to|\.)\(?["']?cuda|to gpu|to device`), ledger.GPU, 4,
 		"It is the fp32 gradient, copied to the GPU."},
-	{regexp.MustCompile(`(?i)\bcpu\b`), ledger.Host, 4,
+	{lazyregexp.New(`(?i)\bcpu\b`), ledger.Host, 4,
 		"It is a second copy of the fp32 gradient: grad = grad.cpu() gives a new tensor the name, while the " +
 			"optimizer's partition still holds the first one. So this line measures itself, and shows no leak."},
-	{regexp.MustCompile(`(?i)unscale|mul_|clip`), ledger.Host, 4,
+	{lazyregexp.New(`(?i)unscale|mul_|clip`), ledger.Host, 4,
 		"DeepSpeed's source allocates nothing there, and the plan says 0. see_memory_usage counts the whole node: " +
 			"states that other ranks make at the same time (8 bytes a parameter) count, too. Others did not " +
 			"reproduce this " +
 			"rise."},
-	{regexp.MustCompile(`(?i)adam_update`), ledger.Host, 4,
+	{lazyregexp.New(`(?i)adam_update`), ledger.Host, 4,
 		"DeepSpeed's source allocates nothing there beyond the optimizer states, and the plan says 0. Others did not " +
 			"reproduce this rise; aarch64 builds of PyTorch from 2.10 on keep freed pages (mimalloc)."},
-	{regexp.MustCompile(`(?i)optimizer|step|adam`), ledger.Host, 8,
+	{lazyregexp.New(`(?i)optimizer|step|adam`), ledger.Host, 8,
 		"They are exp_avg and exp_avg_sq in fp32, which the first step makes."},
-	{regexp.MustCompile(`(?i)fp32 partitions|master`), ledger.Host, 4, "They are the fp32 master weights."},
-	{regexp.MustCompile(`.`), ledger.Host, 4,
+	{lazyregexp.New(`(?i)fp32 partitions|master`), ledger.Host, 4, "They are the fp32 master weights."},
+	{lazyregexp.New(`.`), ledger.Host, 4,
 		"Four bytes are one fp32 copy of the parameters: master weights, gradients or one of Adam's two moments."},
-	{regexp.MustCompile(`.`), ledger.Host, 2, "Two bytes are one 16-bit copy of the parameters."},
-	{regexp.MustCompile(`.`), ledger.GPU, 4, "Four bytes are one fp32 copy of the parameters."},
-	{regexp.MustCompile(`.`), ledger.GPU, 2, "Two bytes are one 16-bit copy of the parameters."},
+	{lazyregexp.New(`.`), ledger.Host, 2, "Two bytes are one 16-bit copy of the parameters."},
+	{lazyregexp.New(`.`), ledger.GPU, 4, "Four bytes are one fp32 copy of the parameters."},
+	{lazyregexp.New(`.`), ledger.GPU, 2, "Two bytes are one 16-bit copy of the parameters."},
 }
 
 // parameters returns the number of trained parameters, or 0.

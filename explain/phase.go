@@ -2,9 +2,9 @@ package explain
 
 import (
 	"cmp"
-	"regexp"
 
 	"plimsoll/evidence"
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -54,12 +54,12 @@ func phaseOf(fact evidence.Fact) ledger.PhaseName {
 
 // tags are what DeepSpeed and users call the places at which they print memory, and the phase that begins there.
 var tags = []struct {
-	expression *regexp.Regexp
+	expression *lazyregexp.Regexp
 	phase      ledger.PhaseName
 }{
-	{regexp.MustCompile(`(?i)before forward`), ledger.Forward},
-	{regexp.MustCompile(`(?i)before backward|after forward`), ledger.Backward},
-	{regexp.MustCompile(`(?i)before.*step|after backward|in step before|unscale|adam_update`), ledger.Step},
-	{regexp.MustCompile(`(?i)initializ|creating fp(16|32) partitions|moving param group`), ledger.Initialize},
-	{regexp.MustCompile(`(?i)checkpoint|saving`), ledger.Checkpoint},
+	{lazyregexp.New(`(?i)before forward`), ledger.Forward},
+	{lazyregexp.New(`(?i)before backward|after forward`), ledger.Backward},
+	{lazyregexp.New(`(?i)before.*step|after backward|in step before|unscale|adam_update`), ledger.Step},
+	{lazyregexp.New(`(?i)initializ|creating fp(16|32) partitions|moving param group`), ledger.Initialize},
+	{lazyregexp.New(`(?i)checkpoint|saving`), ledger.Checkpoint},
 }

@@ -1,12 +1,12 @@
 package explain
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"plimsoll/evidence"
+	"plimsoll/lazyregexp"
 )
 
 // manner is how a process ended.
@@ -459,7 +459,7 @@ func (s *scene) linkedKills() []evidence.Finding {
 }
 
 // trainerNames are how the processes of a training are called.
-var trainerNames = regexp.MustCompile(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
+var trainerNames = lazyregexp.New(`(?i)^(python|pt_|torchrun|deepspeed|accelerate|ray|vllm|plimsoll)|train`)
 
 // mayBeOurs reports whether a process of which the kernel speaks may be of the job, of which other lines say that it
 // has failed, or nothing. A process in a container has another PID in the kernel's log, so that the name tells where

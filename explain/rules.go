@@ -3,11 +3,11 @@ package explain
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/evidence"
+	"plimsoll/lazyregexp"
 	"plimsoll/ledger"
 )
 
@@ -278,7 +278,7 @@ const (
 )
 
 // lackText is what an exception says that lacks memory of some kind.
-var lackText = regexp.MustCompile(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
+var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
 
 // judge returns the claims of the scene, the strongest first.

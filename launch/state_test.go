@@ -3,17 +3,22 @@
 package launch
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"plimsoll/host"
 	"plimsoll/service"
@@ -99,11 +104,8 @@ func TestDeadDirectories(t *testing.T) {
 	}
 
 	removeDeadDirectories(parent)
-	if err := living.SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := living.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the service of a living job was asked to start (%v)", err)
+	if isAskedToStart(t, living) {
+		t.Error("the service of a living job was asked to start")
 	}
 
 	var left []string
@@ -126,49 +128,106 @@ func TestDeadDirectories(t *testing.T) {
 	}
 }
 
+// isAskedToStart reports whether a client waits at a socket. A connection is there when the client's call returns.
+func isAskedToStart(t *testing.T, listener *net.UnixListener) bool {
+	t.Helper()
+	file, err := listener.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	waiting, err := unix.Poll([]unix.PollFd{{Fd: int32(file.Fd()), Events: unix.POLLIN}}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return waiting > 0
+}
+
 // TestASavingServiceIsNotKilledAtOnce: after the ranks, one signal is told and
 // waits for the service; the second one kills it.
 func TestASavingServiceIsNotKilledAtOnce(t *testing.T) {
-	for signals, wantSaved := range map[int]bool{0: true, 1: true, 2: false} {
-		directory := t.TempDir()
-		saved, begun := filepath.Join(directory, "saved"), filepath.Join(directory, "begun")
-		var said strings.Builder
-		j := &Job{Logf: func(format string, values ...any) { fmt.Fprintf(&said, format+"\n", values...) }}
-		cpus, err := host.Affinity(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		saves := `sleep 0.5; touch "$0"; exit`
-		if !wantSaved { // a slow host has any time to kill it
-			saves = `while :; do sleep 0.1; done`
-		}
-		script := `trap '` + saves + `' TERM; touch "$1"; while :; do sleep 0.01; done`
-		newService := func(socket, _ string, logf func(string, ...any)) (*service.Keeper, error) {
-			command := func() *exec.Cmd { return exec.Command("sh", "-c", script, saved, begun) }
-			return &service.Keeper{Socket: socket, Command: command, Logf: logf}, nil
-		}
-		s, err := j.startState(filepath.Join(directory, "service", "socket"), "metrics", cpus, newService)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for !exists(begun) {
-			time.Sleep(time.Millisecond)
-		}
+	for signals, wantSaved := range []bool{true, true, false} {
+		s := startSaving(t)
 		sent := make(chan os.Signal, signals)
 		for range signals {
 			sent <- syscall.SIGTERM
 		}
-		j.stopState(s, sent)
-		if exists(saved) != wantSaved {
-			t.Errorf("after %d signals: saved is %t, want %t", signals, !wantSaved, wantSaved)
+		stopped := make(chan struct{})
+		go func() {
+			s.job.stopState(s.service, sent)
+			close(stopped)
+		}()
+		told := ""
+		if signals > 0 {
+			told = <-s.said
 		}
-		if told := strings.Contains(said.String(), "a second signal kills it"); told != (signals > 0) {
-			t.Errorf("after %d signals it was said: %s", signals, &said)
+		if wantSaved { // else the service waits for this until it is killed
+			s.finish.Close()
+		}
+		<-stopped
+		if saved := s.answers.Scan() && s.answers.Text() == "saved"; saved != wantSaved {
+			t.Errorf("after %d signals: saved is %t, want %t", signals, saved, wantSaved)
+		}
+		if signals > 0 && !strings.Contains(told, "a second signal kills it") {
+			t.Errorf("after %d signals it was said: %s", signals, told)
+		}
+		if left := len(s.said); left > 0 {
+			t.Errorf("after %d signals it was also said: %s", signals, <-s.said)
 		}
 	}
 }
 
-func exists(name string) bool {
-	_, err := os.Stat(name)
-	return err == nil
+// saving is a service that saves when it is asked to end, and ends when the test lets it finish.
+type saving struct {
+	job     *Job
+	service *stateService
+	said    chan string    // to the user
+	answers *bufio.Scanner // what the service prints
+	finish  *os.File       // the service finishes when this is closed
+}
+
+func startSaving(t *testing.T) *saving {
+	t.Helper()
+	directory := t.TempDir()
+	input, finish := pipeOf(t)
+	output, printed := pipeOf(t)
+	s := &saving{said: make(chan string, 10), answers: bufio.NewScanner(output), finish: finish}
+	s.job = &Job{Logf: func(format string, values ...any) { s.said <- fmt.Sprintf(format, values...) }}
+	cpus, err := host.Affinity(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newService := func(socket, _ string, logf func(string, ...any)) (*service.Keeper, error) {
+		command := exec.Command(os.Args[0])
+		command.Env = append(os.Environ(), savingVariable+"=1")
+		command.Stdin, command.Stdout = input, printed
+		return &service.Keeper{Socket: socket, Command: func() *exec.Cmd { return command }, Logf: logf}, nil
+	}
+	s.service, err = s.job.startState(filepath.Join(directory, "service", "socket"), "metrics", cpus, newService)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.answers.Scan() || s.answers.Text() != "begun" {
+		t.Fatalf("the service has said %q (%v)", s.answers.Text(), s.answers.Err())
+	}
+	// Only the service holds these now, so the test sees its end.
+	if err := errors.Join(input.Close(), printed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// savingVariable makes this test's program a service that saves.
+const savingVariable = "PLIMSOLL_TEST_SAVING"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(savingVariable) == "" {
+		os.Exit(m.Run())
+	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	fmt.Println("begun")
+	<-asked
+	_, _ = io.ReadAll(os.Stdin)
+	fmt.Println("saved")
 }

@@ -3,12 +3,12 @@ package model
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -271,7 +271,7 @@ func nearestClass(name string, known []string) string {
 	return ""
 }
 
-var digits = regexp.MustCompile(`[0-9]+`)
+var digits = lazyregexp.New(`[0-9]+`)
 
 func newConfig(doc *strict.Document) (*config, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {

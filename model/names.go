@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/hub"
+	"plimsoll/lazyregexp"
 )
 
 // authors are the organizations on the hub whose models the catalog has.
@@ -105,7 +105,7 @@ var irregular = map[string]string{
 
 // tuning ends the name of a model that has the sizes of the model before it: a way of training, a format of 16 bits, or
 // the year and month of a release.
-var tuning = regexp.MustCompile(`-(?:instruct|chat|base|hf|it|pt|deduped|think|thinking|reasoning|sft|dpo|` +
+var tuning = lazyregexp.New(`-(?:instruct|chat|base|hf|it|pt|deduped|think|thinking|reasoning|sft|dpo|` +
 	`bf16|fp16|dequantized|2[3-9](?:0[1-9]|1[0-2]))$`)
 
 // fromAuthors returns the name in the catalog of a model that its authors, or
@@ -125,7 +125,7 @@ func fromAuthors(name string) (known string, ok bool) {
 var series = strings.NewReplacer("qwen2.5-coder-", "qwen2.5-", "qwen2.5-math-", "qwen2.5-")
 
 // joint matches a family's name and its number, which people write with or without a hyphen.
-var joint = regexp.MustCompile(`^([a-z]+)(-?)([0-9])`)
+var joint = lazyregexp.New(`^([a-z]+)(-?)([0-9])`)
 
 func fromHubName(name string) (known string, ok bool) {
 	name = strings.TrimPrefix(strings.TrimPrefix(name, "meta-"), "nvidia-")
@@ -151,7 +151,7 @@ func fromHubName(name string) (known string, ok bool) {
 }
 
 // stored matches the ends of names of weights that bitsandbytes has quantized to NF4, all linear modules alike.
-var stored = regexp.MustCompile(`-bnb-(?:4bit|nf4)(?:-bf16)?$`)
+var stored = lazyregexp.New(`-bnb-(?:4bit|nf4)(?:-bf16)?$`)
 
 // Namesake is a model of the catalog by the name of another owner. Nothing but the name tells that it is one.
 type Namesake struct {
@@ -178,7 +178,7 @@ func copied(name string) (known string, c *Namesake) {
 }
 
 // quantized matches the ends of names of repositories with quantized weights.
-var quantized = regexp.MustCompile(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|nvfp4|mxfp4|int4|int8)(?:-[\w.]+)*$`)
+var quantized = lazyregexp.New(`-(?:unsloth-)?(bnb-4bit|gptq|awq|aqlm|gguf|fp8|nvfp4|mxfp4|int4|int8)(?:-[\w.]+)*$`)
 
 // unknownName is the error for a model that nothing on this host describes.
 func unknownName(name string, online bool) error {
@@ -265,7 +265,7 @@ func Before(name, quantization string) string {
 
 // usualPacking matches the ends of names of repositories whose weights have the usual form of their quantization: GPTQ
 // and AWQ in 4 bits with a scale for 128 inputs, AQLM in 2 bits with a code of 16 bits for 8 inputs.
-var usualPacking = regexp.MustCompile(
+var usualPacking = lazyregexp.New(
 	`-(?:(gptq|awq)(?:-(?:int4|4bits?)(?:-(?:128g|g128))?)?|(aqlm)-2bit-1x16(?:-hf)?)$`)
 
 // UsualPacking returns the quantization that the name of a repository tells, "gptq", "awq" or "aqlm", or "" if it tells
@@ -305,8 +305,8 @@ func quantizedName(name, base, kind string) error {
 }
 
 var (
-	token = regexp.MustCompile(`[0-9]+(?:\.[0-9]+)*|[a-z]+`)
-	unit  = regexp.MustCompile(`[0-9]([a-z])(?:[^a-z]|$)`)
+	token = lazyregexp.New(`[0-9]+(?:\.[0-9]+)*|[a-z]+`)
+	unit  = lazyregexp.New(`[0-9]([a-z])(?:[^a-z]|$)`)
 )
 
 // nearest returns the candidate that a name misspells, or "". Numbers have to be

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/dtype"
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -77,7 +77,7 @@ func loadSafetensors(path, name string) (*Model, error) {
 
 // partName matches transformers' name of one of a model's files. The group is
 // the number of files.
-var partName = regexp.MustCompile(`-\d{5}-of-(\d{5})\.safetensors$`)
+var partName = lazyregexp.New(`-\d{5}-of-(\d{5})\.safetensors$`)
 
 // readHeader reads the header of a file, without its data.
 func readHeader(path string) (*strict.Document, []tensor, error) {
@@ -263,7 +263,7 @@ func parseIndex(doc *strict.Document) (files []string, names map[string][]strict
 // buffers matches tensors of checkpoints that are not trained: positions and
 // masks that old versions of transformers saved, DeepSeek-V3's bias that
 // balances experts, and the scales of fp8 weights.
-var buffers = regexp.MustCompile(`(^|\.)(position_ids|masked_bias|inv_freq|e_score_correction_bias|\w+_scale_inv)$`)
+var buffers = lazyregexp.New(`(^|\.)(position_ids|masked_bias|inv_freq|e_score_correction_bias|\w+_scale_inv)$`)
 
 // isBuffer reports whether a tensor is a buffer, not a parameter. It returns an
 // error for quantized weights: they are packed, so their shapes do not describe

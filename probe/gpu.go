@@ -38,6 +38,7 @@ const (
 type GPUs struct {
 	cancel context.CancelFunc
 	began  time.Time
+	heard  func() // called after anything of nvidia-smi; tests wait for it
 
 	mu        sync.Mutex
 	rows      map[string]gpuRow // by UUID
@@ -79,13 +80,15 @@ type query struct {
 }
 
 // WatchGPUs starts nvidia-smi. It returns nil if there is none: this host has no NVIDIA GPUs.
-func WatchGPUs() *GPUs {
+func WatchGPUs() *GPUs { return watchGPUs(func() {}) }
+
+func watchGPUs(heard func()) *GPUs {
 	program, err := exec.LookPath("nvidia-smi")
 	if err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	g := &GPUs{cancel: cancel, began: time.Now(), rows: map[string]gpuRow{},
+	g := &GPUs{cancel: cancel, began: time.Now(), heard: heard, rows: map[string]gpuRow{},
 		processes: map[gpuProcess]processRow{}, failed: map[string]failure{}}
 	// The name stands last, as it may hold commas.
 	go g.watch(ctx, program, &query{"--query-gpu", []string{"index", "uuid", "memory.total", "memory.reserved",
@@ -100,10 +103,11 @@ func WatchGPUs() *GPUs {
 func (g *GPUs) Close() { g.cancel() }
 
 // Read returns the GPUs as nvidia-smi has shown them last, by index, and what is missing.
-func (g *GPUs) Read() (gpus []samples.GPU, missed []string) {
+func (g *GPUs) Read() (gpus []samples.GPU, missed []string) { return g.readAt(time.Now()) }
+
+func (g *GPUs) readAt(now time.Time) (gpus []samples.GPU, missed []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
 	for _, option := range slices.Sorted(maps.Keys(g.failed)) {
 		if failed := g.failed[option]; now.Before(failed.until) {
 			missed = append(missed, "nvidia-smi "+option+": "+failed.text)
@@ -162,10 +166,12 @@ func (g *GPUs) watch(ctx context.Context, program string, q *query) {
 		if g.none = g.none || strings.Contains(said, "No devices were found"); g.none {
 			clear(g.failed)
 			g.mu.Unlock()
+			g.heard()
 			return
 		}
 		g.failed[q.option] = failure{said, time.Now().Add(gpuRetry + gpuLifetime)}
 		g.mu.Unlock()
+		g.heard()
 		select {
 		case <-ctx.Done():
 		case <-time.After(gpuRetry):
@@ -194,6 +200,7 @@ func (g *GPUs) runOnce(ctx context.Context, program string, q *query) (said stri
 		if failed := g.take(q, lines.Text()); failed != "" {
 			said = failed
 		}
+		g.heard()
 	}
 	if lines.Err() != nil {
 		command.Process.Kill() // it prints no lines; an error means that it has ended

@@ -3,24 +3,48 @@
 package probe
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"plimsoll/ledger"
 	"plimsoll/samples"
 )
 
+// heardGPUs tell when nvidia-smi has said something.
+type heardGPUs struct {
+	*GPUs
+	heard chan struct{} // holds one note at most, as the reader looks at everything
+}
+
+// await reads the GPUs as they are a time from now, whenever nvidia-smi has said something, until that is so.
+func (h *heardGPUs) await(t *testing.T, ahead time.Duration, so func(gpus []samples.GPU, missed []string) bool) {
+	t.Helper()
+	for limit := time.After(2 * time.Minute); ; {
+		gpus, missed := h.readAt(time.Now().Add(ahead))
+		if so(gpus, missed) {
+			return
+		}
+		select {
+		case <-h.heard:
+		case <-limit:
+			t.Fatalf("missed %q; %+v", missed, gpus)
+		}
+	}
+}
+
 // fakeDriver puts a program nvidia-smi in the PATH: a shell script with these answers to the two queries.
-func fakeDriver(t *testing.T, gpus, processes string) *GPUs {
+func fakeDriver(t *testing.T, gpus, processes string) *heardGPUs {
 	t.Helper()
 	folder := t.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$1\" in\n--query-gpu=*)\n%s\n;;\n--query-compute-apps=*)\n%s\n;;\nesac\n",
@@ -29,9 +53,15 @@ func fakeDriver(t *testing.T, gpus, processes string) *GPUs {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", folder+":"+os.Getenv("PATH"))
-	g := WatchGPUs()
+	heard := make(chan struct{}, 1)
+	g := watchGPUs(func() {
+		select {
+		case heard <- struct{}{}:
+		default:
+		}
+	})
 	t.Cleanup(g.Close)
-	return g
+	return &heardGPUs{g, heard}
 }
 
 const (
@@ -45,24 +75,19 @@ echo '4712, GPU-bbb, [N/A]'
 )
 
 // shown reads the GPUs until something of that text is missed, or until there are that many GPUs and nothing is.
-func shown(t *testing.T, g *GPUs, count int, missed string) []samples.GPU {
+func shown(t *testing.T, g *heardGPUs, count int, missed string) (shown []samples.GPU) {
 	t.Helper()
-	var gpus []samples.GPU
-	var said []string
-	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
-		gpus, said = g.Read()
-		all := strings.Join(said, "\n")
+	g.await(t, 0, func(gpus []samples.GPU, said []string) bool {
 		processes := 0
 		for _, gpu := range gpus {
 			processes += len(gpu.Processes)
 		}
-		if missed == "" && len(gpus) == count && all == "" && processes == count ||
-			missed != "" && strings.Contains(all, missed) && len(gpus) == count {
-			return gpus
-		}
-	}
-	t.Fatalf("%d GPUs, want %d; missed %q, want %q; %+v", len(gpus), count, said, missed, gpus)
-	return nil
+		shown = gpus
+		all := strings.Join(said, "\n")
+		return missed == "" && len(gpus) == count && all == "" && processes == count ||
+			missed != "" && strings.Contains(all, missed) && len(gpus) == count
+	})
+	return shown
 }
 
 func TestGPUs(t *testing.T) {
@@ -107,8 +132,6 @@ func TestGPUsThatFail(t *testing.T) {
 			sleep, 0, "nvidia-smi --query-gpu: NVIDIA-SMI has failed"},
 		"it says why on stderr": {"echo 'no such library' >&2; exit 127", sleep, 0, "no such library"},
 		"it ends":               {"exit 3", sleep, 0, "exit status 3"},
-		"it hangs":              {sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
-		"it hangs later":        {twoGPUs + sleep, sleep, 0, "nvidia-smi has shown no GPU for"},
 		"a GPU is lost": {twoGPUs + "echo 'Unable to determine the device handle for GPU0000:01:00.0: " +
 			"GPU is lost.'" + sleep, sleep, 2, "GPU is lost"},
 		"other text": {"printf 'a, b\\n\\377\\n\\n" + strings.Repeat("x,", 70_000) + "\\n'" + sleep,
@@ -122,28 +145,47 @@ func TestGPUsThatFail(t *testing.T) {
 	}
 }
 
+// TestGPUsThatHang: nvidia-smi shows nothing, or nothing more.
+func TestGPUsThatHang(t *testing.T) {
+	const sleep = "\nexec sleep 100"
+	for name, test := range map[string]struct {
+		gpus  string
+		count int
+	}{"at once": {sleep, 0}, "later": {twoGPUs + sleep, 2}} {
+		t.Run(name, func(t *testing.T) {
+			g := fakeDriver(t, test.gpus, sleep)
+			g.await(t, 0, func(gpus []samples.GPU, missed []string) bool {
+				return len(gpus) == test.count && len(missed) == 0
+			})
+			g.await(t, gpuLifetime+time.Second, func(gpus []samples.GPU, missed []string) bool {
+				return len(gpus) == 0 && strings.Contains(strings.Join(missed, "\n"), "nvidia-smi has shown no GPU for")
+			})
+		})
+	}
+}
+
 func TestNoGPUs(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if g := WatchGPUs(); g != nil {
 		t.Error("nvidia-smi was found")
 	}
 	g := fakeDriver(t, "echo 'No devices were found'; exit 6", "echo 'No devices were found'; exit 6")
-	g.began = time.Now().Add(-time.Hour)
-	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
-		if gpus, missed := g.Read(); len(gpus)+len(missed) == 0 {
-			return
-		}
-	}
-	t.Error("it is said that GPUs are missing")
+	g.await(t, time.Hour, func(gpus []samples.GPU, missed []string) bool { return len(gpus)+len(missed) == 0 })
 }
 
 // TestDriverEndsWithUs kills a process that watches GPUs.
 func TestDriverEndsWithUs(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"),
-		[]byte("#!/bin/sh\necho $$ >"+folder+"/$$.pid\nexec sleep 1000\n"), 0o755); err != nil {
+	started := filepath.Join(folder, "started")
+	if err := errors.Join(unix.Mkfifo(started, 0o600), os.WriteFile(filepath.Join(folder, "nvidia-smi"),
+		[]byte("#!/bin/sh\necho $$ >"+started+"\nexec sleep 1000\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
+	pipe, err := os.OpenFile(started, os.O_RDWR, 0) // so that neither side waits for the other to open it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), "PROBE_TEST_HOLD=gpus", "PATH="+folder+":"+os.Getenv("PATH"))
 	stdin, err := command.StdinPipe()
@@ -154,36 +196,41 @@ func TestDriverEndsWithUs(t *testing.T) {
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
-	pids := []int{}
-	for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(50 * time.Millisecond) {
-		pids = pids[:0]
-		names, _ := filepath.Glob(folder + "/*.pid")
-		for _, name := range names {
-			if pid, err := strconv.Atoi(strings.TrimSuffix(filepath.Base(name), ".pid")); err == nil {
-				pids = append(pids, pid)
-			}
+	processes := []int{}
+	for numbers := bufio.NewScanner(pipe); len(processes) < 2 && numbers.Scan(); {
+		pid, err := strconv.Atoi(numbers.Text())
+		if err != nil {
+			t.Fatal(err)
 		}
-		if len(pids) == 2 {
-			break
+		process, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if len(pids) != 2 {
-		t.Errorf("nvidia-smi was started as %v", pids)
+		defer unix.Close(process)
+		processes = append(processes, process)
 	}
 	command.Process.Kill()
 	command.Wait()
-	for _, pid := range pids {
-		alive := true
-		for begun := time.Now(); time.Since(begun) < time.Minute; time.Sleep(20 * time.Millisecond) {
-			state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-			if alive = err == nil && !strings.Contains(string(state), ") Z "); !alive {
-				break
-			}
+	for _, process := range processes {
+		if !ends(t, process) {
+			t.Error("nvidia-smi lives on")
+			unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0)
 		}
-		if alive {
-			t.Errorf("nvidia-smi %d lives on", pid)
-			syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// ends waits for a process, given by a pidfd, to end. It returns false after a minute.
+func ends(t *testing.T, process int) bool {
+	t.Helper()
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, int(time.Minute/time.Millisecond))
+		if errors.Is(err, unix.EINTR) {
+			continue
 		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n > 0
 	}
 }
 

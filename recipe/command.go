@@ -1,10 +1,10 @@
 package recipe
 
 import (
-	"regexp"
 	"strconv"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -56,7 +56,7 @@ func parseCommand(file string, text []byte) *strict.Document {
 	return found
 }
 
-var assignment = regexp.MustCompile(`^[A-Za-z_]\w*=`)
+var assignment = lazyregexp.New(`^[A-Za-z_]\w*=`)
 
 // trains returns the name of a command and its arguments. A launcher may come first, such as torchrun.
 func trains(line []word) (name string, arguments []word) {
@@ -136,9 +136,9 @@ func placed(v *strict.Value, at int64) *strict.Value {
 }
 
 var (
-	variable   = regexp.MustCompile(`\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))`)
-	expression = regexp.MustCompile(`\$\((?:expr|\()((?: *[-+*/]? *\d+)+) *\)?\)`)
-	operand    = regexp.MustCompile(`([-+*/]?) *(\d+)`)
+	variable   = lazyregexp.New(`\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))`)
+	expression = lazyregexp.New(`\$\((?:expr|\()((?: *[-+*/]? *\d+)+) *\)?\)`)
+	operand    = lazyregexp.New(`([-+*/]?) *(\d+)`)
 )
 
 // expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.

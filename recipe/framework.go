@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -315,7 +315,7 @@ func (r *frameworkReader) part(root *strict.Value) *strict.Document {
 }
 
 // harmless matches keys that no plan depends on and that scripts compute.
-var harmless = regexp.MustCompile(
+var harmless = lazyregexp.New(
 	`dataset|^data_|^output|^logging|^run_name|_dir$|^model_name$|^model_author|_port$|^node|_val$|^report|^system$`)
 
 // template refuses a file with variables that another program fills in.

@@ -2,11 +2,11 @@ package recipe
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 )
 
 // Freeze says which parameters of a model LLaMA-Factory trains, by their names (_setup_freeze_tuning in
@@ -87,7 +87,7 @@ func (f *Freeze) indexes(layers int) ([]int, error) {
 	return list, nil
 }
 
-var indexed = regexp.MustCompile(`\.\d+\.`)
+var indexed = lazyregexp.New(`\.\d+\.`)
 
 // cutLast cuts a text around the last separator.
 func cutLast(text, separator string) (before, after string, found bool) {

@@ -31,7 +31,7 @@ func paths(known map[string]bool, rule strict.Rule, above []string) {
 func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
 	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
-		additiveRule, megatronSchema.Rule}
+		additiveRule, megatronSchema().Rule}
 	rules = slices.AppendSeq(rules, maps.Values(adapterRules()))
 	for _, f := range families() {
 		rules = append(rules, object(f.own))

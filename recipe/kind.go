@@ -3,12 +3,12 @@ package recipe
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -215,7 +215,7 @@ func article(name string) string {
 }
 
 // anLetters matches abbreviations whose first letter is spoken with a vowel first.
-var anLetters = regexp.MustCompile("^(?:FSDP|H2O|LLM) ")
+var anLetters = lazyregexp.New("^(?:FSDP|H2O|LLM) ")
 
 // Misplaced returns an error if a file that was given as a model seems to be of
 // another kind.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -160,7 +161,9 @@ var megatronFlags string
 
 // megatronSchema has Megatron-LM's defaults (megatron/training/arguments.py and the configurations that it makes flags
 // of).
-var megatronSchema = strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
+var megatronSchema = sync.OnceValue(func() *strict.Schema {
+	return &strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
+})
 
 func megatronRule() strict.Rule {
 	one, none := strict.Integer().Lax().From(1), strict.Integer().Lax().From(0)
@@ -235,7 +238,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := megatronSchema.Read(d)
+	r, err := megatronSchema().Read(d)
 	if err != nil {
 		return nil, err
 	}
@@ -310,13 +313,13 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 			WithHint(exampleArguments)
 	}
 	source := source{script: script, unset: read.unset, looped: read.looped}
-	return d, source, argumentsKind.own(d, &megatronSchema.Rule)
+	return d, source, argumentsKind.own(d, &megatronSchema().Rule)
 }
 
 // expectArguments refuses a file of another kind, which a key shows that Megatron-LM does not have, and one whose keys
 // are mostly unknown.
 func expectArguments(d *strict.Document) error {
-	rule := &megatronSchema.Rule
+	rule := &megatronSchema().Rule
 	if found, m := recognized(d.Root); found != nil && !rule.Names().Know(m.Name) {
 		return argumentsKind.misplaced(d, found, m)
 	}

@@ -178,10 +178,10 @@ func FuzzMegatron(f *testing.F) {
 	f.Add("a", []byte("--num-layers 1 --moe-layer-freq '([0]*3+[1]*11)' --split 1,2 'x"))
 	f.Fuzz(func(t *testing.T, name string, text []byte) {
 		d, _, err := parseMegatron(name, text)
-		known := megatronSchema.Keys()
+		known := megatronSchema().Keys()
 		isUnknown := func(m strict.Member) bool { _, is := known[m.Name]; return !is }
 		if err == nil && !slices.ContainsFunc(d.Root.Members, isUnknown) { // advice on unknown names takes long
-			_, err = megatronSchema.Read(d)
+			_, err = megatronSchema().Read(d)
 		}
 		var input *fault.Input
 		if err != nil && !errors.As(err, &input) {

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"slices"
 	"strings"
 
 	"plimsoll/fault"
 	"plimsoll/files"
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -113,11 +113,11 @@ const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-sw
 	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
 
 var (
-	pythonLine   = regexp.MustCompile(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
-	markdownLine = regexp.MustCompile("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
-	sectionLine  = regexp.MustCompile(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
-	argumentLine = regexp.MustCompile(`^--?[A-Za-z][\w-]*[ =\n]`)
-	shellLine    = regexp.MustCompile(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
+	pythonLine   = lazyregexp.New(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
+	markdownLine = lazyregexp.New("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
+	sectionLine  = lazyregexp.New(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
+	argumentLine = lazyregexp.New(`^--?[A-Za-z][\w-]*[ =\n]`)
+	shellLine    = lazyregexp.New(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
 		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
 )
 

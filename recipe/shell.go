@@ -1,10 +1,11 @@
 package recipe
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"plimsoll/lazyregexp"
 )
 
 // shell reads a script as Bash runs it, without running a program: assignments, arrays and conditions. Loops and cases
@@ -27,10 +28,10 @@ type branch struct{ runs, ran bool }
 const longestValue, mostWords = 1 << 16, 1 << 14
 
 var (
-	assigned = regexp.MustCompile(`^([A-Za-z_]\w*)(\+?)=`)
-	joined   = regexp.MustCompile(`\$\{(\w+)\[[@*]\]\}`)
-	asked    = regexp.MustCompile(`\$\{?(\w+)`)
-	whole    = regexp.MustCompile(`^\$(?:\{(\w+)(?:\[[@*]\])?\}|(\w+))$`)
+	assigned = lazyregexp.New(`^([A-Za-z_]\w*)(\+?)=`)
+	joined   = lazyregexp.New(`\$\{(\w+)\[[@*]\]\}`)
+	asked    = lazyregexp.New(`\$\{?(\w+)`)
+	whole    = lazyregexp.New(`^\$(?:\{(\w+)(?:\[[@*]\])?\}|(\w+))$`)
 )
 
 // run reads a script. Its commands are in s.commands then, with the values of its variables.

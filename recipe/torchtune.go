@@ -3,9 +3,9 @@ package recipe
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"strings"
 
+	"plimsoll/lazyregexp"
 	"plimsoll/recipe/strict"
 )
 
@@ -129,7 +129,7 @@ var torchtuneFamilies = map[string]string{"llama2": "llama-2-", "llama3": "llama
 	"llama3_2": "llama-3.2-", "llama3_3": "llama-3.3-", "gemma": "gemma-", "gemma2": "gemma-2-", "mistral": "mistral-",
 	"phi3": "phi-3-", "phi4": "phi-4-", "qwen2": "qwen2-", "qwen2_5": "qwen2.5-", "qwen3": "qwen3-"}
 
-var sizeDigits = regexp.MustCompile(`(\d)_(\d)`)
+var sizeDigits = lazyregexp.New(`(\d)_(\d)`)
 
 // modelOfTorchtune sets the model's name, which is that of the function that makes it, and returns the function.
 func (r *frameworkReader) modelOfTorchtune() string {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 )
 
 // Unfrozen are patterns of the only parameters that axolotl trains: freeze_layers_except in
@@ -24,8 +25,8 @@ func (u *Unfrozen) Has(name string) bool {
 }
 
 var (
-	rowRange   = regexp.MustCompile(`^(.+)\[[0-9]*(?::[0-9]*)?\]$`)
-	literalDot = regexp.MustCompile(`\.(\+?)`)
+	rowRange   = lazyregexp.New(`^(.+)\[[0-9]*(?::[0-9]*)?\]$`)
+	literalDot = lazyregexp.New(`\.(\+?)`)
 )
 
 // readUnfrozen reads unfrozen_parameters. A dot in a pattern is a dot, except before a plus.

@@ -1,8 +1,9 @@
 package report
 
 import (
-	"regexp"
 	"strings"
+
+	"plimsoll/lazyregexp"
 )
 
 func (p *Page) markdown() string {
@@ -68,9 +69,9 @@ func (c conclusion) markdown() string {
 var (
 	// marks matches text that has a meaning in Markdown anywhere in a line, or at the end of a heading. It first
 	// matches a word with underscores inside, such as exp_avg: there they mean nothing.
-	marks = regexp.MustCompile("[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+|[\\\\`*_\\[\\]<>&~]|#$")
+	marks = lazyregexp.New("[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+|[\\\\`*_\\[\\]<>&~]|#$")
 	// begins matches text that would be a list, a heading or a rule at the beginning of a line.
-	begins = regexp.MustCompile("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
+	begins = lazyregexp.New("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
 )
 
 // escaped returns text on one line that Markdown shows unchanged. It leaves bars to the writer of tables: elsewhere

@@ -78,13 +78,19 @@ type Keeper struct {
 	pause    time.Duration // before the second start in a row; 0 is firstPause
 	signs    atomic.Int64  // signs of life from the running service
 	process  atomic.Int64  // ID of the running service; 0 for none
+	kills    atomic.Int64  // calls of Kill
 }
 
 // Process returns the process ID of the service, or 0 if none runs.
 func (k *Keeper) Process() int { return int(k.process.Load()) }
 
-// Kill sends the service SIGKILL. Run restarts it unless Run's context has ended.
+// Kill sends SIGKILL to the service that runs or is being started. Run restarts it unless Run's context has ended.
 func (k *Keeper) Kill() {
+	k.kills.Add(1) // start looks at it
+	k.killRunning()
+}
+
+func (k *Keeper) killRunning() {
 	if process := k.Process(); process != 0 {
 		_ = syscall.Kill(process, syscall.SIGKILL) // fails if it has ended
 	}
@@ -300,7 +306,7 @@ func (k *Keeper) runOnce(ctx context.Context) error {
 	k.ready = false
 	k.signs.Store(0)
 	kills := host.LocalMemoryCounters()
-	ended, err := k.start(command)
+	ended, err := k.start(ctx, command)
 	if err != nil {
 		return fmt.Errorf("start the optimizer service: %w", err)
 	}
@@ -331,9 +337,13 @@ func explained(err error, kills []host.MemoryCounter) error {
 
 const lastMessage = "X_PLIMSOLL_LAST=1"
 
-// start starts a process that ends with this one. The channel receives how the process
+// start starts a process that ends with this one, unless the context has ended. The channel receives how the process
 // ended.
-func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
+func (k *Keeper) start(ctx context.Context, command *exec.Cmd) (<-chan error, error) {
+	kills := k.kills.Load()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	started, ended := make(chan error), make(chan error, 1)
 	go func() {
 		// The death signal is tied to the thread that starts the process. The process
@@ -346,6 +356,9 @@ func (k *Keeper) start(command *exec.Cmd) (<-chan error, error) {
 		err := start(command)
 		if err == nil {
 			k.process.Store(int64(command.Process.Pid))
+			if k.kills.Load() != kills { // Kill may have come too early to see the process
+				k.killRunning()
+			}
 		}
 		started <- err
 		if err == nil {

@@ -146,23 +146,30 @@ func beside(t *testing.T, process string) ledger.Bytes {
 // serveHere returns a service in this process, and the path of its socket.
 func serveHere(t testing.TB) (*Server, string) {
 	t.Helper()
+	server, socket, _ := serveUntil(t)
+	return server, socket
+}
+
+// serveUntil is serveHere with a function that ends the service before the end of the test.
+func serveUntil(t testing.TB) (server *Server, socket string, end func()) {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(directory, "socket")
+	socket = filepath.Join(directory, "socket")
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, t.Logf)
+	server, err = NewServer("test", &Inherited{Listener: listener}, testHost, allForUpdates, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx) }()
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -171,7 +178,8 @@ func serveHere(t testing.TB) (*Server, string) {
 			t.Error(err)
 		}
 	})
-	return server, socket
+	t.Cleanup(end)
+	return server, socket, end
 }
 
 // TestMetrics compares the metrics that Prometheus reads with the overview.

@@ -5,6 +5,7 @@ package service
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/checkpoint"
 	"plimsoll/service/client"
@@ -173,56 +176,51 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 // TestServiceEndsWhileItLoads checks that a service that ends does not finish a load,
 // which is of no more use.
 func TestServiceEndsWhileItLoads(t *testing.T) {
-	r := startService(t)
-	document := testDocument(of(16 << 20))
-	s := begun(t, r.Socket, document)
+	server, socket, end := serveUntil(t)
+	s := begun(t, socket, testDocument(small))
 	directory := committed(t, s)
-	if err := s.Detach(); err != nil {
-		t.Fatal(err)
+	held := holdLoads(server)
+	outcome := make(chan error, 1)
+	go func() {
+		_, err := s.Load(directory)
+		outcome <- err
+	}()
+	<-held.begun
+	end()
+	if err := <-held.brokenOff; err == nil {
+		t.Error("the service has finished the load")
 	}
-	begin := time.Now()
-	r.end()
-	idle := time.Since(begin)
-	ends := func() (loads, end time.Duration, during bool) {
-		r := startService(t)
-		s, err := openPatiently(r.Socket, document)
-		if err != nil {
-			t.Fatal(err)
-		}
-		begin := time.Now()
-		if _, err := s.Load(directory); err != nil {
-			t.Fatal(err)
-		}
-		loads = time.Since(begin)
-		outcome := make(chan error, 1)
-		go func() {
-			_, err := s.Load(directory)
-			if detached := s.Detach(); detached != nil {
-				err = detached
-			}
-			outcome <- err
-		}()
-		time.Sleep(loads / 10)
-		begin = time.Now()
-		r.end()
-		end = time.Since(begin)
-		err = <-outcome
-		if err != nil && !errors.Is(err, client.ErrLost) {
-			t.Errorf("%v, want that the service is gone: the next is to be asked again", err)
-		}
-		return loads, end, err != nil
+	if err := <-outcome; !errors.Is(err, client.ErrLost) {
+		t.Errorf("%v, want that the service is gone: the next is to be asked again", err)
 	}
-	for tries := 0; ; tries++ { // others use the CPUs, too
-		loads, end, during := ends()
-		t.Logf("a load takes %v, and the service ended %v after it was asked to, in the middle of one: %v", loads, end,
-			during)
-		if during && end < idle+loads/2 {
-			return
-		}
-		if tries == 5 || t.Failed() {
-			t.Fatal("the service has waited for the load")
-		}
+}
+
+// heldLoads are contents that begin to load only when the load shall be broken off.
+type heldLoads struct {
+	contents
+	begun     chan struct{}
+	brokenOff chan error // the end of the load
+}
+
+// holdLoads holds the next load of the only session.
+func holdLoads(server *Server) *heldLoads {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	session := server.all[key{0, "bf16"}]
+	held := &heldLoads{session.contents, make(chan struct{}), make(chan error, 1)}
+	session.contents = held
+	return held
+}
+
+func (h *heldLoads) load(until context.Context, b protocol.LoadBody) (int64, jsontext.Value, error) {
+	close(h.begun)
+	select {
+	case <-until.Done():
+	case <-time.After(2 * time.Minute): // the test fails: the load is finished
 	}
+	step, training, err := h.contents.load(until, b)
+	h.brokenOff <- err
+	return step, training, err
 }
 
 // TestReplicasSaveOnce has two sessions with the same state save it together, and one

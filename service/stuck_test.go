@@ -167,45 +167,28 @@ func descriptorOf(t *testing.T, c *net.UnixConn) (descriptor int) {
 // session's next client does not wait for the end of the load.
 func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 	server, socket := serveHere(t)
-	document := testDocument(of(16 << 20))
+	document := testDocument(small)
 	s := begun(t, socket, document)
 	directory := committed(t, s)
+	held := holdLoads(server)
+	if _, err := s.Send(protocol.Load, fmt.Appendf(nil, `{"directory": %q}`, directory)); err != nil {
+		t.Fatal(err)
+	}
+	<-held.begun
 	if err := s.Detach(); err != nil {
 		t.Fatal(err)
 	}
-	for tries := 0; ; tries++ { // others use the CPUs, too
-		s, err := openPatiently(socket, document)
-		if err != nil {
-			t.Fatal(err)
+	s = mustOpen(t, socket, document)
+	select {
+	case err := <-held.brokenOff:
+		if err == nil {
+			t.Error("the next client has waited for the load")
 		}
-		began := time.Now()
-		if _, err := s.Load(directory); err != nil {
-			t.Fatal(err)
-		}
-		loads := time.Since(began)
-		body := fmt.Appendf(nil, `{"directory": %q}`, directory)
-		if _, err := s.Send(protocol.Load, body); err != nil {
-			t.Fatal(err)
-		}
-		await(t, "the load to begin", func() bool { return server.Overview().Unanswered > 0 })
-		if err := s.Detach(); err != nil {
-			t.Fatal(err)
-		}
-		began = time.Now()
-		if s, err = openPatiently(socket, document); err != nil {
-			t.Fatal(err)
-		}
-		took := time.Since(began)
-		t.Logf("a load takes %v, and the session was opened after %v of one", loads, took)
-		if err := s.Detach(); err != nil {
-			t.Fatal(err)
-		}
-		if took < loads/2 {
-			return
-		}
-		if tries == 5 {
-			t.Fatal("open has waited for the load of a client that is gone")
-		}
+	default:
+		t.Error("the next client has the session while it is loaded")
+	}
+	if !s.Welcome.Initialized {
+		t.Errorf("the state was lost: %+v", s.Welcome)
 	}
 }
 
@@ -238,32 +221,22 @@ func TestStoppedServiceEnds(t *testing.T) {
 	}
 }
 
-// TestStuckServiceIsStartedAgain stops the service, so that it gives no sign of life.
+// TestStuckServiceIsStartedAgain stops the service, so that it gives no sign of life. An idle service gives some.
 func TestStuckServiceIsStartedAgain(t *testing.T) {
-	r := startServiceWith(t, func(k *Keeper) { k.Watchdog = time.Second })
+	r := startServiceWith(t, func(k *Keeper) { k.Watchdog = 2 * time.Second })
 	s := begun(t, r.Socket, testDocument())
 	mustStep(t, s, 3)
-	process := r.Process()
-	for tries := 0; ; tries++ { // others use the CPUs, too, and a service that gets none gives no sign of life
-		time.Sleep(2 * r.Watchdog)
-		if r.Process() == process {
-			break
-		}
-		if tries == 5 {
-			t.Fatal("a service that does nothing was taken for stuck")
-		}
-		_ = s.Detach() // from the service that is gone
-		s = mustOpen(t, r.Socket, testDocument())
-		process = r.Process()
-	}
-	if err := errors.Join(s.Detach(), syscall.Kill(process, syscall.SIGSTOP)); err != nil {
+	signs := r.signs.Load()
+	await(t, "signs of life", func() bool { return r.signs.Load() > signs+1 })
+	stuck := r.last.Load()
+	if err := errors.Join(s.Detach(), syscall.Kill(stuck.process.Pid, syscall.SIGSTOP)); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "another service", func() bool { now := r.Process(); return now != 0 && now != process })
+	r.awaitAfter(t, stuck.number)
 	if s = mustOpen(t, r.Socket, testDocument()); !s.Welcome.Attached || s.Welcome.Step != 3 {
 		t.Errorf("attached %v at step %d: expected the session at step 3", s.Welcome.Attached, s.Welcome.Step)
 	}
-	if want := "it gave no sign of life for 1s, and was killed"; !strings.Contains(r.log.String(), want) {
+	if want := "it gave no sign of life for 2s, and was killed"; !strings.Contains(r.log.String(), want) {
 		t.Errorf("the keeper has said %q, want %q", r.log.String(), want)
 	}
 }
@@ -387,9 +360,13 @@ func TestStuckStep(t *testing.T) {
 	if err := server.stuckStep(); err != nil {
 		t.Errorf("at its beginning: %v", err)
 	}
-	time.Sleep(2 * stepPatience)
+	var err error
+	await(t, "the service to take the step for stuck", func() bool {
+		err = server.stuckStep()
+		return err != nil
+	})
 	const want = "the step of session rank0/bf16 has made no progress for 200ms"
-	if err := server.stuckStep(); err == nil || !strings.Contains(err.Error(), want) {
+	if !strings.Contains(err.Error(), want) {
 		t.Errorf("the error is %v, want %q", err, want)
 	}
 	close(disk)

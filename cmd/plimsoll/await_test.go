@@ -18,24 +18,40 @@ const hung = 2 * time.Minute
 // moved or removed. It returns false when the time is over.
 func awaitFiles(t *testing.T, folder string, so func() bool) bool {
 	t.Helper()
-	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(watch)
 	const changes = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
-	if _, err := unix.InotifyAddWatch(watch, folder, changes); err != nil {
-		t.Fatal(err)
-	}
+	watch := watched(t, folder, changes)
+	defer unix.Close(watch)
 	for events := make([]byte, 4096); !so(); {
 		if !readable(t, watch) {
 			return false
 		}
-		for err = nil; err == nil; { // all that has come; one more look is enough for it
+		for err := error(nil); err == nil; { // all that has come; one more look is enough for it
 			_, err = unix.Read(watch, events)
 		}
 	}
 	return true
+}
+
+// readsOf returns a function that waits until a process reads a file after this call.
+func readsOf(t *testing.T, file string) (await func() bool) {
+	t.Helper()
+	watch := watched(t, file, unix.IN_ACCESS)
+	t.Cleanup(func() { unix.Close(watch) })
+	return func() bool { return readable(t, watch) }
+}
+
+// watched returns a descriptor that has events of a file, or of the files of a folder, to read.
+func watched(t *testing.T, path string, events uint32) int {
+	t.Helper()
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.InotifyAddWatch(watch, path, events); err != nil {
+		unix.Close(watch)
+		t.Fatal(err)
+	}
+	return watch
 }
 
 // awaitEnd waits for a process, which need not be a child, to end. It returns false when the time is over.

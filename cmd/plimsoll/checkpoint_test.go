@@ -45,6 +45,7 @@ func TestConvertToAFullDisk(t *testing.T) {
 // TestConversionIsKilled kills conversions at instants that come later and later. OUT is not there then, or it is
 // complete.
 func TestConversionIsKilled(t *testing.T) {
+	t.Parallel()
 	binary, examples := program(t), filepath.Join("..", "..", "examples")
 	megatron, zero := filepath.Join(examples, "megatron"), filepath.Join(examples, "deepspeed")
 	read := map[string]func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error){
@@ -65,14 +66,14 @@ func TestConversionIsKilled(t *testing.T) {
 			}
 		}
 		complete, killed := 0, 0
-		for wait := time.Millisecond; complete == 0; wait += wait / 3 {
+		for wait := time.Duration(0); complete == 0; wait += time.Millisecond + wait/3 {
 			directory := t.TempDir()
 			arguments[3] = filepath.Join(directory, "out")
 			command := exec.Command(binary, arguments...)
 			if err := command.Start(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(wait)
+			time.Sleep(wait) // the first is killed before it can be complete
 			_ = command.Process.Kill()
 			switch err := command.Wait(); {
 			case err == nil:

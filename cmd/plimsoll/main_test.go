@@ -52,6 +52,7 @@ func (t withoutProfile) Run() int {
 //	$EXAMPLES               the directory of examples
 //	$SNAPSHOTS              the directory of memory snapshots
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
 		Setup: func(e *testscript.Env) error {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -77,7 +76,7 @@ func checkRefusals(t *testing.T, archived, folder string) (commands int) {
 			t.Fatal(err)
 		}
 	}
-	plimsoll := program(t)
+	t.Chdir(folder)
 	var head strings.Builder
 	for line := range strings.Lines(string(archive.Comment)) {
 		arguments, isCommand := strings.CutPrefix(line, "> ")
@@ -86,7 +85,7 @@ func checkRefusals(t *testing.T, archived, folder string) (commands int) {
 		}
 		if isCommand {
 			commands++
-			head.WriteString(refusal(t, plimsoll, folder, argument.FindAllString(arguments, -1)))
+			head.WriteString(refusal(t, argument.FindAllString(arguments, -1)))
 		}
 	}
 	if *update {
@@ -108,34 +107,47 @@ var argument = regexp.MustCompile(`'[^']*'|\S+`)
 // variable is an argument that is a variable of the environment.
 var variable = regexp.MustCompile(`^[A-Z_]+=`)
 
-// refusal runs a command in a folder and returns the error that it is refused with.
-func refusal(t *testing.T, plimsoll, folder string, arguments []string) string {
+// refusal runs a command in this process and returns the error that it is refused with.
+func refusal(t *testing.T, arguments []string) string {
 	t.Helper()
-	environment := os.Environ()
 	for variable.MatchString(arguments[0]) {
-		environment, arguments = append(environment, arguments[0]), arguments[1:]
+		name, value, _ := strings.Cut(arguments[0], "=")
+		defer setVariable(t, name, value)()
+		arguments = arguments[1:]
 	}
 	for i, a := range arguments {
 		arguments[i] = strings.Trim(a, "'")
 	}
-	command := exec.Command(plimsoll, arguments...)
-	command.Dir, command.Env = folder, environment
-	var stdout, stderr bytes.Buffer
-	command.Stdout, command.Stderr = &stdout, &stderr
-	var exit *exec.ExitError
 	want := exitInput
 	if strings.HasPrefix(strings.Join(arguments, " "), "run ") && !slices.Contains(arguments, "--plan") {
 		want = 127 // as of a shell
 	}
-	if err := command.Run(); !errors.As(err, &exit) || exit.ExitCode() != want {
-		t.Errorf("%q: %v, want exit code %d", arguments, err, want)
+	stdout, stderr, code := runs(arguments...)
+	if code != want {
+		t.Errorf("%q: exit code %d, want %d", arguments, code, want)
 	}
-	message, said := strings.CutPrefix(stderr.String(), "plimsoll: ")
-	if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout.Len() > 0 || len(text) > 2 ||
+	message, said := strings.CutPrefix(stderr, "plimsoll: ")
+	if text := strings.Split(strings.TrimSpace(message), "\n"); !said || stdout != "" || len(text) > 2 ||
 		len(text) == 2 && !strings.HasPrefix(text[1], "  hint: ") {
-		t.Errorf("%q: not one error and its hint:\n%s%s", arguments, &stdout, &stderr)
+		t.Errorf("%q: not one error and its hint:\n%s%s", arguments, stdout, stderr)
 	}
 	return message
+}
+
+// setVariable sets a variable of the environment and returns what sets it back.
+func setVariable(t *testing.T, name, value string) (back func()) {
+	t.Helper()
+	before, known := os.LookupEnv(name)
+	if err := os.Setenv(name, value); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if known {
+			_ = os.Setenv(name, before)
+		} else {
+			_ = os.Unsetenv(name)
+		}
+	}
 }
 
 // TestPlanReportsItsFaults expects exit code 1, and a sentence that asks for a report, where the program is at fault.

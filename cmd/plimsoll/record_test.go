@@ -71,6 +71,7 @@ func ending(t *testing.T, records []samples.Record) *samples.End {
 
 // TestRecording records two ranks: what they hold, their marks, what they print, and who was first to end.
 func TestRecording(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
 	const script = `echo out $RANK; echo error $RANK >&2
 		[ $RANK = 0 ] && exec sleep 1000; sleep 1.5; printf last; exit 3`
@@ -132,6 +133,7 @@ func TestRecording(t *testing.T) {
 
 // TestRecordingHasMarks sends a mark as the client does.
 func TestRecordingHasMarks(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	file, told := filepath.Join(folder, "samples.jsonl"), filepath.Join(folder, "told")
 	j := newJob(t, "--record", file, "--interval", "100ms", "--", "sh", "-c",
@@ -189,6 +191,7 @@ func TestRecordingHasMarks(t *testing.T) {
 
 // TestRecordingOfRestarts has all attempts, and the end that the user has asked for.
 func TestRecordingOfRestarts(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
 	j := newJob(t, "--record", file, "--restarts", "2", "--", "sh", "-c", "exit $((4 + PLIMSOLL_ATTEMPT))")
 	j.start(t).ends(t, 6)
@@ -230,6 +233,7 @@ func TestRecordingOfProgramThatCannotBeStarted(t *testing.T) {
 // TestRecordingIsWholeAfterAnyKill kills the guard, the keeper or a rank at random instants. Every line that is there
 // can be read. A recording without the guard is cut; any other has its end.
 func TestRecordingIsWholeAfterAnyKill(t *testing.T) {
+	t.Parallel()
 	kills := 12
 	if testing.Short() {
 		kills = 3
@@ -281,6 +285,7 @@ func TestRecordingIsWholeAfterAnyKill(t *testing.T) {
 
 // TestRecordingOnAFullDisk: the job does not notice that its recording cannot be written.
 func TestRecordingOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
 	j := newJob(t)
 	limited := exec.Command("sh", "-c", `ulimit -f 20; exec "$@"`, "sh", j.command.Path, "run", "--record", file,
@@ -313,6 +318,7 @@ func TestRecordIsRefused(t *testing.T) {
 
 // TestBytesOfASingleRankStay: what one rank prints through a pipe is the same, in the same order.
 func TestBytesOfASingleRankStay(t *testing.T) {
+	t.Parallel()
 	const script = `for i in 1 2 3 4 5 6 7 8 9; do printf "out $i\r"; printf "error $i \377\0" >&2; done
 		yes | head -c 1000000`
 	want, err := exec.Command("sh", "-c", "{ "+script+"; } 2>&1").Output()
@@ -337,6 +343,7 @@ func TestBytesOfASingleRankStay(t *testing.T) {
 
 // TestProcessesLeftBehindMayPrint: a process that outlives its rank still prints when it is asked to end.
 func TestProcessesLeftBehindMayPrint(t *testing.T) {
+	t.Parallel()
 	begun := filepath.Join(t.TempDir(), "begun")
 	j := newJob(t, "--", "sh", "-c", `sh -c 'trap "sleep 1.5; echo saved; exit" TERM; : > `+begun+
 		`; while :; do sleep 0.05; done' & until [ -e `+begun+` ]; do sleep 0.05; done`).start(t)
@@ -348,6 +355,7 @@ func TestProcessesLeftBehindMayPrint(t *testing.T) {
 
 // TestStoppedGuardHoldsNobodyUp: ranks go on while the guard is stopped. The recording has what came before and after.
 func TestStoppedGuardHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	file, begun := filepath.Join(folder, "samples.jsonl"), filepath.Join(folder, "begun")
 	done := filepath.Join(folder, "done")

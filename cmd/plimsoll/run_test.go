@@ -152,6 +152,7 @@ func (j *runningJob) has(t *testing.T, count int, name string) {
 }
 
 func TestRankThatFails(t *testing.T) {
+	t.Parallel()
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 0 ] && exec sleep 1000; exit 3").start(t).
 		ends(t, 3, "rank 1 ended with exit code 3")
 	newJob(t, "--nproc", "2", "--", "sh", "-c", "[ $RANK = 1 ] && exec sleep 1000; kill -SEGV $$").start(t).
@@ -161,6 +162,7 @@ func TestRankThatFails(t *testing.T) {
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		arguments []string
 		signal    syscall.Signal
@@ -265,8 +267,13 @@ func TestEndedByUser(t *testing.T) {
 
 // TestInterruptedEarly interrupts jobs at many instants of their start: no job may ignore the interrupt.
 func TestInterruptedEarly(t *testing.T) {
-	for after := time.Duration(0); after < 120*time.Millisecond; after += 4 * time.Millisecond {
-		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/(4*time.Millisecond)%2]
+	t.Parallel()
+	pause := 4 * time.Millisecond
+	if testing.Short() {
+		pause *= 3
+	}
+	for after := time.Duration(0); after < 120*time.Millisecond; after += pause {
+		s := []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}[after/pause%2]
 		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
 		time.Sleep(after)
 		if err := j.command.Process.Signal(s); err != nil {
@@ -286,8 +293,6 @@ func TestInterruptedEarly(t *testing.T) {
 
 // TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
-	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
-	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
 	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: silent, Net: "unixpacket"})
 	if err != nil {
@@ -296,17 +301,49 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	defer listener.Close()
 	stat := newJob(t)
 	stat.command.Args = []string{"plimsoll", "stat", "--socket", silent}
-	for _, j := range []*runningJob{j, stat} {
-		j.start(t)
-		time.Sleep(time.Second)
-		if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		_ = j.wait(t)
-		if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
-			status.Signal() != syscall.SIGTERM {
-			t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
-		}
+	stat.start(t)
+	asks, err := listener.Accept()
+	if err == nil {
+		defer asks.Close()
+		_, err = asks.Read(make([]byte, 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat.isEndedBySIGTERM(t)
+
+	j := newJob(t, "--", "sleep", "1000") // waits for another rank, which does not come
+	j.command.Env = append(j.command.Env, "RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2")
+	j.start(t)
+	// It calls read some 200 times before it waits, and then again and again.
+	if !await(func() bool { return callsOf(t, j.command.Process.Pid) > 400 }) {
+		t.Fatal("the command does not look for the other rank")
+	}
+	j.isEndedBySIGTERM(t)
+}
+
+// callsOf returns how often a process has called read.
+func callsOf(t *testing.T, pid int) (calls int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "syscr: ")
+	fmt.Sscan(after, &calls)
+	return calls
+}
+
+// isEndedBySIGTERM sends the signal, which the command must leave to the kernel.
+func (j *runningJob) isEndedBySIGTERM(t *testing.T) {
+	t.Helper()
+	if err := j.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = j.wait(t)
+	if status := j.command.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() ||
+		status.Signal() != syscall.SIGTERM {
+		t.Errorf("%q: status %v, stderr:\n%s", j.command.Args, status, &j.stderr)
 	}
 }
 
@@ -359,32 +396,42 @@ func TestKilled(t *testing.T) {
 // TestScores reads oom_score_adj of a job's processes. The kernel must prefer ranks and their children when it kills
 // for want of memory, by as much as the range allows.
 func TestScores(t *testing.T) {
+	t.Parallel()
 	for _, inherited := range []int{0, 300, 1000} {
-		begun := filepath.Join(t.TempDir(), "begun")
-		j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
-		j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
-			inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
-		j.command.Path = "/bin/sh"
-		j.start(t)
-		j.has(t, 1, begun)
-		pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
-		pids["keeper"] = j.named(t, "plimsoll keep-ranks")
-		pids["rank"] = j.named(t, "sh -c")
-		pids["child of the rank"] = j.childOf(t, pids["rank"])
-		guard := scoreOf(t, pids["guard"])
-		if guard != inherited && guard != inherited-1000 { // where that is allowed
-			t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
-		}
-		for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
-			"child of the rank": guard + 1000} {
-			if got := scoreOf(t, pids[name]); got != min(want, 1000) {
-				t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
-					min(want, 1000))
-			}
-		}
-		_ = j.command.Process.Signal(syscall.SIGTERM)
-		j.ends(t, 128+15)
+		t.Run(fmt.Sprint(inherited), func(t *testing.T) {
+			t.Parallel()
+			checkScores(t, inherited)
+		})
 	}
+}
+
+// checkScores runs a job in a process with a score, and looks at those of its processes.
+func checkScores(t *testing.T, inherited int) {
+	t.Helper()
+	begun := filepath.Join(t.TempDir(), "begun")
+	j := newJob(t, "--", "sh", "-c", "leave-state; sleep 1000 & : > "+begun+"; wait")
+	j.command.Args = []string{"sh", "-c", fmt.Sprintf(`echo %d > /proc/self/oom_score_adj; exec "$0" "$@"`,
+		inherited), j.command.Path, "run", "--", "sh", "-c", j.command.Args[5]}
+	j.command.Path = "/bin/sh"
+	j.start(t)
+	j.has(t, 1, begun)
+	pids := map[string]int{"guard": j.command.Process.Pid, "service": j.named(t, "plimsoll serve")}
+	pids["keeper"] = j.named(t, "plimsoll keep-ranks")
+	pids["rank"] = j.named(t, "sh -c")
+	pids["child of the rank"] = j.childOf(t, pids["rank"])
+	guard := scoreOf(t, pids["guard"])
+	if guard != inherited && guard != inherited-1000 { // where that is allowed
+		t.Errorf("%d was inherited, and the guard has %d", inherited, guard)
+	}
+	for name, want := range map[string]int{"keeper": guard + 1, "service": guard + 1, "rank": guard + 1000,
+		"child of the rank": guard + 1000} {
+		if got := scoreOf(t, pids[name]); got != min(want, 1000) {
+			t.Errorf("%d was inherited and the guard has %d: the %s has %d, want %d", inherited, guard, name, got,
+				min(want, 1000))
+		}
+	}
+	_ = j.command.Process.Signal(syscall.SIGTERM)
+	j.ends(t, 128+15)
 }
 
 func scoreOf(t *testing.T, pid int) int {
@@ -403,6 +450,7 @@ func scoreOf(t *testing.T, pid int) int {
 // TestNothingIsLeftBehind runs ranks with children that a signal to the rank does not reach: one in a session of its
 // own, and one that holds the output open.
 func TestNothingIsLeftBehind(t *testing.T) {
+	t.Parallel()
 	newJob(t, "--nproc", "2", "--grace", "500ms", "--", "sh", "-c",
 		"setsid sleep 1000 & (trap '' TERM; exec sleep 1000) & exit $RANK").start(t).
 		ends(t, 1, "rank 1 ended with exit code 1", "that the ranks had left behind")
@@ -448,6 +496,7 @@ func TestBusyPort(t *testing.T) {
 
 // TestOutputIsWholeAndLabelled has two ranks print at the same time.
 func TestOutputIsWholeAndLabelled(t *testing.T) {
+	t.Parallel()
 	const lines, width = 2000, 200
 	j := newJob(t, "--nproc", "2", "--", "awk", fmt.Sprintf(
 		`BEGIN { for (i = 0; i < %d; i++) { s = ""; while (length(s) < %d) s = s ENVIRON["RANK"]; print s } printf "end%%s", ENVIRON["RANK"] }`, lines, width)).start(t)
@@ -471,6 +520,7 @@ func TestOutputIsWholeAndLabelled(t *testing.T) {
 
 // TestFullDisk: ranks whose output cannot be written end as if nobody read it, and a message gives the reason.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -484,6 +534,7 @@ func TestFullDisk(t *testing.T) {
 // TestSlowReader reads the output only after the ranks have ended. The pipes hold as much of it as they can, and none
 // of it may be lost.
 func TestSlowReader(t *testing.T) {
+	t.Parallel()
 	// The output of a rank fits its pipe, or its pipe and half of ours. The output of all ranks exceeds our output
 	// pipe, plus the copy in progress where there are several.
 	for ranks, lines := range map[int]int{1: 800, 2: 630} {
@@ -517,6 +568,7 @@ func TestSlowReader(t *testing.T) {
 }
 
 func TestSingleRankHasTheTerminal(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "--", "cat")
 	j.command.Stdin = strings.NewReader("one\ntwo")
 	j.start(t).ends(t, 0)
@@ -527,6 +579,7 @@ func TestSingleRankHasTheTerminal(t *testing.T) {
 
 // TestRanksAreBoundAndLookedAt lets one rank leave its CPUs, and reads what the report says of both ranks.
 func TestRanksAreBoundAndLookedAt(t *testing.T) {
+	t.Parallel()
 	h, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
@@ -534,9 +587,16 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	if len(h.UsableCores()) < 2 {
 		t.Skip("needs two cores")
 	}
-	file := filepath.Join(t.TempDir(), "report.json")
-	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; sleep 3", h.CPUs)
-	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script).start(t)
+	file, seen := filepath.Join(t.TempDir(), "report.json"), filepath.Join(t.TempDir(), "seen")
+	script := fmt.Sprintf("taskset -cp $$; [ $RANK = 1 ] && taskset -cp %s $$; until [ -e %s ]; do sleep 0.05; done",
+		h.CPUs, seen)
+	j := newJob(t, "--nproc", "2", "--report", file, "--", "sh", "-c", script)
+	j.command.Stderr = io.MultiWriter(&j.stderr, &noticing{text: "threads anew", then: func() {
+		if err := os.WriteFile(seen, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}})
+	j.start(t)
 	j.ends(t, 0, "rank 1: ", "threads anew, and they may leave CPUs")
 	if strings.Contains(j.stderr.String(), "rank 0: ") {
 		t.Errorf("stderr: %s", &j.stderr)
@@ -571,8 +631,26 @@ func TestRanksAreBoundAndLookedAt(t *testing.T) {
 	}
 }
 
+// noticing is a writer that does something once a text is written.
+type noticing struct {
+	text    string
+	then    func()
+	written strings.Builder
+	noticed bool
+}
+
+func (n *noticing) Write(data []byte) (int, error) {
+	n.written.Write(data)
+	if !n.noticed && strings.Contains(n.written.String(), n.text) {
+		n.noticed = true
+		n.then()
+	}
+	return len(data), nil
+}
+
 // TestReserve leaves a core to the system, whichever command runs.
 func TestReserve(t *testing.T) {
+	t.Parallel()
 	h, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
@@ -629,6 +707,7 @@ func fourCPUs(t *testing.T) string {
 
 // TestThreadsOfPyTorchMayUseAllCores: threads that the main thread starts after it has loaded torch inherit its mask.
 func TestThreadsOfPyTorchMayUseAllCores(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("imports torch")
 	}
@@ -787,6 +866,7 @@ func TestHangUpIsIgnoredUnderNohup(t *testing.T) {
 
 // TestReaderThatGoesAway closes the output. The ranks must learn of it as if they wrote to it themselves.
 func TestReaderThatGoesAway(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", "while :; do echo line; done")
 	reader, writer, err := os.Pipe()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"plimsoll/host"
 	"plimsoll/service"
+	"plimsoll/service/client"
 	"plimsoll/service/servicetest"
 )
 
@@ -34,7 +35,11 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 	if err := errors.Join(err, os.WriteFile(program, content, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(directory, "private", "socket")
+	private := filepath.Join(directory, "private")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(private, "socket")
 	keeper := exec.Command(program, append([]string{"serve", "--socket", socket}, flags...)...)
 	keeper.Stderr = os.Stderr
 	if err := keeper.Start(); err != nil {
@@ -49,15 +54,20 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 	t.Setenv("PLIMSOLL_JOB", "test")
 	return program, func() *servicetest.Session {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			s, err := openLittle(littleElements)
-			if err == nil {
-				return s
-			}
-			if time.Now().After(deadline) {
-				t.Fatal(err)
-			}
+		if !awaitFiles(t, private, func() bool { // the last socket that the keeper makes
+			_, err := os.Stat(socket + ".notify")
+			return err == nil
+		}) {
+			t.Fatal("the keeper does not listen")
 		}
+		s, err := openLittle(littleElements)
+		for deadline := time.Now().Add(time.Minute); errors.Is(err, client.ErrLost) && time.Now().Before(deadline); {
+			s, err = openLittle(littleElements) // of the next service, for which the call waits
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
 	}
 }
 

@@ -252,6 +252,7 @@ func TestBusyMetrics(t *testing.T) {
 // service is started again and continues. The trainer is started again and finds its state. The training must end
 // with the bits of one that was left alone, and nothing may be left over.
 func TestAnyProcessIsKilled(t *testing.T) {
+	t.Parallel()
 	kills := 120
 	if testing.Short() {
 		kills = 6 // two of each moment

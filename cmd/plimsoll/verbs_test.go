@@ -191,7 +191,7 @@ func checkCompletions(t *testing.T, verb, flag string) {
 	}
 	most := 30 // other tests plan each of the hundreds of models
 	if testing.Short() {
-		most = 8
+		most = 4
 	}
 	stride := len(values)/most + 1
 	for i := len(verb) % stride; i < len(values); i += stride {

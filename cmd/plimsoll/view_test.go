@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,6 +55,7 @@ const patient = `sh -c 'trap "echo asked=$((5+5)); exit 7" INT TERM; echo begin=
 
 // TestWatchedJob runs jobs with a view.
 func TestWatchedJob(t *testing.T) {
+	t.Parallel()
 	const run = "$plimsoll run --watch --interval 100ms --nproc 2 -- " + patient + "; echo exit=$?\n"
 	t.Run("to its end", func(t *testing.T) {
 		s := newScreen(t, 80, 24)
@@ -120,6 +120,7 @@ func (s *terminal) guard(t *testing.T) int {
 
 // TestViewKeys types keys, and changes the size of the terminal.
 func TestViewKeys(t *testing.T) {
+	t.Parallel()
 	s := newScreen(t, 80, 24)
 	s.types(t, "$plimsoll run --watch --interval 100ms -- "+patient+"; echo exit=$?\n", "headroom")
 	s.types(t, "?", "leaves the view")
@@ -144,6 +145,7 @@ func TestViewKeys(t *testing.T) {
 
 // TestViewWithoutColor: NO_COLOR leaves out colors.
 func TestViewWithoutColor(t *testing.T) {
+	t.Parallel()
 	s := newScreen(t, 80, 24)
 	s.types(t, "NO_COLOR=1 $plimsoll run --watch -- sleep 0.7; echo exit=$?\n", "exit=0")
 	text := s.text()
@@ -157,6 +159,7 @@ func TestViewWithoutColor(t *testing.T) {
 
 // TestWatchedJobInPipe: without a terminal, the ranks print as ever, and tables go to stderr.
 func TestWatchedJobInPipe(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "--watch", "--interval", "200ms", "--", "sh", "-c", "echo out; sleep 1; exit 4")
 	j.start(t).ends(t, 4, "headroom")
 	if out := j.stdout.String(); out != "out\n" {
@@ -186,6 +189,7 @@ func TestRedirectedOutput(t *testing.T) {
 
 // TestReplay shows a recording at once, as it grows, and on a terminal.
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
 	newJob(t, "--record", file, "--interval", "100ms", "--", "sleep", "0.5").start(t).ends(t, 0, "")
 	text, err := os.ReadFile(file)
@@ -209,8 +213,11 @@ func TestReplay(t *testing.T) {
 		}
 		j := newJob(t)
 		j.command.Args = []string{j.command.Path, "watch", "--replay", grown}
+		isRead := readsOf(t, grown)
 		j.start(t)
-		time.Sleep(300 * time.Millisecond)
+		if !isRead() {
+			t.Fatal("the recording is not read")
+		}
 		to, err := os.OpenFile(grown, os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -39,6 +39,7 @@ func startLauncher(t *testing.T, job string) (launcher *exec.Cmd, end string) {
 
 // TestWatchRecords records a job that plimsoll has not started, by its PID and by its name, until it ends.
 func TestWatchRecords(t *testing.T) {
+	t.Parallel()
 	const job = "job of TestWatchRecords"
 	launcher, end := startLauncher(t, job)
 	var watches []*exec.Cmd
@@ -99,6 +100,7 @@ func rolesIn(records []samples.Record) map[string]bool {
 
 // TestWatchIsInterrupted: the recording says that the job went on.
 func TestWatchIsInterrupted(t *testing.T) {
+	t.Parallel()
 	launcher, end := startLauncher(t, "")
 	file := filepath.Join(t.TempDir(), "samples.jsonl")
 	c := exec.Command(program(t), "watch", strconv.Itoa(launcher.Process.Pid), "--record", file, "--interval", "100ms")
@@ -125,6 +127,7 @@ func TestWatchIsInterrupted(t *testing.T) {
 
 // TestWatchOnce shows a job of plimsoll run, and a process that no launcher has started.
 func TestWatchOnce(t *testing.T) {
+	t.Parallel()
 	begun := filepath.Join(t.TempDir(), "begun")
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", ": > "+begun+"$RANK; exec sleep 1000").start(t)
 	j.has(t, 2, begun)

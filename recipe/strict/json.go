@@ -5,19 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 )
 
 // placeholder matches a name that a script replaces by a value, such as BATCH_SIZE.
-var placeholder = regexp.MustCompile(`^[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+`)
+var placeholder = lazyregexp.New(`^[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+`)
 
 // comment matches the start of a comment, which Python's json refuses.
-var comment = regexp.MustCompile(`^(?:#|//|/\*)`)
+var comment = lazyregexp.New(`^(?:#|//|/\*)`)
 
 // isYAML reports whether the text is YAML with keys, and no object of JSON.
 func (d *Document) isYAML() bool {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -13,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"plimsoll/fault"
+	"plimsoll/lazyregexp"
 )
 
 // parseYAML parses YAML 1.1, like PyYAML's safe_load: unquoted yes, no, on and
@@ -58,7 +58,7 @@ func (p *yamlParser) first(decoder *yaml.Decoder) (err error) {
 	return err
 }
 
-var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?((?s).*)$`)
+var yamlError = lazyregexp.New(`^yaml: (?:line (\d+): )?((?s).*)$`)
 
 func (p *yamlParser) notYAML(err error) error {
 	bad := &fault.Input{
@@ -221,10 +221,10 @@ func (p *yamlParser) members(v *Value, n *yaml.Node) error {
 }
 
 var (
-	yamlNull   = regexp.MustCompile(`^(?:|~|null|Null|NULL)$`)
-	yamlTrue   = regexp.MustCompile(`^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$`)
-	yamlFalse  = regexp.MustCompile(`^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$`)
-	yamlNumber = regexp.MustCompile(`^[-+]?(?:0|[1-9][0-9_]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
+	yamlNull   = lazyregexp.New(`^(?:|~|null|Null|NULL)$`)
+	yamlTrue   = lazyregexp.New(`^(?:yes|Yes|YES|true|True|TRUE|on|On|ON)$`)
+	yamlFalse  = lazyregexp.New(`^(?:no|No|NO|false|False|FALSE|off|Off|OFF)$`)
+	yamlNumber = lazyregexp.New(`^[-+]?(?:0|[1-9][0-9_]*|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+)$`)
 )
 
 // bareKind returns the kind of an unquoted word in YAML 1.1.
