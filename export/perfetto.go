@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"plimsoll/fault"
 	"plimsoll/ledger"
 )
 
@@ -57,7 +58,7 @@ func (m *message) number(field protowire.Number, value uint64) {
 }
 
 func (m *message) text(field protowire.Number, value string) {
-	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), value)
+	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), fault.Escape(value))
 }
 
 func (m *message) message(field protowire.Number, value message) {

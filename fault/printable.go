@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -20,20 +21,29 @@ const (
 func Printable(message string) string {
 	lines := strings.Split(message, "\n")
 	for i, line := range lines {
-		lines[i] = shorten(escape(line))
+		lines[i] = shorten(Escape(line))
 	}
 	return strings.Join(lines, "\n")
 }
 
-// escape escapes control characters as Go does in quoted strings.
-func escape(line string) string {
+// Escape returns a text that changes neither the terminal nor the order of what is read. It escapes control characters
+// except tabs and line breaks, and characters that have no picture of their own: those that change the direction of a
+// text (Trojan Source, CVE-2021-42574), joiners, and separators of lines. In a string of JSON or JavaScript an escape
+// means the same character.
+func Escape(text string) string {
+	if strings.IndexFunc(text, isHidden) < 0 && utf8.ValidString(text) {
+		return text
+	}
 	var b strings.Builder
-	for i := 0; i < len(line); {
-		r, size := utf8.DecodeRuneInString(line[i:])
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRuneInString(text[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, line[i])
-		case r != '\t' && unicode.IsControl(r):
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case isHidden(r) && r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		case isHidden(r):
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			b.WriteRune(r)
@@ -41,6 +51,11 @@ func escape(line string) string {
 		i += size
 	}
 	return b.String()
+}
+
+// isHidden reports whether a character acts on the text around it, and has no picture.
+func isHidden(r rune) bool {
+	return r != '\t' && r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }
 
 func shorten(line string) string {

@@ -26,7 +26,7 @@ func (w *Writer) Write(r *Record) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.to.Write(append(line, '\n'))
+	_, err = io.WriteString(w.to, fault.Escape(string(line))+"\n")
 	return err
 }
 
