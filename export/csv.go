@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
+	"plimsoll/safe"
 )
 
 // writeCSV writes a table: of a recording alone, every curve at every time; of a plan, with or without a recording,
@@ -28,7 +28,7 @@ type safeRows struct{ *csv.Writer }
 
 func (r safeRows) write(cells ...string) {
 	for i, cell := range cells {
-		cells[i] = fault.Escape(cell)
+		cells[i] = safe.Text(cell)
 		if _, err := strconv.ParseFloat(cell, 64); err != nil && strings.IndexAny(cell, "=+-@\t") == 0 {
 			cells[i] = "'" + cells[i] // https://owasp.org/www-community/attacks/CSV_Injection
 		}

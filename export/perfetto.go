@@ -7,8 +7,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
+	"plimsoll/safe"
 )
 
 // The numbers of the fields, from perfetto's protos/perfetto/trace: trace.proto, trace_packet.proto,
@@ -58,7 +58,7 @@ func (m *message) number(field protowire.Number, value uint64) {
 }
 
 func (m *message) text(field protowire.Number, value string) {
-	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), fault.Escape(value))
+	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), safe.Text(value))
 }
 
 func (m *message) message(field protowire.Number, value message) {

@@ -7,9 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
+	"plimsoll/safe"
 )
 
 // writePrometheus writes gauges for the textfile collector of node_exporter.
@@ -68,7 +68,7 @@ func writePrometheus(w io.Writer, s *Source) error {
 // labels returns values of labels that are safe to show. The format itself escapes quotes and line breaks alone.
 func labels(values ...string) []string {
 	for i, v := range values {
-		values[i] = fault.Escape(v)
+		values[i] = safe.Text(v)
 	}
 	return values
 }

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
+	"plimsoll/safe"
 )
 
 //go:embed page.html
@@ -70,7 +70,7 @@ func WriteHTML(w io.Writer, page *Page, version string, t *reconcile.Timeline, p
 	if err := pageTemplate.Execute(&text, p); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, fault.Escape(text.String()))
+	_, err := io.WriteString(w, safe.Text(text.String()))
 	return err
 }
 

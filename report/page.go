@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/safe"
 )
 
 // Page is a result in the shape that all verbs share. Text and Markdown show its sections; JSON shows the document
@@ -116,7 +117,7 @@ func (p *Page) Write(w io.Writer, format Format) error {
 	case JSON:
 		return WriteJSON(w, p.Document)
 	case Markdown:
-		text = fault.Escape(p.markdown())
+		text = safe.Text(p.markdown())
 	default:
 		text = p.safeText()
 	}
@@ -130,7 +131,7 @@ func (p *Page) safeText() string {
 	plain := *p
 	plain.Screen.Color = false
 	text := plain.text()
-	if safe := fault.Escape(text); safe != text || !p.Screen.Color {
+	if safe := safe.Text(text); safe != text || !p.Screen.Color {
 		return safe
 	}
 	return p.text()
@@ -145,6 +146,6 @@ func WriteJSON(w io.Writer, document any) error {
 	if err := e.Encode(document); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, fault.Escape(text.String()))
+	_, err := io.WriteString(w, safe.Text(text.String()))
 	return err
 }

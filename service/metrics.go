@@ -20,8 +20,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
+	"plimsoll/safe"
 )
 
 // ListenForMetrics listens for Prometheus at an address. An address without a host
@@ -156,7 +156,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	o := c.server.Overview()
 	send := func(d *prometheus.Desc, of prometheus.ValueType, value float64, labels []string) {
 		for i, label := range labels {
-			labels[i] = fault.Escape(label) // names come from clients
+			labels[i] = safe.Text(label) // names come from clients
 		}
 		out <- prometheus.MustNewConstMetric(d, of, value, labels...)
 	}

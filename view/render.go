@@ -11,7 +11,6 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/samples"
 )
@@ -72,19 +71,9 @@ func (s *State) Render(c Screen) []string {
 		lines = append(lines, faintStyle.Render(c.Keys))
 	}
 	for i, l := range lines {
-		lines[i] = ansi.Truncate(safe(l), c.Width, "…")
+		lines[i] = ansi.Truncate(l, c.Width, "…")
 	}
 	return lines
-}
-
-// safe returns a line without anything in it that acts on the terminal, beside styles. A line with names that would act
-// has no styles: nobody could tell its own from theirs.
-func safe(line string) string {
-	plain := ansi.Strip(line)
-	if escaped := fault.Escape(plain); escaped != plain {
-		return escaped
-	}
-	return line
 }
 
 // Text draws the whole state without styles, for a file or a pipe.
@@ -258,7 +247,7 @@ func (r *row) cells(planned ledger.Bytes) []string {
 	if r.role != samples.RankProcess {
 		return row
 	}
-	row[1] = string(r.phase)
+	row[1] = clean(string(r.phase))
 	if r.step > 0 {
 		row[2] = fmt.Sprint(r.step)
 	}
