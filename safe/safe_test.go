@@ -37,6 +37,7 @@ func TestText(t *testing.T) {
 		"max_tokens=16384 token_count=9":                 "max_tokens=16384 token_count=9",
 		"--tokenizer meta-llama/Llama-3":                 "--tokenizer meta-llama/Llama-3",
 		"sort_key=length_of_text":                        "sort_key=length_of_text",
+		"/etc/passwd:1:1: not JSON":                      "/etc/passwd:1:1: not JSON",
 		"the token was too long":                         "the token was too long",
 		"KeyError: 'model.embed_tokens'":                 "KeyError: 'model.embed_tokens'",
 	} {

@@ -32,7 +32,7 @@ var forms = []*regexp.Regexp{
 // assignment matches a name, what stands between it and its value, and the value: of a shell, a configuration or JSON.
 // A name may be an option, whose value is the next word.
 var assignment = regexp.MustCompile(
-	`(--?[A-Za-z][\w.-]*|[A-Za-z][\w.-]*)("?\s*[=:]\s*"?|'\s*:\s*'|[ \t]+|",\s*")([^\s"',;&|)}\]]+)`)
+	`(?:^|[\s"'{(\[,;?&])(--?[A-Za-z][\w.-]*|[A-Za-z][\w.-]*)("?\s*[=:]\s*"?|'\s*:\s*'|[ \t]+|",\s*")([^\s"',;&|)}\]]+)`)
 
 // redact returns a text without secrets.
 func redact(text string) string {
