@@ -19,9 +19,10 @@ func TestHostileNames(t *testing.T) {
 	const hostile = "=cmd|' /C calc'!A0\x1b]0;title\x07\u202e\u200b"
 	one := ledger.Bytes(1)
 	source := &Source{Planned: true, Recorded: true,
-		Lines: ledger.Comparison{{Device: ledger.GPU, Phase: hostile, Iteration: hostile, Component: hostile, Planned: 1,
-			Measured: &one, Why: hostile}},
-		Peaks: []reconcile.Peak{{Device: ledger.GPU, Phase: hostile, Iteration: hostile, Planned: &one, Measured: &one}},
+		Lines: ledger.Comparison{{Device: ledger.GPU, Phase: hostile, Iteration: hostile, Component: hostile,
+			Planned: 1, Measured: &one, Why: hostile}},
+		Peaks: []reconcile.Peak{{Device: ledger.GPU, Phase: hostile, Iteration: hostile, Planned: &one,
+			Measured: &one}},
 		Timeline: &reconcile.Timeline{
 			Tracks: []reconcile.Track{{Kind: ledger.GPU, Curves: []reconcile.Curve{{Component: hostile, Title: hostile,
 				Points: []reconcile.Point{{Time: time.Second, Bytes: 1}}}}}},

@@ -73,8 +73,8 @@ var (
 	begins = regexp.MustCompile("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
 )
 
-// live matches what renderers make links of without a mark: people and teams, addresses, issues. An empty comment between
-// its groups keeps it a text.
+// live matches what renderers make links of without a mark: people and teams, addresses, issues. An empty comment
+// between its groups keeps it a text.
 var live = regexp.MustCompile(`(@|#|(?i:\bhttps?:|\bftp:|\bmailto:|\bxmpp:|\bwww))([\w./])`)
 
 // escaped returns text on one line that Markdown shows unchanged. It leaves bars to the writer of tables: elsewhere

@@ -101,7 +101,7 @@ func isSecretValue(name, value string) bool {
 	case "true", "false", "none", "null", "yes", "no", "auto", strings.ToLower(Redacted):
 		return false
 	}
-	if strings.HasPrefix(value, "$") || strings.HasPrefix(value, "-") || strings.Contains(value, strings.TrimRight(Redacted, "]")) {
+	if strings.HasPrefix(value, "$") || strings.HasPrefix(value, "-") || strings.Contains(value, "[redacted") {
 		return false
 	}
 	lower := strings.ToLower(name)
