@@ -181,6 +181,7 @@ var mayOpen = map[string]string{
 	"checkpoint/writer.go":     "it opens folders",
 	"service/keeper.go":        "it opens the folder of the socket, to lock it",
 	"view/program.go":          "it opens the terminal",
+	"cmd/plimsoll/create.go":   "it opens what is written, which may be a pipe",
 	"cmd/plimsoll/view.go":     "it opens /dev/null",
 	"cmd/accuracy/":            "it is not a part of the program",
 	"cmd/ci/":                  "it is not a part of the program",

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"plimsoll/ledger"
+	"plimsoll/safe"
 )
 
 // The numbers of the fields, from perfetto's protos/perfetto/trace: trace.proto, trace_packet.proto,
@@ -57,7 +58,7 @@ func (m *message) number(field protowire.Number, value uint64) {
 }
 
 func (m *message) text(field protowire.Number, value string) {
-	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), value)
+	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), safe.Text(value))
 }
 
 func (m *message) message(field protowire.Number, value message) {

@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
+	"plimsoll/safe"
 )
 
 // The values of a sample. A component counts at its device's highest peak only in the first two, so that sums are of
@@ -31,6 +32,7 @@ func writeProfile(w io.Writer, s *Source) error {
 	}
 	frames := map[string]*profile.Location{}
 	frame := func(name string) *profile.Location {
+		name = safe.Text(name)
 		if frames[name] == nil {
 			id := uint64(len(frames) + 1)
 			f := &profile.Function{ID: id, Name: name}
@@ -64,8 +66,8 @@ func writeProfile(w io.Writer, s *Source) error {
 		p.Sample = append(p.Sample, &profile.Sample{Value: values,
 			Location: []*profile.Location{frame(l.Component.Title()), frame(phaseOf(l.Phase, l.Iteration)),
 				frame(device(l.Device, l.Rank))},
-			Label: map[string][]string{"component": {string(l.Component)}, "device": {device(l.Device, l.Rank)},
-				"phase": {phaseOf(l.Phase, l.Iteration)}},
+			Label: map[string][]string{"component": {safe.Text(string(l.Component))},
+				"device": {device(l.Device, l.Rank)}, "phase": {safe.Text(phaseOf(l.Phase, l.Iteration))}},
 		})
 	}
 	return p.Write(w)

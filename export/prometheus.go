@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
+	"plimsoll/safe"
 )
 
 // writePrometheus writes gauges for the textfile collector of node_exporter.
@@ -27,8 +28,8 @@ func writePrometheus(w io.Writer, s *Source) error {
 	for _, p := range s.Peaks {
 		set := func(source string, bytes *ledger.Bytes) {
 			if bytes != nil {
-				peak.WithLabelValues(source, string(p.Device), rankLabel(p.Rank), string(p.Phase), string(p.Iteration)).
-					Set(float64(*bytes))
+				peak.WithLabelValues(labels(source, string(p.Device), rankLabel(p.Rank), string(p.Phase),
+					string(p.Iteration))...).Set(float64(*bytes))
 			}
 		}
 		set("planned", p.Planned)
@@ -36,8 +37,8 @@ func writePrometheus(w io.Writer, s *Source) error {
 	}
 	for _, l := range s.Lines {
 		set := func(source string, bytes ledger.Bytes) {
-			component.WithLabelValues(source, string(l.Device), rankLabel(l.Rank), string(l.Phase), string(l.Iteration),
-				string(l.Component)).Set(float64(bytes))
+			component.WithLabelValues(labels(source, string(l.Device), rankLabel(l.Rank), string(l.Phase),
+				string(l.Iteration), string(l.Component))...).Set(float64(bytes))
 		}
 		if l.Planned != 0 {
 			set("planned", l.Planned)
@@ -48,7 +49,7 @@ func writePrometheus(w io.Writer, s *Source) error {
 	}
 	for _, g := range s.Growth {
 		if g.Shape != reconcile.FirstStep && g.BytesPerStep != 0 {
-			growth.WithLabelValues(rankLabel(g.Rank), string(g.Role), string(g.Kind), string(g.Shape)).
+			growth.WithLabelValues(labels(rankLabel(g.Rank), string(g.Role), string(g.Kind), string(g.Shape))...).
 				Set(float64(g.BytesPerStep))
 		}
 	}
@@ -62,6 +63,14 @@ func writePrometheus(w io.Writer, s *Source) error {
 		}
 	}
 	return nil
+}
+
+// labels returns values of labels that are safe to show. The format itself escapes quotes and line breaks alone.
+func labels(values ...string) []string {
+	for i, v := range values {
+		values[i] = safe.Text(v)
+	}
+	return values
 }
 
 // rankLabel is empty for the whole node.

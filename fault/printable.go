@@ -3,8 +3,9 @@ package fault
 import (
 	"fmt"
 	"strings"
-	"unicode"
 	"unicode/utf8"
+
+	"plimsoll/safe"
 )
 
 // A longer line is shortened to its beginning and end: where the fault is, and
@@ -20,27 +21,9 @@ const (
 func Printable(message string) string {
 	lines := strings.Split(message, "\n")
 	for i, line := range lines {
-		lines[i] = shorten(escape(line))
+		lines[i] = shorten(safe.Text(line))
 	}
 	return strings.Join(lines, "\n")
-}
-
-// escape escapes control characters as Go does in quoted strings.
-func escape(line string) string {
-	var b strings.Builder
-	for i := 0; i < len(line); {
-		r, size := utf8.DecodeRuneInString(line[i:])
-		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, line[i])
-		case r != '\t' && unicode.IsControl(r):
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			b.WriteRune(r)
-		}
-		i += size
-	}
-	return b.String()
 }
 
 func shorten(line string) string {

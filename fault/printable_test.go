@@ -15,6 +15,10 @@ func TestPrintable(t *testing.T) {
 		"c1 \u009b31m, back\rspace":   `c1 \u009b31m, back\u000dspace`,
 		"not UTF-8: \xff\x9b":         `not UTF-8: \xff\x9b`,
 		"\n\n":                        "\n\n",
+		"right \u202eto\u2066 left":   `right \u202eto\u2066 left`,
+		"no\u200bwidth\ufeff":         `no\u200bwidth\ufeff`,
+		"line\u2028 paragraph\u2029":  `line\u2028 paragraph\u2029`,
+		"tag \U000e0041":              `tag \udb40\udc41`,
 	} {
 		if got := Printable(message); got != want {
 			t.Errorf("%q is printed as %q, want %q", message, got, want)

@@ -111,6 +111,16 @@ func notRegular(path string, info fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: &NotRegular{info.Mode()}}
 }
 
+// TakeAccess gives a file the mode of another, and its owner where this process may do that.
+func TakeAccess(file *os.File, from string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	takeOwner(file, info)
+	return file.Chmod(info.Mode().Perm())
+}
+
 // Texts are texts that stand for files which are not written yet, by path. Nil has none.
 type Texts map[string][]byte
 

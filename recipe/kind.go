@@ -157,7 +157,7 @@ func (k *kind) own(d *strict.Document, rule *strict.Rule) error {
 	known := rule.Names()
 	for _, m := range d.Root.Members {
 		if !known.Know(m.Name) && !known.Resemble(m.Name) {
-			foreign = append(foreign, fmt.Sprintf("%.40q", m.Name))
+			foreign = append(foreign, quotedKey(m.Name))
 		}
 	}
 	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {

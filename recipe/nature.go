@@ -39,7 +39,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	case d == nil || d.Root.Kind != '{':
 		what := nature(text)
 		if what == "" && d != nil {
-			what = "a document with " + d.Root.String()
+			what = "a document with " + summary(d.Root)
 		}
 		if what == "" {
 			return "", unreadable(path, text)
@@ -56,7 +56,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	case found == nil:
 		var names []string
 		for _, m := range d.Root.Members[:min(3, len(d.Root.Members))] {
-			names = append(names, fmt.Sprintf("%.40q", m.Name))
+			names = append(names, quotedKey(m.Name))
 		}
 		return "", d.Inputf(d.Root.At, "plimsoll knows no training configuration with the keys %s",
 			strings.Join(names, ", ")).WithHint(readable)
@@ -64,6 +64,25 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 		return "", found.unread(d, m)
 	}
 	return found.flag, nil
+}
+
+// looksLikeKey matches what people name keys. A line of another file, such as of passwords, does not look like one.
+var looksLikeKey = regexp.MustCompile(`^[A-Za-z_][\w.\-/ ]*$`)
+
+// quotedKey returns a key for a message. It quotes nothing that may be a line of a file that is no configuration.
+func quotedKey(name string) string {
+	if !looksLikeKey.MatchString(name) {
+		return fmt.Sprintf("one of %d bytes that is no name", len(name))
+	}
+	return fmt.Sprintf("%.40q", name)
+}
+
+// summary returns what a document is, without its text.
+func summary(root *strict.Value) string {
+	if root.Kind == '"' {
+		return "a text"
+	}
+	return root.String()
 }
 
 // unclear returns why YAML is refused that cannot be parsed: what it is, if it is of a kind that plimsoll does not

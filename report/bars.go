@@ -89,7 +89,7 @@ func paletteOf(devices []ledger.Device) []pigment {
 		}
 		letter := letterOf(c.Title(), taken)
 		taken += letter
-		palette = append(palette, pigment{c, c.Title(), letter, hues[len(palette)]})
+		palette = append(palette, pigment{c, oneLine(c.Title()), letter, hues[len(palette)]})
 	}
 	plain, grey := hue{block: solid}, inBlocks(solid, lipgloss.BrightBlack)[0]
 	return append(palette, pigment{title: "other", letter: "+", hue: plain},

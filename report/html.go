@@ -5,9 +5,11 @@ import (
 	"html/template"
 	"io"
 	"slices"
+	"strings"
 
 	"plimsoll/ledger"
 	"plimsoll/reconcile"
+	"plimsoll/safe"
 )
 
 //go:embed page.html
@@ -64,7 +66,12 @@ func WriteHTML(w io.Writer, page *Page, version string, t *reconcile.Timeline, p
 		}
 		p.Sections = append(p.Sections, blocks)
 	}
-	return pageTemplate.Execute(w, p)
+	var text strings.Builder
+	if err := pageTemplate.Execute(&text, p); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, safe.Text(text.String()))
+	return err
 }
 
 // plannedPeak returns the highest planned peak of a track's device, or nil if there is none.

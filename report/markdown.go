@@ -74,6 +74,10 @@ var (
 	begins = lazyregexp.New("^(?:[0-9]+[.)]|[-+]|#{1,6})(?: |$)|^[-=]+$")
 )
 
+// live matches what renderers make links of without a mark: people and teams, addresses, issues. An empty comment
+// between its groups keeps it a text.
+var live = regexp.MustCompile(`(@|#|(?i:\bhttps?:|\bftp:|\bmailto:|\bxmpp:|\bwww))([\w./])`)
+
 // escaped returns text on one line that Markdown shows unchanged. It leaves bars to the writer of tables: elsewhere
 // they mean nothing.
 func escaped(text string) string {
@@ -84,6 +88,7 @@ func escaped(text string) string {
 		}
 		return `\` + mark
 	})
+	text = live.ReplaceAllString(text, "$1<!-- -->$2")
 	if begins.MatchString(text) {
 		number := len(text) - len(strings.TrimLeft(text, "0123456789"))
 		text = text[:number] + `\` + text[number:]

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/fault"
+	"plimsoll/safe"
 )
 
 // Page is a result in the shape that all verbs share. Text and Markdown show its sections; JSON shows the document
@@ -116,18 +117,35 @@ func (p *Page) Write(w io.Writer, format Format) error {
 	case JSON:
 		return WriteJSON(w, p.Document)
 	case Markdown:
-		text = p.markdown()
+		text = safe.Text(p.markdown())
 	default:
-		text = p.text()
+		text = p.safeText()
 	}
 	_, err := io.WriteString(w, text)
 	return err
 }
 
+// safeText returns the text of the page with nothing in it that acts on a terminal, beside colors. A page with names
+// that would act has no colors: nobody could tell its own from theirs.
+func (p *Page) safeText() string {
+	plain := *p
+	plain.Screen.Color = false
+	text := plain.text()
+	if safe := safe.Text(text); safe != text || !p.Screen.Color {
+		return safe
+	}
+	return p.text()
+}
+
 // WriteJSON writes a document. Sizes in it are integer bytes.
 func WriteJSON(w io.Writer, document any) error {
-	e := json.NewEncoder(w)
+	var text strings.Builder
+	e := json.NewEncoder(&text)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(document)
+	if err := e.Encode(document); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, safe.Text(text.String()))
+	return err
 }

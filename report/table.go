@@ -307,7 +307,7 @@ func (c Column) format(cell any) string {
 		}
 		return decimal(value, c.Decimals)
 	}
-	return fmt.Sprint(cell)
+	return oneLine(fmt.Sprint(cell))
 }
 
 // decimal writes a number. One that rounds to zero has no sign.

@@ -71,7 +71,7 @@ func (l layout) on(s Screen) layout {
 func (f Facts) text(l layout) string {
 	var b strings.Builder
 	for _, fact := range f {
-		name := fact.Name
+		name := oneLine(fact.Name)
 		if l.page > 0 && len(fact.Values) > 0 && widthOf(name) > l.names { // values stand below it
 			b.WriteString(strings.Join(wrapped(name, l.page), "\n") + "\n")
 			name = ""
@@ -89,8 +89,12 @@ func (f Facts) text(l layout) string {
 // lines returns a value in lines of the layout's width.
 func (l layout) lines(value string) []string { return wrapped(value, l.width) }
 
+// oneLine returns a text whose line breaks are shown and not made: a name with one would make lines of its own.
+func oneLine(value string) string { return strings.ReplaceAll(value, "\n", `\n`) }
+
 // wrapped breaks a text into lines of up to width characters; 0 is any.
 func wrapped(value string, width int) []string {
+	value = oneLine(value)
 	if width == 0 {
 		return []string{value}
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"plimsoll/fault"
+	"plimsoll/safe"
 )
 
 // longestRecord is the limit of a line. A sample of a thousand processes with their mappings has some MB.
@@ -26,7 +27,7 @@ func (w *Writer) Write(r *Record) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.to.Write(append(line, '\n'))
+	_, err = io.WriteString(w.to, safe.Text(string(line))+"\n")
 	return err
 }
 

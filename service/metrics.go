@@ -21,6 +21,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"plimsoll/ledger"
+	"plimsoll/safe"
 )
 
 // ListenForMetrics listens for Prometheus at an address. An address without a host
@@ -153,11 +154,17 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	o := c.server.Overview()
+	send := func(d *prometheus.Desc, of prometheus.ValueType, value float64, labels []string) {
+		for i, label := range labels {
+			labels[i] = safe.Text(label) // names come from clients
+		}
+		out <- prometheus.MustNewConstMetric(d, of, value, labels...)
+	}
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+		send(d, prometheus.GaugeValue, value, labels)
 	}
 	counter := func(d *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, value, labels...)
+		send(d, prometheus.CounterValue, value, labels)
 	}
 	gauge(infoMetric, 1, o.Service, o.Kernel, o.Job)
 	counter(restartsMetric, float64(o.Restarts))

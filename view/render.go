@@ -247,7 +247,7 @@ func (r *row) cells(planned ledger.Bytes) []string {
 	if r.role != samples.RankProcess {
 		return row
 	}
-	row[1] = string(r.phase)
+	row[1] = clean(string(r.phase))
 	if r.step > 0 {
 		row[2] = fmt.Sprint(r.step)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"plimsoll/ledger"
+	"plimsoll/safe"
 	"plimsoll/samples"
 )
 
@@ -122,15 +123,15 @@ func (s *State) say(text string) {
 	s.messages = s.messages[max(0, len(s.messages)-keptLines):]
 }
 
-// clean returns a line without anything that would move the cursor.
+// clean returns a line without styles and without anything that would move the cursor, safe to show.
 func clean(text string) string {
 	text = strings.ReplaceAll(ansi.Strip(text), "\t", "    ")
-	return strings.Map(func(r rune) rune {
+	return safe.Text(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return -1
 		}
 		return r
-	}, text)
+	}, text))
 }
 
 // heldBy returns the memory of a process, such that the memory of several may be added up: pages that they share are

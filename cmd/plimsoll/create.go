@@ -11,16 +11,21 @@ import (
 	"plimsoll/report"
 )
 
+// private is the mode of new files. Plans, reports and recordings tell what a job is and what it prints.
+const private = 0o600
+
 // create opens the file that a flag names, for writing. A file that stdout or stderr already goes to, as /dev/stdout
 // does, is shared instead of truncated: truncation would lose what they have written.
 func create(flag, name string) (io.WriteCloser, error) {
-	return createWith(flag, name, func() (*os.File, error) { return os.Create(name) })
+	return createWith(flag, name, func() (*os.File, error) {
+		return os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, private)
+	})
 }
 
 // createLog is create for a regular file to which every write appends.
 func createLog(flag, name string) (io.WriteCloser, error) {
 	return createWith(flag, name, func() (*os.File, error) {
-		file, _, err := files.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o666)
+		file, _, err := files.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, private)
 		return file, err
 	})
 }

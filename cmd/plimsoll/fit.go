@@ -137,7 +137,7 @@ func writeRecipe(folder string, a *fit.Answer, made *amend.Result) ([]string, er
 		return nil, err
 	}
 	if config != nil {
-		texts[fit.ConfigFile] = config
+		texts[fit.ConfigFile] = edited{text: config}
 	}
 	if len(texts) == 0 {
 		return nil, nil
@@ -145,34 +145,45 @@ func writeRecipe(folder string, a *fit.Answer, made *amend.Result) ([]string, er
 	return writeNew("--write", folder, texts)
 }
 
+// edited is the text of a file, and the file that it is an edit of; empty for none.
+type edited struct {
+	text     []byte
+	original string
+}
+
 // byName returns texts by the names of their files, without folders. It refuses two files of one name.
-func byName(flag string, texts map[string][]byte) (map[string][]byte, error) {
-	named := map[string][]byte{}
+func byName(flag string, texts map[string][]byte) (map[string]edited, error) {
+	named := map[string]edited{}
 	for file, text := range texts {
 		name := filepath.Base(file)
-		if named[name] != nil {
+		if _, twice := named[name]; twice {
 			return nil, fault.File(file).Inputf("%s writes to one folder, and two of the files are named %s", flag,
 				name).WithHint("rename one of the two")
 		}
-		named[name] = text
+		named[name] = edited{text, file}
 	}
 	return named, nil
 }
 
-// writeNew writes files to a folder. It overwrites none.
-func writeNew(flag, folder string, texts map[string][]byte) ([]string, error) {
+// writeNew writes files to a folder. It overwrites none. An edited file may be read by those who may read the original.
+func writeNew(flag, folder string, texts map[string]edited) ([]string, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, &fault.Input{What: flag + " cannot be made", Err: err, Hint: "give another folder"}
 	}
 	var written []string
-	for name, text := range texts {
+	for name, e := range texts {
 		path := filepath.Join(folder, name)
 		file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
 			return nil, &fault.Input{Where: fault.Position{File: path}, Err: err,
 				Hint: "give " + flag + " a folder without this file"}
 		}
-		_, err = file.Write(text)
+		if e.original != "" {
+			err = files.TakeAccess(file, e.original)
+		}
+		if err == nil {
+			_, err = file.Write(e.text)
+		}
 		if err = cmp.Or(err, file.Close()); err != nil {
 			return nil, err
 		}

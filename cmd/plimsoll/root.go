@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/fault"
+	"plimsoll/safe"
 )
 
 // Exit codes.
@@ -124,6 +125,11 @@ every byte went.`,
 		Args:          noArguments,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.PersistentFlags().BoolFunc("show-secrets", "leave tokens, keys and passwords in what is shown and written",
+		func(string) error {
+			safe.ShowSecrets()
+			return nil
+		})
 	root.SetFlagErrorFunc(badFlag)
 	root.AddCommand(commands()...)
 	root.SetHelpCommand(helpCommand(root))
