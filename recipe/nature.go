@@ -67,7 +67,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 }
 
 // looksLikeKey matches what people name keys. A line of another file, such as of passwords, does not look like one.
-var looksLikeKey = regexp.MustCompile(`^[A-Za-z_][\w.\-/ ]*$`)
+var looksLikeKey = lazyregexp.New(`^[A-Za-z_][\w.\-/ ]*$`)
 
 // quotedKey returns a key for a message. It quotes nothing that may be a line of a file that is no configuration.
 func quotedKey(name string) string {

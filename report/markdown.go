@@ -76,7 +76,7 @@ var (
 
 // live matches what renderers make links of without a mark: people and teams, addresses, issues. An empty comment
 // between its groups keeps it a text.
-var live = regexp.MustCompile(`(@|#|(?i:\bhttps?:|\bftp:|\bmailto:|\bxmpp:|\bwww))([\w./])`)
+var live = lazyregexp.New(`(@|#|(?i:\bhttps?:|\bftp:|\bmailto:|\bxmpp:|\bwww))([\w./])`)
 
 // escaped returns text on one line that Markdown shows unchanged. It leaves bars to the writer of tables: elsewhere
 // they mean nothing.

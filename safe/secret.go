@@ -1,10 +1,11 @@
 package safe
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"plimsoll/lazyregexp"
 )
 
 // Redacted stands for a secret.
@@ -15,23 +16,38 @@ var secretsShown atomic.Bool
 // ShowSecrets leaves secrets in all that this process shows from now on.
 func ShowSecrets() { secretsShown.Store(true) }
 
-// forms match values that are secrets by their form. What the first group of one matches stays.
-var forms = []*regexp.Regexp{
-	regexp.MustCompile(`\b(hf_|api_org_)[A-Za-z0-9]{16,}`),                    // huggingface.co
-	regexp.MustCompile(`\b(gh[pousr]_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}`), // GitHub, GitLab
-	regexp.MustCompile(`\b(AKIA|ASIA)[0-9A-Z]{16}\b`),                         // access keys of AWS
-	regexp.MustCompile(`\b(sk-|sk_live_|nvapi-|pypi-|xox[abposr]-|wandb_v1_)[A-Za-z0-9_-]{16,}`),
-	regexp.MustCompile(`\b(AIza)[A-Za-z0-9_-]{30,}`), // Google
-	// JSON Web Tokens, RFC 7519.
-	regexp.MustCompile(`\b(ey)J[A-Za-z0-9_-]{8,}\.ey[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+`),
-	regexp.MustCompile(`(?i)\b(bearer |basic )[A-Za-z0-9._~+/=-]{16,}`),               // RFC 6750 and RFC 7617
-	regexp.MustCompile(`(://[^/\s:@"]*:)[^/\s@"]+@`),                                  // a password in an address, RFC 3986
-	regexp.MustCompile(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?:[A-Za-z0-9+/=\s\\]+)`), // RFC 7468
+// form is a kind of secrets that are known by their form. What the first group matches stays.
+type form struct {
+	mark       string // of a text that may have one: to look for it costs little
+	expression *lazyregexp.Regexp
 }
+
+var forms = []form{
+	{"hf_", lazyregexp.New(`\b(hf_)[A-Za-z0-9]{16,}`)},                                              // huggingface.co
+	{"gh", lazyregexp.New(`\b(gh[pousr]_)[A-Za-z0-9]{16,}`)},                                        // github.com
+	{"github_pat_", lazyregexp.New(`\b(github_pat_)\w{16,}`)},                                       // github.com
+	{"glpat-", lazyregexp.New(`\b(glpat-)[\w-]{16,}`)},                                              // gitlab.com
+	{"AKIA", lazyregexp.New(`\b(AKIA)[0-9A-Z]{16}\b`)},                                              // access keys of AWS
+	{"ASIA", lazyregexp.New(`\b(ASIA)[0-9A-Z]{16}\b`)},                                              // and those that expire
+	{"sk-", lazyregexp.New(`\b(sk-)[\w-]{16,}`)},                                                    // OpenAI, Anthropic
+	{"nvapi-", lazyregexp.New(`\b(nvapi-)[\w-]{16,}`)},                                              // NVIDIA
+	{"pypi-", lazyregexp.New(`\b(pypi-)[\w-]{16,}`)},                                                // pypi.org
+	{"xox", lazyregexp.New(`\b(xox[abposr]-)[\w-]{16,}`)},                                           // Slack
+	{"wandb_v1_", lazyregexp.New(`\b(wandb_v1_)\w{16,}`)},                                           // wandb.ai
+	{"AIza", lazyregexp.New(`\b(AIza)[\w-]{30,}`)},                                                  // Google
+	{"eyJ", lazyregexp.New(`\b(ey)J[\w-]{8,}\.ey[\w-]{8,}\.[\w-]+`)},                                // JSON Web Tokens, RFC 7519
+	{"earer ", lazyregexp.New(`\b([Bb]earer )[\w.~+/=-]{16,}`)},                                     // RFC 6750
+	{"asic ", lazyregexp.New(`\b([Bb]asic )[\w.~+/=-]{16,}`)},                                       // RFC 7617
+	{"://", lazyregexp.New(`(://[^/\s:@"]*:)[^/\s@"]+@`)},                                           // a password in an address, RFC 3986
+	{"PRIVATE KEY-----", lazyregexp.New(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]+`)}, // RFC 7468
+}
+
+// namesSecrets matches a text in which some name may say that its value is secret.
+var namesSecrets = lazyregexp.New(`(?i)passw|passphrase|secret|credential|token|key`)
 
 // assignment matches a name, what stands between it and its value, and the value: of a shell, a configuration or JSON.
 // A name may be an option, whose value is the next word.
-var assignment = regexp.MustCompile(
+var assignment = lazyregexp.New(
 	`(?:^|[\s"'{(\[,;?&])(--?[A-Za-z][\w.-]*|[A-Za-z][\w.-]*)("?\s*[=:]\s*"?|'\s*:\s*'|[ \t]+|",\s*")([^\s"',;&|)}\]]+)`)
 
 // redact returns a text without secrets.
@@ -39,8 +55,13 @@ func redact(text string) string {
 	if secretsShown.Load() {
 		return text
 	}
-	for _, form := range forms {
-		text = form.ReplaceAllString(text, "${1}"+Redacted)
+	for _, f := range forms {
+		if strings.Contains(text, f.mark) {
+			text = f.expression.ReplaceAllString(text, "${1}"+Redacted)
+		}
+	}
+	if !namesSecrets.MatchString(text) {
+		return text
 	}
 	return assigned(text)
 }
