@@ -77,9 +77,9 @@ func quotedKey(name string) string {
 	return fmt.Sprintf("%.40q", name)
 }
 
-// summary returns what a document is, without its text.
+// summary returns what a document is, without a text that may be lines of a file of the system: those have colons.
 func summary(root *strict.Value) string {
-	if root.Kind == '"' {
+	if root.Kind == '"' && strings.Contains(root.Text, ":") {
 		return "a text"
 	}
 	return root.String()

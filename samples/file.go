@@ -27,7 +27,7 @@ func (w *Writer) Write(r *Record) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(w.to, safe.Text(string(line))+"\n")
+	_, err = w.to.Write([]byte(safe.Text(string(line)) + "\n"))
 	return err
 }
 
