@@ -112,14 +112,14 @@ func (t *tree) timePackages(out io.Writer) (rows []row, err error) {
 	return rows, nil
 }
 
-// timePython runs the Python tests in one process and adds up the seconds of every file.
+// timePython runs the Python tests and adds up the seconds of every file.
 func (t *tree) timePython(out io.Writer) (rows []row, err error) {
 	report, err := os.CreateTemp("", "times-*.xml")
 	if err != nil {
 		return nil, err
 	}
 	defer os.Remove(report.Name())
-	command := exec.Command("make", "test-python", "PYTEST_WORKERS=0", "PYTEST_FLAGS=--quiet --junitxml="+report.Name())
+	command := exec.Command("make", "test-python", "PYTEST_FLAGS=--quiet --junitxml="+report.Name())
 	command.Dir, command.Stdout, command.Stderr = t.root, out, os.Stderr
 	if err := command.Run(); err != nil {
 		return nil, err
