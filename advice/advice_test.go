@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -334,23 +335,34 @@ func TestWaste(t *testing.T) {
 
 // TestFlags: what a job says by flags, advice says by flags.
 func TestFlags(t *testing.T) {
-	q := job.Request{Model: "llama-3.1-8b", GPU: "A100-80GB", GPUs: 4, Sequence: 4096, Precision: "bf16",
-		Shorthand: job.Shorthand{ZeRO: "1"}, HostMemory: 512 * ledger.GiB}
-	list, err := For(q, planned(t, q), steptime.Machine{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var flags []string
-	for i := range list {
-		checkApplied(t, "flags", &list[i])
-		flags = append(flags, strings.Join(list[i].Flags, " "))
-	}
-	for _, want := range []string{"--zero 3", "--zero 2 --zero-offload optimizer"} {
-		if !slices.Contains(flags, want) {
-			t.Errorf("no advice %q in %q", want, flags)
+	for _, c := range []struct {
+		request job.Request
+		want    []string
+	}{
+		{job.Request{Model: "llama-3.1-8b", GPU: "A100-80GB", GPUs: 4, Sequence: 4096, Precision: "bf16",
+			Shorthand: job.Shorthand{ZeRO: "1"}, HostMemory: 512 * ledger.GiB},
+			[]string{"--zero 3", "--zero 2 --zero-offload optimizer"}},
+		{job.Request{Model: "llama-2-7b", GPU: "RTX-4090", GPUs: 2, Sequence: 2048, Precision: "fp32",
+			PipelineParallel: 2, PipelineSchedule: "GPipe", MicroBatch: 1, Accumulation: 16},
+			[]string{"--pipeline-schedule 1F1B"}},
+	} {
+		q := c.request
+		list, err := For(q, planned(t, q), steptime.Machine{})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if q.ZeRO != "1" || len(q.ZeROOffload) > 0 {
-		t.Errorf("advice changed the request: %+v", q.Shorthand)
+		var flags []string
+		for i := range list {
+			checkApplied(t, "flags", &list[i])
+			flags = append(flags, strings.Join(list[i].Flags, " "))
+		}
+		for _, want := range c.want {
+			if !slices.Contains(flags, want) {
+				t.Errorf("no advice %q in %q", want, flags)
+			}
+		}
+		if !reflect.DeepEqual(q, c.request) {
+			t.Errorf("advice changed the request: %+v", q)
+		}
 	}
 }
