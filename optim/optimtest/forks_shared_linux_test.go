@@ -30,6 +30,7 @@ type servers struct {
 
 func newServers(t *testing.T) *servers {
 	t.Helper()
+	Python(t) // without one, the test is skipped
 	s := &servers{t: t, folder: t.TempDir()}
 	for name, more := range map[string]string{"first": "", "second": "", "third": "",
 		"fails": "raise ValueError('of the module')", "dies": "os.abort()"} {
