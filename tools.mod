@@ -5,7 +5,6 @@ go 1.26.0
 tool (
 	go.elastic.co/go-licence-detector
 	golang.org/x/perf/cmd/benchstat
-	gotest.tools/gotestsum
 	honnef.co/go/tools/cmd/staticcheck
 )
 
@@ -31,6 +30,5 @@ require (
 	golang.org/x/term v0.35.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/tools v0.51.0 // indirect
-	gotest.tools/gotestsum v1.13.0 // indirect
 	honnef.co/go/tools v0.8.2 // indirect
 )
