@@ -720,3 +720,31 @@ func TestCancel(t *testing.T) {
 	}
 	save(t, directory, job, "") // and another can begin
 }
+
+// TestCommitRefuses what is not all of one save: files of another save, and files that were begun and not finished.
+func TestCommitRefuses(t *testing.T) {
+	directory := t.TempDir()
+	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	for _, rank := range job {
+		if saving, err := Save(directory, rank, nil); err != nil || saving.Wait() != nil {
+			t.Fatal(err, saving.Wait())
+		}
+	}
+	_, err := Commit(directory, 0, "another")
+	mustSay(t, err, `but the commit is of save "another" of the same step`)
+	begun := filepath.Join(directory, savingPrefix+folderOf(0), "rank-00007-of-00008-bf16.safetensors")
+	if err := os.WriteFile(begun, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Commit(directory, 0, "")
+	mustSay(t, err, begun, "this file was begun and not finished")
+}
+
+func TestBegunBefore(t *testing.T) {
+	for name, want := range map[string]bool{".saving-step-00000004": true, ".saving-step-00000005": false,
+		".saving-step-00000006": false, "step-00000004": false, ".saving-other": false} {
+		if got := begunBefore(name, 5); got != want {
+			t.Errorf("%s: %t, want %t", name, got, want)
+		}
+	}
+}
