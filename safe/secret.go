@@ -23,23 +23,23 @@ type form struct {
 }
 
 var forms = []form{
-	{"hf_", lazyregexp.New(`\b(hf_)[A-Za-z0-9]{16,}`)},                                              // huggingface.co
-	{"gh", lazyregexp.New(`\b(gh[pousr]_)[A-Za-z0-9]{16,}`)},                                        // github.com
-	{"github_pat_", lazyregexp.New(`\b(github_pat_)\w{16,}`)},                                       // github.com
-	{"glpat-", lazyregexp.New(`\b(glpat-)[\w-]{16,}`)},                                              // gitlab.com
-	{"AKIA", lazyregexp.New(`\b(AKIA)[0-9A-Z]{16}\b`)},                                              // access keys of AWS
-	{"ASIA", lazyregexp.New(`\b(ASIA)[0-9A-Z]{16}\b`)},                                              // and those that expire
-	{"sk-", lazyregexp.New(`\b(sk-)[\w-]{16,}`)},                                                    // OpenAI, Anthropic
-	{"nvapi-", lazyregexp.New(`\b(nvapi-)[\w-]{16,}`)},                                              // NVIDIA
-	{"pypi-", lazyregexp.New(`\b(pypi-)[\w-]{16,}`)},                                                // pypi.org
-	{"xox", lazyregexp.New(`\b(xox[abposr]-)[\w-]{16,}`)},                                           // Slack
-	{"wandb_v1_", lazyregexp.New(`\b(wandb_v1_)\w{16,}`)},                                           // wandb.ai
-	{"AIza", lazyregexp.New(`\b(AIza)[\w-]{30,}`)},                                                  // Google
-	{"eyJ", lazyregexp.New(`\b(ey)J[\w-]{8,}\.ey[\w-]{8,}\.[\w-]+`)},                                // JSON Web Tokens, RFC 7519
-	{"earer ", lazyregexp.New(`\b([Bb]earer )[\w.~+/=-]{16,}`)},                                     // RFC 6750
-	{"asic ", lazyregexp.New(`\b([Bb]asic )[\w.~+/=-]{16,}`)},                                       // RFC 7617
-	{"://", lazyregexp.New(`(://[^/\s:@"]*:)[^/\s@"]+@`)},                                           // a password in an address, RFC 3986
-	{"PRIVATE KEY-----", lazyregexp.New(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]+`)}, // RFC 7468
+	{"hf_", lazyregexp.New(`\b(hf_)[A-Za-z0-9]{16,}`)},                                                       // huggingface.co
+	{"gh", lazyregexp.New(`\b(gh[pousr]_)[A-Za-z0-9]{16,}`)},                                                 // github.com
+	{"github_pat_", lazyregexp.New(`\b(github_pat_)\w{16,}`)},                                                // github.com
+	{"glpat-", lazyregexp.New(`\b(glpat-)[\w-]{16,}`)},                                                       // gitlab.com
+	{"AKIA", lazyregexp.New(`\b(AKIA)[0-9A-Z]{16}\b`)},                                                       // access keys of AWS
+	{"ASIA", lazyregexp.New(`\b(ASIA)[0-9A-Z]{16}\b`)},                                                       // and those that expire
+	{"sk-", lazyregexp.New(`\b(sk-)[\w-]{16,}`)},                                                             // OpenAI, Anthropic
+	{"nvapi-", lazyregexp.New(`\b(nvapi-)[\w-]{16,}`)},                                                       // NVIDIA
+	{"pypi-", lazyregexp.New(`\b(pypi-)[\w-]{16,}`)},                                                         // pypi.org
+	{"xox", lazyregexp.New(`\b(xox[abposr]-)[\w-]{16,}`)},                                                    // Slack
+	{"wandb_v1_", lazyregexp.New(`\b(wandb_v1_)\w{16,}`)},                                                    // wandb.ai
+	{"AIza", lazyregexp.New(`\b(AIza)[\w-]{30,}`)},                                                           // Google
+	{"eyJ", lazyregexp.New(`\b(ey)J[\w-]{8,}\.ey[\w-]{8,}\.[\w-]+`)},                                         // JSON Web Tokens, RFC 7519
+	{"earer ", lazyregexp.New(`\b([Bb]earer )[\w.~+/=-]{16,}`)},                                              // RFC 6750
+	{"asic ", lazyregexp.New(`\b([Bb]asic )[\w.~+/=-]{16,}`)},                                                // RFC 7617
+	{"://", lazyregexp.New(`(://[^/\s:@"]*:)[^/\s@"]+@`)},                                                    // a password in an address, RFC 3986
+	{"PRIVATE KEY-----", lazyregexp.New(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?:\\[nr]|[A-Za-z0-9+/=\s])+`)}, // RFC 7468
 }
 
 // namesSecrets matches a text in which some name may say that its value is secret.
@@ -48,7 +48,7 @@ var namesSecrets = lazyregexp.New(`(?i)passw|passphrase|secret|credential|token|
 // assignment matches a name, what stands between it and its value, and the value: of a shell, a configuration or JSON.
 // A name may be an option, whose value is the next word.
 var assignment = lazyregexp.New(
-	`(?:^|[\s"'{(\[,;?&])(--?[A-Za-z][\w.-]*|[A-Za-z][\w.-]*)("?\s*[=:]\s*"?|'\s*:\s*'|[ \t]+|",\s*")([^\s"',;&|)}\]]+)`)
+	`(?:^|[\s"'{(\[,;?&])(--?[A-Za-z][\w.-]*|[A-Za-z][\w.-]*)("?\s*[=:]\s*"?|'\s*:\s*'|[ \t]+|",\s*")((?:\\.|[^\s"',;&|(){}\[\]\\])+)`)
 
 // redact returns a text without secrets.
 func redact(text string) string {
@@ -79,13 +79,22 @@ func assigned(text string) string {
 		name, between, value := text[at[2]:at[3]], text[at[4]:at[5]], text[at[6]:at[7]]
 		isOption := strings.HasPrefix(name, "-")
 		if (isOption || strings.ContainsAny(between, "=:")) && isSecretName(name) && isSecretValue(name, value) {
-			b.WriteString(text[:at[5]] + Redacted)
+			b.WriteString(text[:at[5]] + standIn(between))
 			text = text[at[7]:]
 			continue
 		}
 		b.WriteString(text[:at[3]])
 		text = text[at[3]:]
 	}
+}
+
+// standIn returns what stands for a secret behind what is between its name and it. A number in JSON has no quotes, and
+// what stands for it needs them.
+func standIn(between string) string {
+	if strings.HasPrefix(between, `"`) && !strings.HasSuffix(between, `"`) {
+		return `"` + Redacted + `"`
+	}
+	return Redacted
 }
 
 // Words of names. A name that has one of always is of a secret. One that ends in a word of lasts is, if the word before
