@@ -133,6 +133,7 @@ class GradientArena:
         parameter = slot.piece.parameter
         if parameter.grad is slot.shown and slot.shown is not None:
             return
+        slot.let_go()
         if slot.shown is None:
             slot.shown = slot.like_parameter(slot.gradient)
         slot.shown.copy_(dense(parameter, slot.piece))
@@ -254,6 +255,7 @@ class GradientArena:
         # still be in flight, too.
         self._group.transfer.settle()
         for slot in absent:
+            slot.let_go()
             slot.gradient.zero_()
             slot.zero, slot.seen = True, None
         for slot in again + absent:

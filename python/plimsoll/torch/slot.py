@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -83,7 +84,8 @@ class Slot:
         self.weight = self.in_arena if own_pages is None else _tensor(parameters, piece, own_pages.memory)
         # The arenas have the order of the shape. A parameter with another layout (channels_last) stays where it is.
         self.contiguous = local(piece.parameter).is_contiguous()
-        self.gradient = _tensor(gradients, piece, gradients.memory)
+        self._gradients = gradients
+        self.gradient = self._gradient_in_arena()
         self.shown: Optional[torch.Tensor] = None  # the parameter's gradient, if it is in the arena
         self.read: Optional[int] = None  # the version of that gradient which the update under way reads
         self.seen: Optional[Seen] = None  # the gradient that was brought, as it was then
@@ -97,12 +99,39 @@ class Slot:
         # may get them later.
         self.loaded: Optional[torch.Tensor] = None
 
+    def _gradient_in_arena(self) -> torch.Tensor:
+        return _tensor(self._gradients, self.piece, self._gradients.memory)
+
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
+
+    def let_go(self) -> None:
+        """Gives a gradient that the program has kept memory of its own, as its memory in the arena is about to be
+        written.
+
+        torch makes a new tensor for the gradient that comes after zero_grad, so programs keep the last one without
+        a copy, or a view of it.
+        """
+        if self.shown is not None and sys.getrefcount(self.shown) > _NOT_KEPT:
+            self.shown.data = self.shown.detach().clone()
+            self.shown = None
+        if _tensors_on(self.gradient) > (1 if self.shown is None else 2):
+            self.gradient.untyped_storage().share_memory_()  # the one call of torch that moves a storage under its views
+            self.gradient, self.shown = self._gradient_in_arena(), None
 
     def like_parameter(self, elements: torch.Tensor) -> torch.Tensor:
         """Elements in an arena with the shape and strides of the parameter, which is contiguous."""
         return elements.as_strided(self.piece.parameter.shape, self.piece.parameter.stride())
+
+
+_NOT_KEPT = 2  # references to an attribute's value: that of the object, and that of the function that counts them
+
+
+def _tensors_on(tensor: torch.Tensor) -> int:
+    """How many tensors have the storage of this one. 0 where torch does not tell."""
+    storage = tensor.untyped_storage()
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count(storage._cdata) - 1 if count is not None else 0
 
 
 def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:
