@@ -3,6 +3,7 @@
 package service
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
@@ -27,13 +28,16 @@ type sessionHeader struct {
 // headerComponent ends the name of the session header's arena.
 const headerComponent = string(ledger.SessionHeader)
 
-const headerMagic = 0x356e6f6973736573 // "session5"
+const headerMagic = 0x366e6f6973736573 // "session6"
 
 type headerFields struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
 	pages      uint64 // kind of pages of the shard's arenas
+	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
+	// session, of another rank or job.
+	checksum [sha256.Size]byte
 	// attempts is how many services in a row have died while they restored the session.
 	attempts atomic.Uint64
 	// condition is one of the conditions of a state, below.
@@ -75,8 +79,17 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(groups), uint64(pages)
+	fields.checksum = fields.checksumWith(text)
 	fields.magic = headerMagic
 	return overlay(a), nil
+}
+
+// checksumWith returns the checksum of what never changes in a header with a document.
+func (h *headerFields) checksumWith(document []byte) [sha256.Size]byte {
+	sum := sha256.New()
+	sum.Write(protocol.Encode(h.document, h.groupCount, h.pages))
+	sum.Write(document)
+	return [sha256.Size]byte(sum.Sum(nil))
 }
 
 // groupsOf returns how many parameter groups have hyperparameters in the header.
@@ -131,7 +144,12 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := protocol.ReadDocument(a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)])
+	text := a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)]
+	if fields.checksum != fields.checksumWith(text) {
+		return nil, nil, errors.Join(fmt.Errorf("the session header %s has changed in memory since a service wrote it: "+
+			"its checksum is another", name), a.Close())
+	}
+	d, err := protocol.ReadDocument(text)
 	if err == nil && groupsOf(d) != int(fields.groupCount) {
 		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
 			fields.groupCount, groupsOf(d))

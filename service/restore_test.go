@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -335,18 +336,38 @@ func spoil(t *testing.T, file *os.File, offset int64, data []byte) (mend func())
 	}
 }
 
+func spoilBegin(t *testing.T, file *os.File) (mend func()) {
+	return spoil(t, file, 0, []byte("spoiled."))
+}
+
+// flipRank flips the lowest bit of the rank in the document of a session header.
+func flipRank(t *testing.T, file *os.File) (mend func()) {
+	t.Helper()
+	text, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<20))
+	field := []byte(`"rank":`)
+	at := bytes.Index(text, field) + len(field)
+	if err != nil || at < len(field) {
+		t.Fatal("the header has no rank: ", err)
+	}
+	return spoil(t, file, int64(at), []byte{text[at] ^ 1})
+}
+
 // TestBrokenSessionIsSetAside breaks one session. The others are restored. The broken
 // one is kept, reported and not begun anew, until it can be restored or is given back.
 func TestBrokenSessionIsSetAside(t *testing.T) {
 	for name, broken := range map[string]struct {
 		arena  string
+		spoil  func(*testing.T, *os.File) (mend func())
 		want   string          // the reason for setting it aside
 		status protocol.Status // status of an open
 		opened string
 	}{
-		"record": {"session", "this release did not write it", protocol.Busy,
+		"record": {"session", spoilBegin, "this release did not write it", protocol.Busy,
 			"open: session 2 is set aside and may be of another job*"},
-		"journal": {"step_journal", "it is no journal", protocol.Refused,
+		// One bit makes it the session of rank 0, which would begin anew.
+		"rank": {"session", flipRank, "its checksum is another", protocol.Busy,
+			"open: session 2 is set aside and may be of another job*"},
+		"journal": {"step_journal", spoilBegin, "it is no journal", protocol.Refused,
 			"open: session 2 (job test, rank1/bf16): *its " +
 				`memory is kept, and "plimsoll restore --discard 2" frees it`},
 	} {
@@ -354,7 +375,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			r := startService(t)
 			prints := openMany(t, r, 3)
 			file := r.keptArena(t, "rank1/bf16/"+broken.arena)
-			mend := spoil(t, file, 0, []byte("spoiled."))
+			mend := broken.spoil(t, file)
 			r.killAndWait(t)
 			o := r.overview(t)
 			if len(o.Sessions) != 2 || len(o.SetAside) != 1 || o.SetAside[0].Name != "2" ||
@@ -368,7 +389,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			for rank := range prints {
 				s, err := servicetest.Open(r.Socket, tiny(rank, 3))
 				switch {
-				case rank == 1 || name == "record": // it may be any job's
+				case rank == 1 || broken.arena == "session": // it may be any job's
 					wantError(t, err, broken.status, broken.opened)
 				case err != nil || !s.Welcome.Attached || fingerprint(t, s) != prints[rank]:
 					t.Errorf("rank %d: %v", rank, err)
@@ -390,7 +411,7 @@ func TestBrokenSessionIsSetAside(t *testing.T) {
 			}
 			checkMany(t, r, prints)
 			// Once more, and this time for good.
-			spoil(t, file, 0, []byte("spoiled."))
+			broken.spoil(t, file)
 			r.killAndWait(t)
 			await(t, "a service", func() bool { return len(r.overview(t).SetAside) == 1 })
 			if err := dial(t, r).Restore("2", true); err != nil {
