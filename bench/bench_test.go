@@ -164,7 +164,8 @@ func TestPeer(t *testing.T) {
 	}
 	for _, v := range torch.Variants {
 		most := peerExtraBytes * ledger.MiB
-		if least := 2 * ledger.MiB; v.Name == "foreach" && v.Extra < least || v.Extra > most {
+		// It is 2 MiB and more, but the kernel counts a process's pages in batches on each CPU.
+		if least := ledger.MiB; v.Name == "foreach" && v.Extra < least || v.Extra > most {
 			t.Errorf("%s took %v beside its tensors", v.Name, v.Extra)
 		}
 	}
