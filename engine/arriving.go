@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"plimsoll/optim"
 	"plimsoll/shard"
 )
 
@@ -96,18 +95,16 @@ func (a *arrivals) isIdle() bool {
 
 // BeginArriving begins the next step before its gradients are there, as [Shard.BeginThen] begins one. A chunk is
 // updated when all of its gradients have arrived since ([Shard.GradientsArrived]). They do not change until the step is
-// finished. Until all have arrived, only GradientsArrived, Misses and Abandon may be called, beside what any goroutine
+// finished. Until all have arrived, only GradientsArrived, LeaveMissing, Misses and Abandon may be called, beside what any goroutine
 // may call.
 //
 // If the process ends meanwhile, the next one goes on after [Shard.Finish]: it is told again of all gradients that have
 // arrived.
-func (s *Shard) BeginArriving(
-	step int64, gradScale float64, optimizers []optim.Optimizer, then func(),
-) error {
-	if err := s.mayBegin(step, gradScale, optimizers); err != nil {
+func (s *Shard) BeginArriving(u Update, then func()) error {
+	if err := s.MayBegin(u); err != nil {
 		return err
 	}
-	s.update(step, gradScale, optimizers, then, true)
+	s.update(u, then, true)
 	return nil
 }
 
@@ -227,10 +224,12 @@ func (s *Shard) Abandon() (torn bool) {
 	}
 	s.wait()
 	for unit := range s.done {
-		torn = torn || s.isDone(unit)
+		torn = torn || s.isDone(unit) && !s.isLeft(s.chunks[unit].Section)
 	}
 	steps := s.Steps()
 	s.arrivals.missing.Store(0)
+	copy(s.left.after(s.begun.Load()), s.left.after(s.begun.Load()-1))
+	s.assigned.valid = false
 	s.finished.Store(s.begun.Load())
 	s.before.Store(steps - int64(s.finished.Load()))
 	s.current.watchers.wake()

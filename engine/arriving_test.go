@@ -20,14 +20,13 @@ import (
 
 // beginNextArriving is beginNext for a step whose gradients are not there.
 func beginNextArriving(s *Shard) error {
-	step := s.Steps() + 1
-	scale, optimizers := nextStep(s)
-	return s.BeginArriving(step, scale, optimizers, nil)
+	return s.BeginArriving(nextUpdate(s), nil)
 }
 
 // arriveAnyhow has all gradients arrive in random ranges, in random order, some of them more than once. It calls write
-// before the gradients of a range arrive.
+// before the gradients of a range arrive. The sections that the step leaves alone get none.
 func arriveAnyhow(s *Shard, random *rand.Rand, write func(shard.Range)) {
+	s.LeaveMissing(leftNext(s)...)
 	var ranges []shard.Range
 	for first := int64(0); first < s.config.Elements; {
 		count := min(1+random.Int64N(1+random.Int64N(s.config.Elements)), s.config.Elements-first)
@@ -123,7 +122,7 @@ func TestMissingGradientsAreKnown(t *testing.T) {
 	told := 0
 	scale, optimizers := nextStep(s)
 	begun := time.Now()
-	if err := s.BeginArriving(1, scale, optimizers, func() { told++ }); err != nil {
+	if err := s.BeginArriving(Update{Step: 1, GradScale: scale, Optimizers: optimizers}, func() { told++ }); err != nil {
 		t.Fatal(err)
 	}
 	first := shard.Range{First: 0, Count: 250}
@@ -244,7 +243,7 @@ func TestArrivingAllocatesNothing(t *testing.T) {
 	s := crashCases()[0].newShard(t, true)
 	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
 	if allocations := testing.AllocsPerRun(50, func() {
-		if err := s.BeginArriving(s.Steps()+1, 1, optimizers, nil); err != nil {
+		if err := s.BeginArriving(Update{Step: s.Steps() + 1, GradScale: 1, Optimizers: optimizers}, nil); err != nil {
 			t.Error(err)
 		}
 		for _, i := range []int{3, 1, 0, 2} {

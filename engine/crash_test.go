@@ -94,8 +94,26 @@ func fillShard(s *Shard) {
 // beginNext begins a step. Its hyperparameters differ from the steps before, which
 // exposes a step that is made twice, or partly as another.
 func beginNext(s *Shard) error {
+	u := nextUpdate(s)
+	u.LeftAlone = leftNext(s)
+	return s.BeginThen(u, nil)
+}
+
+// nextUpdate returns the next step, which leaves nothing alone.
+func nextUpdate(s *Shard) Update {
 	scale, optimizers := nextStep(s)
-	return s.Begin(s.Steps()+1, scale, optimizers)
+	return Update{Step: s.Steps() + 1, GradScale: scale, Optimizers: optimizers}
+}
+
+// leftNext returns the sections that the next step leaves alone: in turns, if there are several.
+func leftNext(s *Shard) (sections []int) {
+	count := len(s.config.Sections())
+	for section := range count {
+		if count > 1 && (s.Steps()+int64(section))%3 == 1 {
+			sections = append(sections, section)
+		}
+	}
+	return sections
 }
 
 // nextStep returns the numbers of the next step.
@@ -229,7 +247,7 @@ func breakOff(s *Shard, random *rand.Rand) {
 	free := 0
 	for _, unit := range random.Perm(s.config.Chunks)[:random.IntN(s.config.Chunks+1)] {
 		switch {
-		case free == len(s.slots) || s.isDone(unit):
+		case free == len(s.slots) || s.isDone(unit) || s.isLeft(s.chunk(unit).Section):
 		case random.IntN(2) == 0:
 			s.updateUnit(free, unit)
 		default:
@@ -248,7 +266,7 @@ func changePart(s *Shard, slot slot, unit, first int, random *rand.Rand) {
 	tile := format.Moments.Tile()
 	tiles := random.IntN((n-first+tile-1)/tile + 1)
 	end := min(first+tiles*tile, n)
-	s.config.Kernel.UpdateLogged(format, &s.constants[c.section.group], state.Slice(0, end), first, slot.undo)
+	s.config.Kernel.UpdateLogged(format, s.constantsOf(c), state.Slice(0, end), first, slot.undo)
 	broken := state.Slice(first+max(tiles-2, 0)*tile, end)
 	for _, stream := range changed(format, &broken) {
 		for i := range stream {

@@ -91,15 +91,15 @@ func (e *Engine) Step(lossScale float64) Result {
 		return result
 	}
 	begin = time.Now()
-	step, gradScale := e.Steps()+1, optim.GradScale(norm, lossScale, e.clip)
+	update := Update{Step: e.Steps() + 1, GradScale: optim.GradScale(norm, lossScale, e.clip), Optimizers: e.optimizers}
 	for _, s := range e.shards {
-		if result.Err = s.checkConstants(step, gradScale, e.optimizers); result.Err != nil {
+		if result.Err = s.checkConstants(update); result.Err != nil {
 			e.forgetArrived()
 			return result
 		}
 	}
 	for _, s := range e.shards {
-		s.update(step, gradScale, e.optimizers, nil, false)
+		s.update(update, nil, false)
 	}
 	for _, s := range e.shards {
 		s.Wait()

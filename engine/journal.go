@@ -13,8 +13,8 @@ import (
 )
 
 // The journal lies in pages that outlive the process. It holds what another process
-// needs to finish an update: its number, the constants of all parameter groups, and
-// which chunks are done. It also holds a slot for each worker: the undo log of the
+// needs to finish an update: its number, its constants, which sections take which of them
+// and which it leaves alone, and which chunks are done. It also holds a slot for each worker: the undo log of the
 // chunk that the worker is changing.
 //
 // To finish a step, a process restores the chunks that were being changed, goes on in
@@ -33,7 +33,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 4
+	journalVersion = 5
 
 	cacheLine = 64
 )
@@ -50,9 +50,11 @@ type journalHead struct {
 
 // journalLayout holds the offsets of the parts of a journal.
 type journalLayout struct {
-	slots, slotSize             int64
-	constants, done, slotsBegin int64 // offsets
-	size                        int64
+	slots, slotSize int64
+	// Offsets.
+	constants, rows, done, slotsBegin int64
+	left                              [2]int64
+	size                              int64
 }
 
 func (c ShardConfig) journalLayout() journalLayout {
@@ -60,8 +62,12 @@ func (c ShardConfig) journalLayout() journalLayout {
 	for section := range c.Sections() {
 		l.slotSize = max(l.slotSize, cacheLine+int64(c.FormatOf(section).UndoBytes()))
 	}
+	sections := int64(len(c.Sections()))
 	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
-	l.done = l.constants + wholeLines(int64(c.Groups)*int64(unsafe.Sizeof(kernel.Constants{})))
+	l.rows = l.constants + wholeLines(sections*int64(unsafe.Sizeof(kernel.Constants{})))
+	l.left[0] = l.rows + wholeLines(4*sections)
+	l.left[1] = l.left[0] + wholeLines(8*sections)
+	l.done = l.left[1] + wholeLines(8*sections)
 	l.slotsBegin = l.done + wholeLines(4*int64(c.Chunks))
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
@@ -76,8 +82,9 @@ func (c ShardConfig) journalArena() arena.Plan {
 		Component: ledger.StepJournal,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+
-			"are done; %d B: step and hyperparameters; rounded up to lines of %d B",
-			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, cacheLine),
+			"are done; %d B: step, and the constants and steps of %s parameters; rounded up to lines of %d B",
+			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, ledger.Count(int64(len(c.Sections()))),
+			cacheLine),
 	}
 }
 
@@ -93,7 +100,12 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	l, bytes := c.journalLayout(), a.Bytes()
 	head := at[journalHead](bytes, 0)
 	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
-	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), c.Groups)
+	sections := len(c.Sections())
+	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), sections)
+	p.rows = unsafe.Slice(at[uint32](bytes, l.rows), sections)
+	for i := range p.left {
+		p.left[i] = unsafe.Slice(at[int64](bytes, l.left[i]), sections)
+	}
 	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.Chunks)
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize

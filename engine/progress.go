@@ -15,10 +15,11 @@ import (
 type progress struct {
 	*counters
 	accumulations *accumulations
-	constants     []kernel.Constants // of each parameter group, in the update begun last
-	done          []atomic.Uint32    // by chunk: the mark of the last update or accumulation that it has had
-	slots         []slot             // of each worker; none without a journal
-	writing       *atomic.Bool       // whether slots are undo logs of a write of moments
+	steps
+	constants []kernel.Constants // in the update begun last; at most one for each section
+	done      []atomic.Uint32    // by chunk: the mark of the last update or accumulation that it has had
+	slots     []slot             // of each worker; none without a journal
+	writing   *atomic.Bool       // whether slots are undo logs of a write of moments
 }
 
 // counters count updates.
@@ -51,10 +52,12 @@ func (s slot) begin(unit int) {
 
 // newProgress returns progress on the heap.
 func newProgress(c ShardConfig) progress {
+	sections := len(c.Sections())
 	return progress{
 		counters:      &counters{},
 		accumulations: &accumulations{},
-		constants:     make([]kernel.Constants, c.Groups),
+		steps:         steps{lists{make([]int64, sections), make([]int64, sections)}, make([]uint32, sections)},
+		constants:     make([]kernel.Constants, sections),
 		done:          make([]atomic.Uint32, c.Chunks),
 	}
 }

@@ -30,9 +30,10 @@ type Shard struct {
 	queue    queue    // which chunks of an update come first
 	arrivals arrivals // gradients of an update that was begun before they were there
 
-	summed  []bool           // norm blocks that were added up when their gradients arrived
-	trial   kernel.Constants // of a step that is checked; the journal has only steps that begin
-	current update
+	summed   []bool           // norm blocks that were added up when their gradients arrived
+	trial    kernel.Constants // of a step that is checked; the journal has only steps that begin
+	assigned rows             // the constants of the journal, and of what they are
+	current  update
 	// Bound once: a step allocates nothing.
 	updateChunk, sumBlock, moveChunk func(worker, unit int)
 	takeUrgent                       func(unit int) bool

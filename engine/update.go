@@ -5,57 +5,66 @@ import (
 	"sync"
 
 	"plimsoll/optim"
+	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
 
-// SetSteps sets the number of steps that the state has seen, for a state that was
-// loaded. A step that another process has begun is forgotten.
-func (s *Shard) SetSteps(n int64) {
-	s.Wait()
-	s.finished.Store(s.begun.Load())
-	s.before.Store(n - int64(s.finished.Load()))
+// Update is what a step is made with.
+type Update struct {
+	Step       int64             // its number
+	GradScale  float64           // by which every gradient is multiplied
+	Optimizers []optim.Optimizer // of each parameter group
+	// LeftAlone are sections that have no gradients. They keep their weights and moments, and the step is none of
+	// theirs. What is in the arena of gradients counts for the norm alone.
+	LeftAlone []int
 }
 
 // Begin begins the next step. It multiplies every gradient by scale and updates each
 // parameter group with its optimizer. It returns at once: call [Shard.Wait] or
 // [Shard.WaitRange] before reading parameters or writing gradients.
 func (s *Shard) Begin(step int64, gradScale float64, optimizers []optim.Optimizer) error {
-	return s.BeginThen(step, gradScale, optimizers, nil)
+	return s.BeginThen(Update{Step: step, GradScale: gradScale, Optimizers: optimizers}, nil)
 }
 
 // BeginThen is [Shard.Begin] with a function that the worker that finishes the step
 // calls: no other thread needs to be woken for it. The shard's workers are busy until
 // it returns. The caller updates a one-chunk shard itself; waking a worker would take
 // as long as the update.
-func (s *Shard) BeginThen(step int64, gradScale float64, optimizers []optim.Optimizer, then func()) error {
-	if err := s.mayBegin(step, gradScale, optimizers); err != nil {
+func (s *Shard) BeginThen(u Update, then func()) error {
+	if err := s.MayBegin(u); err != nil {
 		return err
 	}
-	s.update(step, gradScale, optimizers, then, false)
+	s.update(u, then, false)
 	return nil
 }
 
-// mayBegin refuses a step that is not the next, or whose numbers make no sense.
-func (s *Shard) mayBegin(step int64, gradScale float64, optimizers []optim.Optimizer) error {
+// MayBegin refuses a step that is not the next, or whose numbers make no sense.
+func (s *Shard) MayBegin(u Update) error {
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
-		return fmt.Errorf("step %d cannot begin: step %d is under way", step, next)
+		return fmt.Errorf("step %d cannot begin: step %d is under way", u.Step, next)
 	case s.isAccumulating():
 		return fmt.Errorf("step %d cannot begin: an accumulation is half done: accumulate that gradient again, or "+
-			"clear all gradients", step)
-	case step != next:
-		return fmt.Errorf("step %d cannot begin: the next one is %d", step, next)
-	case len(optimizers) < len(s.constants):
+			"clear all gradients", u.Step)
+	case u.Step != next:
+		return fmt.Errorf("step %d cannot begin: the next one is %d", u.Step, next)
+	case len(u.Optimizers) < s.config.Groups:
 		return fmt.Errorf("step %d cannot begin: there are %d parameter groups and %d optimizers",
-			step, len(s.constants), len(optimizers))
+			u.Step, s.config.Groups, len(u.Optimizers))
 	}
-	for group := range s.constants {
-		if err := s.suits(group, optimizers[group]); err != nil {
-			return fmt.Errorf("step %d cannot begin: %w", step, err)
+	for group := range s.config.Groups {
+		if err := s.suits(group, u.Optimizers[group]); err != nil {
+			return fmt.Errorf("step %d cannot begin: %w", u.Step, err)
 		}
 	}
-	if err := s.checkConstants(step, gradScale, optimizers); err != nil {
-		return fmt.Errorf("step %d cannot begin: %w", step, err)
+	for _, section := range u.LeftAlone {
+		if section < 0 || section >= len(s.sections) {
+			return fmt.Errorf("step %d cannot begin: it leaves section %d alone, and there are %d", u.Step, section,
+				len(s.sections))
+		}
+	}
+	if err := s.checkConstants(u); err != nil {
+		return fmt.Errorf("step %d cannot begin: %w", u.Step, err)
 	}
 	return nil
 }
@@ -72,26 +81,34 @@ func (s *Shard) suits(group int, o optim.Optimizer) error {
 }
 
 // checkConstants refuses hyperparameters and a scale with which an update in
-// binary32 would make NaN. It leaves the journal as it is.
-func (s *Shard) checkConstants(step int64, gradScale float64, optimizers []optim.Optimizer) error {
-	for group := range s.constants {
-		if err := optimizers[group].Constants(&s.trial, step, gradScale); err != nil {
-			return fmt.Errorf("parameter group %d: %v: %w", group, optimizers[group], err)
+// binary32 would make NaN. It leaves the constants in the journal as they are.
+func (s *Shard) checkConstants(u Update) error {
+	s.assign()
+	for _, of := range s.assigned.list {
+		if err := u.constants(&s.trial, of); err != nil {
+			return fmt.Errorf("parameter group %d: %v: %w", of.group, u.Optimizers[of.group], err)
 		}
 	}
 	return nil
 }
 
+// constants computes the constants of sections.
+func (u *Update) constants(c *kernel.Constants, of row) error {
+	return u.Optimizers[of.group].Constants(c, u.Step-of.left, u.GradScale)
+}
+
 // update begins an update whose constants were checked. The store of its number
 // comes last: from then on, any process that attaches the shard can finish it. If
 // gradients are still arriving, it can do so once they are all there.
-func (s *Shard) update(step int64, gradScale float64, optimizers []optim.Optimizer, then func(), arriving bool) {
+func (s *Shard) update(u Update, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
-	for i := range s.constants {
-		_ = optimizers[i].Constants(&s.constants[i], step, gradScale) // was checked
+	for i, of := range s.assigned.list {
+		_ = u.constants(&s.constants[i], of) // was checked
 	}
+	copy(s.rows, s.assigned.of)
+	s.leave(u.LeftAlone)
 	s.clearLogs()
 	s.arriving.Store(0)
 	if arriving {
@@ -182,12 +199,17 @@ func (s *Shard) end() {
 }
 
 func (s *Shard) makeUpdate(worker, unit int) {
+	c := s.chunk(unit)
+	if s.isLeft(c.Section) {
+		s.setDone(unit)
+		return
+	}
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
-	began, c := s.config.begin(), s.chunk(unit)
+	began := s.config.begin()
 	if s.slots == nil {
-		s.config.Kernel.Update(c.section.format, &s.constants[c.section.group], c.state())
+		s.config.Kernel.Update(c.section.format, s.constantsOf(c), c.state())
 	} else {
 		s.change(s.slots[worker], unit)
 	}
@@ -285,8 +307,11 @@ func (s *Shard) change(slot slot, unit int) {
 // updateFrom updates a chunk, beginning at an element.
 func (s *Shard) updateFrom(slot slot, unit, first int) {
 	c := s.chunk(unit)
-	s.config.Kernel.UpdateLogged(c.section.format, &s.constants[c.section.group], c.state(), first, slot.undo)
+	s.config.Kernel.UpdateLogged(c.section.format, s.constantsOf(c), c.state(), first, slot.undo)
 }
+
+// constantsOf returns the constants of a chunk in the update that was begun last.
+func (s *Shard) constantsOf(c chunk) *kernel.Constants { return &s.constants[s.rows[c.Section]] }
 
 // resume finishes the chunk of a slot's undo log. If this process is killed, too,
 // the slot still says where to go on.

@@ -4,8 +4,8 @@
 // A shard is a number of elements of the model's flat parameters, in order. It is cut in three ways:
 //
 //   - A [Piece] is what the shard has of one parameter: a range of the flattened parameter.
-//   - A [Section] is a range of the shard whose elements have the same parameter group and the same type of moments.
-//     Adjacent pieces that are alike are one section.
+//   - A [Section] is a range of the shard that a step updates with the same constants, or leaves alone. Its elements
+//     have the same parameter group and the same type of moments. A piece is a section.
 //   - A [Chunk] is what a worker updates at a time, and what has a checksum in a checkpoint. No chunk reaches into a
 //     second section. With int8 moments, chunks are full blocks; only the end of a section may be a short block.
 //

@@ -64,17 +64,12 @@ func (p Piece) Validate() error {
 	return nil
 }
 
-// Sections returns the sections of a shard of pieces. Adjacent pieces with the same parameter group and the same type
-// of moments are one section.
+// Sections returns the sections of a shard of pieces: one for each that has elements, as a step may leave any of them
+// alone.
 func Sections(pieces []Piece) []Section {
 	var sections []Section
 	for _, p := range pieces {
-		last := len(sections) - 1
-		switch {
-		case p.Count == 0:
-		case last >= 0 && sections[last].Group == p.Group && sections[last].Moments == p.Moments:
-			sections[last].Elements += p.Count
-		default:
+		if p.Count > 0 {
 			sections = append(sections, Section{Elements: p.Count, Group: p.Group, Moments: p.Moments})
 		}
 	}

@@ -1,0 +1,157 @@
+//go:build linux
+
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"plimsoll/dtype"
+	"plimsoll/optim"
+	"plimsoll/optim/kernel"
+	"plimsoll/shard"
+)
+
+// TestSectionsThatAreLeftAlone makes steps that leave random sections alone. Each section ends as a shard of its own
+// that has had its steps, and no others.
+func TestSectionsThatAreLeftAlone(t *testing.T) {
+	sections := []shard.Section{{Elements: 300}, {Elements: 1000, Group: 1}, {Elements: 17}, {Elements: 400, Group: 1}}
+	for name, of := range map[string]optim.Optimizer{
+		"adam":    optim.Adam{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1},
+		"adagrad": optim.Adagrad{LearningRate: 1e-2, LearningRateDecay: 0.1, Epsilon: 1e-10},
+		"sgd":     optim.SGD{LearningRate: 1e-2, Momentum: 0.9, Dampening: 0.5},
+	} {
+		format := kernel.Format{Algorithm: of.Algorithm(), State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}
+		for _, journal := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " journal ", journal), func(t *testing.T) {
+				rapid.Check(t, func(r *rapid.T) {
+					checkLeftAlone(t, r, format, of, sections, journal)
+				})
+			})
+		}
+	}
+}
+
+func checkLeftAlone(t *testing.T, r *rapid.T, format kernel.Format, of optim.Optimizer, sections []shard.Section,
+	journal bool) {
+	open := func(sections []shard.Section) *Shard {
+		s, err := NewShard(ShardConfig{Layout: layout(format, 100, sections), CPUs: cpus(t, 2), Journal: journal})
+		if err != nil {
+			r.Fatal(err)
+		}
+		return s
+	}
+	whole := open(sections)
+	defer whole.Close()
+	fillShard(whole)
+	alone := make([]*Shard, len(sections))
+	for i, section := range sections {
+		section.Group = 0
+		alone[i] = open([]shard.Section{section})
+		defer alone[i].Close()
+		copyImage(whole, i, alone[i])
+	}
+	begin := func(s *Shard, u Update) {
+		if err := s.BeginThen(u, nil); err != nil {
+			r.Fatal(err)
+		}
+		s.Wait()
+	}
+	for step := range int64(rapid.IntRange(1, 6).Draw(r, "steps")) {
+		u := Update{Step: step + 1, GradScale: 1 / float64(step+1), Optimizers: []optim.Optimizer{of, of}}
+		for i := range sections {
+			if rapid.Bool().Draw(r, "left") {
+				u.LeftAlone = append(u.LeftAlone, i)
+				continue
+			}
+			own := u
+			own.Step, own.LeftAlone = alone[i].Steps()+1, nil
+			begin(alone[i], own)
+		}
+		begin(whole, u)
+	}
+	for i, own := range whole.OwnSteps() {
+		if own != alone[i].Steps() {
+			r.Errorf("section %d has had %d steps, want %d", i, own, alone[i].Steps())
+		}
+		was := imageOf(alone[i])
+		if copyImage(whole, i, alone[i]); !bytes.Equal(was, imageOf(alone[i])) {
+			r.Errorf("section %d of %v differs from a shard of its own after %d steps", i, of, own)
+		}
+	}
+}
+
+// copyImage copies the state of a section to a shard that has nothing else.
+func copyImage(whole *Shard, section int, to *Shard) {
+	from := whole.config.Section(section)
+	for i := range whole.config.Streams {
+		stream := &whole.config.Streams[i]
+		at, _, _ := whole.config.In(stream, from)
+		size := stream.Type.Size()
+		copy(to.arenas[i].Bytes(), whole.arenas[i].Bytes()[at.First*size:at.End()*size])
+	}
+}
+
+// TestOwnStepsAreSet goes on from a state whose sections have had different numbers of steps.
+func TestOwnStepsAreSet(t *testing.T) {
+	c := crashCases()[3] // its sections are mixed
+	s, plain := c.newShard(t, true), c.newShard(t, false)
+	makeSteps(t, plain, 5)
+	want := plain.OwnSteps()
+	if slices.Min(want) == slices.Max(want) {
+		t.Fatalf("all sections have had %v steps: that proves nothing", want)
+	}
+	restoreImage(s, imageOf(plain))
+	if err := s.SetOwnSteps(5, want); err != nil || !slices.Equal(s.OwnSteps(), want) {
+		t.Fatalf("%v: set are %v, want %v", err, s.OwnSteps(), want)
+	}
+	makeSteps(t, plain, 3)
+	makeSteps(t, s, 3)
+	if !bytes.Equal(imageOf(s), imageOf(plain)) {
+		t.Error("the state is another than if the steps had not been set")
+	}
+	for _, wrong := range [][]int64{want[1:], {0, 0, 0, 9}, {0, 0, 0, -1}} {
+		if err := s.SetOwnSteps(8, wrong); err == nil {
+			t.Errorf("%v were taken for the steps of %d sections", wrong, len(want))
+		}
+	}
+	if s.SetSteps(8); !slices.Equal(s.OwnSteps(), []int64{8, 8, 8, 8}) {
+		t.Errorf("sections have had %v steps, want 8 each", s.OwnSteps())
+	}
+	if err := s.BeginThen(Update{Step: 9, Optimizers: nextUpdate(s).Optimizers, LeftAlone: []int{4}}, nil); err == nil ||
+		!strings.Contains(err.Error(), "section 4") {
+		t.Errorf("a section that does not exist is left alone: %v", err)
+	}
+}
+
+// TestGivenUpStepsLeaveNothingAlone gives up a step that left a section alone, before any of it was made.
+func TestGivenUpStepsLeaveNothingAlone(t *testing.T) {
+	c := crashCases()[3]
+	s := c.newShard(t, true)
+	makeSteps(t, s, 2)
+	before, image := s.OwnSteps(), imageOf(s)
+	if err := beginNextArriving(s); err != nil {
+		t.Fatal(err)
+	}
+	s.LeaveMissing(1)
+	if torn := s.Abandon(); torn || !slices.Equal(s.OwnSteps(), before) || !bytes.Equal(imageOf(s), image) {
+		t.Errorf("torn is %v, and sections have had %v steps, want %v", torn, s.OwnSteps(), before)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	if err := beginNextArriving(s); err != nil {
+		t.Fatal(err)
+	}
+	arriveAnyhow(s, random, writeNothing)
+	s.Wait()
+	plain := c.newShard(t, false)
+	makeSteps(t, plain, 3)
+	if !bytes.Equal(imageOf(s), imageOf(plain)) || !slices.Equal(s.OwnSteps(), plain.OwnSteps()) {
+		t.Errorf("the next step is another: sections have had %v steps, want %v", s.OwnSteps(), plain.OwnSteps())
+	}
+}
