@@ -31,6 +31,8 @@ type Shard struct {
 	Format            kernel.Format
 	Pieces            []shard.Piece
 	State             *engine.Shard
+	// ownSteps are the steps that parameters have had, where they are not those of the state.
+	ownSteps map[string]int64
 	// Identity tells the files of a save from the files of another job or of an
 	// earlier attempt. All shards of a save have the same identity, and no other
 	// save has it. The empty string is an identity, too.

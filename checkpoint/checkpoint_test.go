@@ -118,7 +118,13 @@ type failer interface {
 
 // newShard maps a shard, which is closed with the test. A chunk of 0 is one of the usual size.
 func newShard(f failer, rank, world int, format kernel.Format, chunk int, pieces []shard.Piece) Shard {
-	l, err := shard.NewLayout(format, int64(cmp.Or(chunk, shard.DefaultChunk)), shard.Sections(pieces))
+	return newShardOf(f, rank, world, format, chunk, pieces, shard.Sections(pieces))
+}
+
+// newShardOf is newShard for sections that are cut in another way.
+func newShardOf(f failer, rank, world int, format kernel.Format, chunk int, pieces []shard.Piece,
+	sections []shard.Section) Shard {
+	l, err := shard.NewLayout(format, int64(cmp.Or(chunk, shard.DefaultChunk)), sections)
 	if err != nil {
 		f.Fatalf("%v", err)
 	}

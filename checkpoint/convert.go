@@ -54,7 +54,7 @@ func (c *Checkpoint) Convert(
 	}
 	identity := rand.Text()
 	for _, s := range shards {
-		s.Identity = identity
+		s.Identity, s.ownSteps = identity, c.ownSteps
 		if err := c.convert(ctx, directory, s, progress); err != nil {
 			return "", errors.Join(err, takeBack(folder, identity))
 		}

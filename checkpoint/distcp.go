@@ -394,7 +394,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 // rank returns the shard of a rank.
 func (d *distcp) rank(number int) *foreign {
 	for number >= len(d.ranks) {
-		d.ranks = append(d.ranks, &foreign{})
+		d.ranks = append(d.ranks, &foreign{had: map[string]int64{}})
 	}
 	return d.ranks[number]
 }

@@ -19,9 +19,12 @@ import (
 
 // Schemas of the documents of a checkpoint.
 const (
-	ShardSchema  = "plimsoll.shard/1"
-	StatesSchema = "plimsoll.states/1"
-	IndexSchema  = "plimsoll.index/1"
+	ShardSchema = "plimsoll.shard/1"
+	// ownStepsSchema is the schema of a shard whose parameters have had different numbers of steps: releases that know
+	// of no such thing refuse it.
+	ownStepsSchema = "plimsoll.shard/2"
+	StatesSchema   = "plimsoll.states/1"
+	IndexSchema    = "plimsoll.index/1"
 )
 
 // manifestHead begins every manifest.
@@ -57,7 +60,9 @@ type manifest struct {
 	HeaderSum checksums         `json:"header_crc32c"`
 	Streams   []streamDocument  `json:"streams"`
 	Share     *shareDocument    `json:"share,omitzero"` // if several ranks hold the shard
-	Training  jsontext.Value    `json:"training,omitzero"`
+	// OwnSteps are the steps that parameters have had, where they are not those of the state.
+	OwnSteps map[string]int64 `json:"own_steps,omitempty"`
+	Training jsontext.Value   `json:"training,omitzero"`
 }
 
 // shareDocument says which share of a shard the file holds. It shows that a checkpoint
@@ -227,6 +232,9 @@ func newManifest(s Shard, l *layout, step int64, header []byte, training jsontex
 		Header: int64(len(header)), HeaderSum: checksums{checksum(header)},
 		Training: training,
 	}
+	if own := ownStepsOf(s.ownSteps, l.pieces); len(own) > 0 {
+		m.Schema, m.OwnSteps = ownStepsSchema, own
+	}
 	for _, s := range l.Sections() {
 		m.Sections = append(m.Sections, sectionDocument{s.Elements, s.Group, s.Moments.String()})
 	}
@@ -254,8 +262,8 @@ func documentOf(pieces []shard.Piece) []pieceDocument {
 // layout returns the layout that the manifest describes, and checks the manifest
 // against it.
 func (m *manifest) layout() (*layout, error) {
-	if m.Schema != ShardSchema {
-		return nil, fmt.Errorf("schema %q, expected %q", m.Schema, ShardSchema)
+	if m.Schema != ShardSchema && m.Schema != ownStepsSchema {
+		return nil, fmt.Errorf("schema %q, expected %q or %q", m.Schema, ShardSchema, ownStepsSchema)
 	}
 	if err := validateName(m.Rank, m.World, m.Part); err != nil {
 		return nil, err
@@ -296,7 +304,26 @@ func (m *manifest) layout() (*layout, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := m.checkOwnSteps(pieces); err != nil {
+		return nil, err
+	}
 	return l, m.compare(l)
+}
+
+// checkOwnSteps refuses steps of parameters that the shard does not have, and more steps than the state has seen.
+func (m *manifest) checkOwnSteps(pieces []shard.Piece) error {
+	if len(m.OwnSteps) > 0 && m.Schema != ownStepsSchema {
+		return fmt.Errorf("schema %q with own_steps, expected %q", m.Schema, ownStepsSchema)
+	}
+	for name, had := range m.OwnSteps {
+		if had < 0 || had > m.Step {
+			return fmt.Errorf("parameter %q has had %d steps, expected 0 to %d", name, had, m.Step)
+		}
+	}
+	if known := ownStepsOf(m.OwnSteps, pieces); len(known) != len(m.OwnSteps) {
+		return fmt.Errorf("own_steps of %d parameters, of which the shard has %d", len(m.OwnSteps), len(known))
+	}
+	return nil
 }
 
 // compare compares the manifest's sizes and streams with the layout.

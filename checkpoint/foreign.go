@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"sort"
 
@@ -18,7 +19,8 @@ import (
 // file; the numbers of a foreign one may lie anywhere.
 type foreign struct {
 	algorithm kernel.Algorithm
-	step      int64
+	step      int64            // of the parameter with the most
+	had       map[string]int64 // steps of each parameter, where the program counts them so; else nil
 	pieces    []shard.Piece
 	starts    []int64     // element of the shard at which each piece begins
 	places    [][]numbers // of the master and the moments of each piece
@@ -54,6 +56,14 @@ func (p location) read(open opener, first int64, b []byte) error {
 	return nil
 }
 
+// zeros are numbers that are in no file.
+type zeros struct{}
+
+func (zeros) read(_ opener, _ int64, b []byte) error {
+	clear(b)
+	return nil
+}
+
 // stored are numbers that lie in files as they are.
 type stored interface {
 	// spans calls use for each span of numbers that lie one behind the other.
@@ -84,18 +94,28 @@ func (s section) spans(first, count int64, use func(at location, count int64) er
 
 // add adds a piece that has elements: its master weights and its moments.
 func (f *foreign) add(p shard.Piece, algorithm kernel.Algorithm, step int64, places []numbers) error {
-	if len(f.pieces) > 0 && (algorithm != f.algorithm || step != f.step) {
+	if len(f.pieces) > 0 && (algorithm != f.algorithm || step != f.step && f.had == nil) {
 		return fmt.Errorf("it has the state of %v at step %d, but earlier parameters have the state of %v at step %d",
 			algorithm, step, f.algorithm, f.step)
 	}
 	if p.Count > shard.MaxElements-f.elements {
 		return fmt.Errorf("all parameters together have more than %d elements", int64(shard.MaxElements))
 	}
-	f.algorithm, f.step = algorithm, step
+	f.algorithm, f.step = algorithm, max(step, f.step)
+	if f.had != nil {
+		f.had[p.Name] = step
+	}
 	f.pieces, f.places = append(f.pieces, p), append(f.places, places)
 	f.starts = append(f.starts, f.elements)
 	f.elements += p.Count
 	return nil
+}
+
+// fewerThan returns the parameters that have had fewer steps, and how many.
+func (f *foreign) fewerThan(step int64) map[string]int64 {
+	fewer := maps.Clone(f.had)
+	maps.DeleteFunc(fewer, func(_ string, had int64) bool { return had == step })
+	return fewer
 }
 
 // read reads elements of a stream of the shard.
@@ -120,6 +140,9 @@ func (f *foreign) read(open opener, role kernel.Role, first int64, b []byte) err
 // have everything in fp32. Ranks without pieces have no state.
 func assembleForeign(path, part string, ranks []*foreign) (*Checkpoint, error) {
 	own := folder{path: path, world: len(ranks)}
+	for _, f := range ranks {
+		own.step = max(own.step, f.step)
+	}
 	var list []savedFile
 	var first *foreign
 	for rank, f := range ranks {
@@ -130,7 +153,7 @@ func assembleForeign(path, part string, ranks []*foreign) (*Checkpoint, error) {
 		if first == nil {
 			first = f
 		}
-		if f.algorithm != first.algorithm || f.step != first.step {
+		if f.algorithm != first.algorithm || f.step != first.step && f.had == nil {
 			return nil, fmt.Errorf("rank %d has the state of %v at step %d, but earlier ranks of %v at step %d",
 				rank, f.algorithm, f.step, first.algorithm, first.step)
 		}
@@ -141,13 +164,13 @@ func assembleForeign(path, part string, ranks []*foreign) (*Checkpoint, error) {
 		if err != nil {
 			return nil, err
 		}
-		m := newManifest(Shard{Rank: rank, World: len(ranks), Part: part, Format: format}, l, f.step, nil, nil)
+		s := Shard{Rank: rank, World: len(ranks), Part: part, Format: format, ownSteps: f.fewerThan(own.step)}
+		m := newManifest(s, l, own.step, nil, nil)
 		list = append(list, &file{path: path, manifest: m, layout: l, foreign: f})
 	}
 	if first == nil {
 		return nil, errors.New("it has no parameters")
 	}
-	own.step = first.step
 	return assembleShards(own, list)
 }
 

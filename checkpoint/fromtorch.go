@@ -32,7 +32,7 @@ type BesideTorch struct {
 func OpenTorch(
 	ctx context.Context, path string, beside BesideTorch, progress func(bytes int64),
 ) (*Checkpoint, error) {
-	t := &torchFile{}
+	t := &torchFile{foreign: foreign{had: map[string]int64{}}}
 	var err error
 	if t.names, err = readNames(beside.Names); err != nil {
 		return nil, err
@@ -61,6 +61,7 @@ type torchFile struct {
 	names     []string          // of all parameters, from a file of their own
 	weights   map[string]weight // from files of their own
 	quantized string            // the class of quantized moments
+	usual     any               // the state of a parameter that has one
 }
 
 // torchParameter is a parameter of an optimizer. Its key is a number or, in full states of FSDP, its name.
@@ -78,13 +79,18 @@ func (t *torchFile) understand(document any) error {
 	}
 	groups := items(member(document, "param_groups"))
 	states, masters := stateByKey(member(document, "state")), byKey[string](member(document, "master"))
+	if t.usual, err = firstState(parameters, states, groups); err != nil {
+		return err
+	}
 	for _, p := range parameters {
 		err := checkMomentum(states[p.key], groups[p.group])
 		if err != nil {
 			return err
 		}
 		state, err := plainState(states[p.key], groups[p.group])
-		if err == nil {
+		if err == nil && state == nil {
+			err = t.addWithoutState(p.name, p.group, masters[p.name])
+		} else if err == nil {
 			err = t.add(p.name, p.group, masters[p.name], state)
 		}
 		if err != nil {
@@ -92,6 +98,20 @@ func (t *torchFile) understand(document any) error {
 		}
 	}
 	return nil
+}
+
+// firstState returns the first state that a parameter has, or nil.
+func firstState(parameters []torchParameter, states map[any]any, groups []any) (any, error) {
+	for _, p := range parameters {
+		if states[p.key] != nil {
+			state, err := plainState(states[p.key], groups[p.group])
+			if err != nil {
+				return nil, fmt.Errorf("parameter %q: %w", p.name, err)
+			}
+			return state, nil
+		}
+	}
+	return nil, nil
 }
 
 // parametersOf returns the parameters of an optimizer in the order of their keys. Names are in the document or, in the
@@ -301,6 +321,27 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return err
 	}
 	return t.foreign.add(p, algorithm, step, places)
+}
+
+// addWithoutState adds a parameter that has had no step, as it had no gradients: torch makes its state at the first one.
+func (t *torchFile) addWithoutState(name string, group int, master any) error {
+	algorithm, moments, err := momentsIn(t.usual)
+	if err != nil {
+		return err
+	}
+	weights, err := t.weightOf(name, master)
+	if err != nil {
+		return err
+	}
+	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
+	if p.Count, err = p.Elements(); err != nil || p.Count == 0 {
+		return err
+	}
+	places := []numbers{weights.at}
+	for range moments {
+		places = append(places, zeros{})
+	}
+	return t.foreign.add(p, algorithm, 0, places)
 }
 
 // momentsIn returns the algorithm that a state is of and the names of its moments. It

@@ -53,7 +53,9 @@ func (c *Checkpoint) load(
 	if err := loader.load(ctx, s); err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", ErrPartial, err)
 	}
-	s.State.SetSteps(c.step)
+	if err := c.setSteps(s); err != nil {
+		return 0, nil, err
+	}
 	return c.step, trainingOf(c.files, s.Rank, s.Part), nil
 }
 

@@ -28,8 +28,9 @@ type Checkpoint struct {
 	folder
 	files      []*file // in the order of parts, and ranks in each
 	parameters map[string]*parameter
-	names      []string // of the parameters, in the order in which shards have them
-	quantized  string   // the class of moments that another program has quantized
+	names      []string         // of the parameters, in the order in which shards have them
+	quantized  string           // the class of moments that another program has quantized
+	ownSteps   map[string]int64 // of parameters that have had fewer steps than the state
 }
 
 // Quantized returns the class of the moments if another program has quantized them, or "".
@@ -263,7 +264,8 @@ func assemble(path string, files []savedFile, without []int) (Opened, error) {
 	ranks := map[int]bool{}
 	for _, f := range files {
 		m := f.of()
-		if m.Step != first.Step || m.World != first.World || m.Schema != first.Schema {
+		if m.Step != first.Step || m.World != first.World ||
+			(m.Schema == StatesSchema) != (first.Schema == StatesSchema) {
 			return nil, broken(f.name(), "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
 				m.Step, m.World, m.Schema, filepath.Base(files[0].name()), first.Step, first.World, first.Schema)
 		}
@@ -301,7 +303,7 @@ func (c *folder) checkRanks(ranks map[int]bool) error {
 
 // assembleShards makes a checkpoint of shards.
 func assembleShards(own folder, files []savedFile) (*Checkpoint, error) {
-	c := &Checkpoint{folder: own, parameters: map[string]*parameter{}}
+	c := &Checkpoint{folder: own, parameters: map[string]*parameter{}, ownSteps: map[string]int64{}}
 	for _, f := range files {
 		c.files = append(c.files, f.(*file))
 	}
@@ -312,6 +314,9 @@ func assembleShards(own folder, files []savedFile) (*Checkpoint, error) {
 				filepath.Base(c.files[0].path), first.Algorithm)
 		}
 		if err := c.add(i, f); err != nil {
+			return nil, err
+		}
+		if err := c.addSteps(f); err != nil {
 			return nil, err
 		}
 	}

@@ -47,6 +47,7 @@ func Save(directory string, s Shard, training jsontext.Value) (*Saving, error) {
 	if training, err = checkTraining(training); err != nil {
 		return nil, err
 	}
+	s.ownSteps = ownSteps(s)
 	w, removed, err := withRoom(directory, s.owner(s.State.Steps()), func() (*writer, error) {
 		return newWriter(directory, s, l, s.State.Steps(), training)
 	})

@@ -94,7 +94,7 @@ func (d *distcpWriter) write(ctx context.Context) error {
 		step := savedItem{path: []any{optimKey, "state", p.Name, "step"}, shape: []int64{}}
 		step.chunks = []savedChunk{{}}
 		err := d.blob(&step.chunks[0], scalar, func(w io.Writer) error {
-			_, err := w.Write(stepBytes(d.c.step))
+			_, err := w.Write(stepBytes(d.c.stepOf(p.Name)))
 			return err
 		})
 		if err != nil {

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -36,7 +37,7 @@ func (c *Checkpoint) WriteMegatron(
 	defer m.close()
 	template, err := m.open()
 	if err == nil {
-		err = c.checkTemplate(template, "Megatron")
+		err = cmp.Or(c.oneStep("Megatron"), c.checkTemplate(template, "Megatron"))
 	}
 	if err != nil {
 		return inputOf(megatronKind, like, err)

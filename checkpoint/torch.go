@@ -206,7 +206,7 @@ func (e *exporter) byGroup() [][]*parameter {
 
 // parameter writes the storages of a parameter.
 func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
-	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.step)); err != nil {
+	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.stepOf(p.Name))); err != nil {
 		return err
 	}
 	for i, role := range e.roles {

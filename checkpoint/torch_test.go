@@ -6,6 +6,7 @@ import (
 	"archive/zip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -225,6 +226,7 @@ def bf16(d): d["state"][1]["exp_avg"] = d["state"][1]["exp_avg"].bfloat16()
 def half(d): d["state"][1]["exp_avg"] = d["state"][1]["exp_avg"].half()
 def shape(d): d["state"][0]["exp_avg_sq"] = torch.zeros(3)
 def step(d): d["state"][2]["step"] = torch.tensor(9.0)
+def absent(d): del d["state"][1]
 def unnamed(d): del d["names"]
 def lacks(d): del d["master"][names[1]]
 def other(d): del d["state"][0]["exp_avg"]; d["state"][0]["exp"] = 1
@@ -241,7 +243,7 @@ def empty(d):
         d["param_groups"][1]["params"].append(i); d["state"][i] = s
 class Thing: pass
 def thing(d): d["thing"] = Thing()
-for change in (turn, bf16, half, shape, step, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing, empty):
+for change in (turn, bf16, half, shape, step, absent, unnamed, lacks, other, grouped, few, stepless, amsgrad, thing, empty):
     bad(change.__name__, change)
 
 for kind, arguments in ((torch.optim.SGD, {"dampening": 0.5}), (torch.optim.RMSprop, {})):
@@ -288,7 +290,6 @@ func TestFromTorch(t *testing.T) {
 		"turn":     {`"0.weight": master: a tensor of shape [40 30] with strides [1 40]`, "contiguous"},
 		"half":     {`"2.weight": exp_avg: a tensor with a HalfStorage, expected fp32`},
 		"shape":    {`"0.weight": exp_avg_sq: a tensor of shape [3]`},
-		"step":     {"Adam at step 9, but earlier parameters have the state of Adam at step 3"},
 		"unnamed":  {`no list "names"`, "docs/checkpoints.md"},
 		"lacks":    {`"2.weight": it has no tensor in "master"`},
 		"other":    {`"0.weight": its "state" has no moments`},
@@ -302,6 +303,22 @@ func TestFromTorch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
 			mustSay(t, err, append(says, name+".pt")...)
+		})
+	}
+	for name, want := range map[string][]int64{"step": {3, 3, 9, 3}, "absent": {3, 0, 3, 3}} {
+		t.Run(name, func(t *testing.T) {
+			c, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Verify(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+			for i, parameter := range c.names[:4] {
+				if got := c.stepOf(parameter); got != want[i] || c.Step() != slices.Max(want) {
+					t.Errorf("%s has had %d of %d steps, want %d of %d", parameter, got, c.Step(), want[i], slices.Max(want))
+				}
+			}
 		})
 	}
 	t.Run("bf16", func(t *testing.T) { // moments that are widened

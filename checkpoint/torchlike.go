@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"plimsoll/fault"
+	"plimsoll/optim/kernel"
 	"plimsoll/shard"
 )
 
@@ -66,6 +68,12 @@ func (c *Checkpoint) likeOf(document any, names []string) (*torchLike, error) {
 		}
 	}
 	left := maxOptions
+	counts := func(group any) bool { return member(group, "step") != nil }
+	if slices.ContainsFunc(l.groups, counts) || slices.Contains(l.stepless, true) && c.Algorithm() == kernel.Adam {
+		if err := c.oneStep("an optimizer that counts the steps of a parameter group"); err != nil {
+			return nil, err
+		}
+	}
 	for number, group := range l.groups {
 		if err := checkOptions(group, &left); err != nil {
 			return nil, fmt.Errorf("parameter group %d: %w", number, err)

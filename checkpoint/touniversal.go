@@ -28,6 +28,9 @@ func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progr
 		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
 			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
 	}
+	if err := c.oneStep("DeepSpeed"); err != nil {
+		return err
+	}
 	err := writeFolder(path, func(folder string) error {
 		u := &universalWriter{exporter: newExporter(c, io.Discard, progress), folder: folder}
 		return u.write(ctx)

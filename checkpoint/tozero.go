@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -34,7 +35,7 @@ func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string,
 	z := &zero{path: like}
 	template, err := z.open(ctx)
 	if err == nil {
-		err = c.checkTemplate(template, "DeepSpeed")
+		err = cmp.Or(c.oneStep("DeepSpeed"), c.checkTemplate(template, "DeepSpeed"))
 	}
 	var weights []parameterPlace
 	if err == nil {

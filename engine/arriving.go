@@ -57,6 +57,13 @@ func (a *arrivals) cover(r shard.Range) shard.Range {
 	return r
 }
 
+// hasSome reports whether any gradients of a range have arrived.
+func (a *arrivals) hasSome(r shard.Range) bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return slices.ContainsFunc(a.ranges, func(x shard.Range) bool { return x.Intersect(r).Count > 0 })
+}
+
 // add makes the chunk of a place one that workers take.
 func (a *arrivals) add(place int) {
 	a.ready[place/64] |= 1 << (place % 64)
@@ -228,8 +235,7 @@ func (s *Shard) Abandon() (torn bool) {
 	}
 	steps := s.Steps()
 	s.arrivals.missing.Store(0)
-	copy(s.left.after(s.begun.Load()), s.left.after(s.begun.Load()-1))
-	s.assigned.valid = false
+	copy(s.own.after(s.begun.Load()), s.own.after(s.begun.Load()-1))
 	s.finished.Store(s.begun.Load())
 	s.before.Store(steps - int64(s.finished.Load()))
 	s.current.watchers.wake()

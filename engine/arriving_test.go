@@ -26,7 +26,9 @@ func beginNextArriving(s *Shard) error {
 // arriveAnyhow has all gradients arrive in random ranges, in random order, some of them more than once. It calls write
 // before the gradients of a range arrive. The sections that the step leaves alone get none.
 func arriveAnyhow(s *Shard, random *rand.Rand, write func(shard.Range)) {
-	s.LeaveMissing(leftNext(s)...)
+	if err := s.LeaveMissing(leftNext(s)...); err != nil {
+		panic(err)
+	}
 	var ranges []shard.Range
 	for first := int64(0); first < s.config.Elements; {
 		count := min(1+random.Int64N(1+random.Int64N(s.config.Elements)), s.config.Elements-first)

@@ -14,7 +14,7 @@ import (
 
 // The journal lies in pages that outlive the process. It holds what another process
 // needs to finish an update: its number, its constants, which sections take which of them
-// and which it leaves alone, and which chunks are done. It also holds a slot for each worker: the undo log of the
+// and how many steps these have had, and which chunks are done. It also holds a slot for each worker: the undo log of the
 // chunk that the worker is changing.
 //
 // To finish a step, a process restores the chunks that were being changed, goes on in
@@ -53,7 +53,7 @@ type journalLayout struct {
 	slots, slotSize int64
 	// Offsets.
 	constants, rows, done, slotsBegin int64
-	left                              [2]int64
+	own                               [2]int64
 	size                              int64
 }
 
@@ -65,9 +65,9 @@ func (c ShardConfig) journalLayout() journalLayout {
 	sections := int64(len(c.Sections()))
 	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
 	l.rows = l.constants + wholeLines(sections*int64(unsafe.Sizeof(kernel.Constants{})))
-	l.left[0] = l.rows + wholeLines(4*sections)
-	l.left[1] = l.left[0] + wholeLines(8*sections)
-	l.done = l.left[1] + wholeLines(8*sections)
+	l.own[0] = l.rows + wholeLines(4*sections)
+	l.own[1] = l.own[0] + wholeLines(8*sections)
+	l.done = l.own[1] + wholeLines(8*sections)
 	l.slotsBegin = l.done + wholeLines(4*int64(c.Chunks))
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
@@ -103,8 +103,8 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	sections := len(c.Sections())
 	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), sections)
 	p.rows = unsafe.Slice(at[uint32](bytes, l.rows), sections)
-	for i := range p.left {
-		p.left[i] = unsafe.Slice(at[int64](bytes, l.left[i]), sections)
+	for i := range p.own {
+		p.own[i] = unsafe.Slice(at[int64](bytes, l.own[i]), sections)
 	}
 	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.Chunks)
 	for i := range l.slots {

@@ -4,10 +4,10 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -108,25 +108,27 @@ func TestOwnStepsAreSet(t *testing.T) {
 		t.Fatalf("all sections have had %v steps: that proves nothing", want)
 	}
 	restoreImage(s, imageOf(plain))
-	if err := s.SetOwnSteps(5, want); err != nil || !slices.Equal(s.OwnSteps(), want) {
-		t.Fatalf("%v: set are %v, want %v", err, s.OwnSteps(), want)
+	if err := errors.Join(s.SetOwnSteps(0, want[:3]), s.SetOwnSteps(3, want[3:]), s.SetStepsOnly(5)); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.OwnSteps(); s.Steps() != 5 || !slices.Equal(got, want) {
+		t.Fatalf("set are %d and %v, want 5 and %v", s.Steps(), got, want)
 	}
 	makeSteps(t, plain, 3)
 	makeSteps(t, s, 3)
 	if !bytes.Equal(imageOf(s), imageOf(plain)) {
 		t.Error("the state is another than if the steps had not been set")
 	}
-	for _, wrong := range [][]int64{want[1:], {0, 0, 0, 9}, {0, 0, 0, -1}} {
-		if err := s.SetOwnSteps(8, wrong); err == nil {
-			t.Errorf("%v were taken for the steps of %d sections", wrong, len(want))
-		}
-	}
 	if s.SetSteps(8); !slices.Equal(s.OwnSteps(), []int64{8, 8, 8, 8}) {
 		t.Errorf("sections have had %v steps, want 8 each", s.OwnSteps())
 	}
-	if err := s.BeginThen(Update{Step: 9, Optimizers: nextUpdate(s).Optimizers, LeftAlone: []int{4}}, nil); err == nil ||
-		!strings.Contains(err.Error(), "section 4") {
-		t.Errorf("a section that does not exist is left alone: %v", err)
+	for _, err := range []error{
+		s.SetOwnSteps(1, want), s.SetOwnSteps(-1, want), s.SetOwnSteps(3, []int64{-1}), s.SetStepsOnly(7),
+		s.BeginThen(Update{Step: 9, Optimizers: nextUpdate(s).Optimizers, LeftAlone: []int{4}}, nil),
+	} {
+		if err == nil || !slices.Equal(s.OwnSteps(), []int64{8, 8, 8, 8}) {
+			t.Errorf("%v: sections have had %v steps", err, s.OwnSteps())
+		}
 	}
 }
 
@@ -139,13 +141,19 @@ func TestGivenUpStepsLeaveNothingAlone(t *testing.T) {
 	if err := beginNextArriving(s); err != nil {
 		t.Fatal(err)
 	}
-	s.LeaveMissing(1)
+	if err := s.LeaveMissing(1); err != nil {
+		t.Fatal(err)
+	}
 	if torn := s.Abandon(); torn || !slices.Equal(s.OwnSteps(), before) || !bytes.Equal(imageOf(s), image) {
 		t.Errorf("torn is %v, and sections have had %v steps, want %v", torn, s.OwnSteps(), before)
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	if err := beginNextArriving(s); err != nil {
 		t.Fatal(err)
+	}
+	s.GradientsArrived(shard.Range{First: 3, Count: 1})
+	if s.LeaveMissing(0) == nil {
+		t.Error("a section is left alone, and a gradient of it has arrived")
 	}
 	arriveAnyhow(s, random, writeNothing)
 	s.Wait()

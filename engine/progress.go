@@ -15,7 +15,7 @@ import (
 type progress struct {
 	*counters
 	accumulations *accumulations
-	steps
+	ownSteps
 	constants []kernel.Constants // in the update begun last; at most one for each section
 	done      []atomic.Uint32    // by chunk: the mark of the last update or accumulation that it has had
 	slots     []slot             // of each worker; none without a journal
@@ -56,7 +56,7 @@ func newProgress(c ShardConfig) progress {
 	return progress{
 		counters:      &counters{},
 		accumulations: &accumulations{},
-		steps:         steps{lists{make([]int64, sections), make([]int64, sections)}, make([]uint32, sections)},
+		ownSteps:      ownSteps{lists{make([]int64, sections), make([]int64, sections)}, make([]uint32, sections)},
 		constants:     make([]kernel.Constants, sections),
 		done:          make([]atomic.Uint32, c.Chunks),
 	}

@@ -94,7 +94,7 @@ func (s *Shard) checkConstants(u Update) error {
 
 // constants computes the constants of sections.
 func (u *Update) constants(c *kernel.Constants, of row) error {
-	return u.Optimizers[of.group].Constants(c, u.Step-of.left, u.GradScale)
+	return u.Optimizers[of.group].Constants(c, of.had+1, u.GradScale)
 }
 
 // update begins an update whose constants were checked. The store of its number
@@ -108,7 +108,7 @@ func (s *Shard) update(u Update, then func(), arriving bool) {
 		_ = u.constants(&s.constants[i], of) // was checked
 	}
 	copy(s.rows, s.assigned.of)
-	s.leave(u.LeftAlone)
+	s.countSteps(u.LeftAlone)
 	s.clearLogs()
 	s.arriving.Store(0)
 	if arriving {

@@ -214,10 +214,11 @@ func (t *trainer) updateImportant() (err error) {
 
 // begin begins the update of all shards.
 func (t *trainer) begin(norm float64,
-	begin func(*engine.Shard, int64, float64, []optim.Optimizer, func()) error) error {
-	step, scale := t.engine.Steps()+1, optim.GradScale(norm, 1, t.clip)
+	begin func(*engine.Shard, engine.Update, func()) error) error {
+	update := engine.Update{Step: t.engine.Steps() + 1, GradScale: optim.GradScale(norm, 1, t.clip),
+		Optimizers: []optim.Optimizer{t.optimizer}}
 	for _, s := range t.shards {
-		if err := begin(s, step, scale, []optim.Optimizer{t.optimizer}, nil); err != nil {
+		if err := begin(s, update, nil); err != nil {
 			return err
 		}
 	}

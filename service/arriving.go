@@ -30,10 +30,12 @@ func (s *heldShard) isArrivingStep(b protocol.StepBody) bool {
 		b.GradScale == gradScale && slices.Equal(b.Hyperparameters, s.header.groups)
 }
 
-// arrive takes gradients of a step that was begun before they were there.
-func (s *heldShard) arrive(step uint64, arrived shard.Range) error {
-	next := uint64(s.shard.Steps()) + 1
+// arrive takes gradients of a step that was begun before they were there, or hears that there are none.
+func (s *heldShard) arrive(b protocol.ReadyBody, arrived shard.Range) error {
+	next, step := uint64(s.shard.Steps())+1, b.Step
 	switch {
+	case s.shard.MissesGradients() && step == next && b.Flags&protocol.NoGradients != 0:
+		return s.leaveMissing(b)
 	case s.shard.MissesGradients() && step == next:
 		s.shard.GradientsArrived(arrived)
 	case step >= next:

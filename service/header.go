@@ -23,6 +23,7 @@ type sessionHeader struct {
 	*arena.Arena
 	*headerFields
 	groups []protocol.Hyperparameters // of the prepared step, or of the one whose gradients arrive
+	left   []byte                     // the parameters that the prepared step leaves alone, as in the request
 }
 
 // headerComponent ends the name of the session header's arena.
@@ -34,6 +35,7 @@ type headerFields struct {
 	magic      uint64
 	document   uint64 // bytes
 	groupCount uint64
+	leftBytes  uint64 // of the parameters that a prepared step leaves alone
 	pages      uint64 // kind of pages of the shard's arenas
 	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
 	// session, of another rank or job.
@@ -64,21 +66,29 @@ const headerFieldsSize = int(unsafe.Sizeof(headerFields{}))
 // groupsBegin returns where the hyperparameters begin.
 func groupsBegin(document int) int { return (headerFieldsSize + document + 7) &^ 7 }
 
-func sizeOfHeader(document, groups int) ledger.Bytes {
-	return ledger.Bytes(groupsBegin(document) + groups*int(unsafe.Sizeof(protocol.Hyperparameters{})))
+// leftBegins returns where the parameters begin that a prepared step leaves alone.
+func leftBegins(document, groups int) int {
+	return groupsBegin(document) + groups*int(unsafe.Sizeof(protocol.Hyperparameters{}))
+}
+
+// size returns the size of a header with these fields.
+func (h *headerFields) size() ledger.Bytes {
+	return ledger.Bytes(leftBegins(int(h.document), int(h.groupCount))) + ledger.Bytes(h.leftBytes)
 }
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
 func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*sessionHeader, error) {
-	groups := groupsOf(d)
-	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, sizeOfHeader(len(text), groups), arena.BasePages)
+	static := headerFields{document: uint64(len(text)), pages: uint64(pages)}
+	static.groupCount, static.leftBytes = prepares(d)
+	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {
 		return nil, err
 	}
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
-	fields.document, fields.groupCount, fields.pages = uint64(len(text)), uint64(groups), uint64(pages)
+	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
+	fields.pages = static.pages
 	fields.checksum = fields.checksumWith(text)
 	fields.magic = headerMagic
 	return overlay(a), nil
@@ -87,17 +97,18 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 // checksumWith returns the checksum of what never changes in a header with a document.
 func (h *headerFields) checksumWith(document []byte) [sha256.Size]byte {
 	sum := sha256.New()
-	sum.Write(protocol.Encode(h.document, h.groupCount, h.pages))
+	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages))
 	sum.Write(document)
 	return [sha256.Size]byte(sum.Sum(nil))
 }
 
-// groupsOf returns how many parameter groups have hyperparameters in the header.
-func groupsOf(d protocol.AnyDocument) int {
+// prepares returns how many parameter groups a prepared step has, and how many bytes name the parameters that it leaves
+// alone.
+func prepares(d protocol.AnyDocument) (groups, leftBytes uint64) {
 	if shard, ok := d.(*protocol.Document); ok {
-		return shard.Groups
+		return uint64(shard.Groups), uint64(bytesOfBits(len(shard.Parameters)))
 	}
-	return 0
+	return 0, 0
 }
 
 func fieldsOf(bytes []byte) *headerFields {
@@ -112,6 +123,7 @@ func overlay(a *arena.Arena) *sessionHeader {
 		begin := unsafe.Pointer(&a.Bytes()[groupsBegin(int(fields.document))])
 		r.groups = unsafe.Slice((*protocol.Hyperparameters)(begin), fields.groupCount)
 	}
+	r.left = a.Bytes()[leftBegins(int(fields.document), int(fields.groupCount)):fields.size()]
 	return r
 }
 
@@ -124,6 +136,9 @@ func (h *headerFields) check() error {
 		return protocol.CheckDocumentLength(h.document)
 	case h.groupCount > protocol.MaximumGroups:
 		return fmt.Errorf("it has %d parameter groups: expected at most %d", h.groupCount, protocol.MaximumGroups)
+	case h.leftBytes > protocol.MaximumDocument:
+		return fmt.Errorf("%d bytes name parameters that a step leaves alone: expected at most %d", h.leftBytes,
+			protocol.MaximumDocument)
 	case h.pages > uint64(arena.HugetlbPages):
 		return fmt.Errorf("unknown kind of pages %d", h.pages)
 	}
@@ -140,7 +155,7 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	if err := fields.check(); err != nil {
 		return nil, nil, fmt.Errorf("the session header %s: %w", name, err)
 	}
-	a, err := arena.Attach(name, sizeOfHeader(int(fields.document), int(fields.groupCount)), arena.BasePages, file)
+	a, err := arena.Attach(name, fields.size(), arena.BasePages, file)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -150,9 +165,11 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 			"its checksum is another", name), a.Close())
 	}
 	d, err := protocol.ReadDocument(text)
-	if err == nil && groupsOf(d) != int(fields.groupCount) {
-		err = fmt.Errorf("it has hyperparameters of %d groups, but its document has %d groups",
-			fields.groupCount, groupsOf(d))
+	if err == nil {
+		if groups, left := prepares(d); groups != fields.groupCount || left != fields.leftBytes {
+			err = fmt.Errorf("it is for %d parameter groups and %d bytes of parameters, but its document has %d and %d",
+				fields.groupCount, fields.leftBytes, groups, left)
+		}
 	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
@@ -181,11 +198,13 @@ func (h *sessionHeader) loaded(several bool) {
 func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }
 
 // prepare records the first phase of the two-phase commit of a step: its gradients are final, and these are its
-// hyperparameters. It writes the step's number last, so that a torn write does not look like a prepared step.
-func (h *sessionHeader) prepare(step uint64, groups []protocol.Hyperparameters) {
+// hyperparameters and the parameters that it leaves alone. It writes the step's number last, so that a torn write does not look like a prepared step.
+func (h *sessionHeader) prepare(b protocol.StepBody) {
 	h.preparedStep.Store(0)
-	copy(h.groups, groups)
-	h.preparedStep.Store(step)
+	copy(h.groups, b.Hyperparameters)
+	clear(h.left)
+	copy(h.left, b.LeftAlone)
+	h.preparedStep.Store(b.Step)
 }
 
 // forgetPrepared discards the prepared step. Every change of state or gradients calls

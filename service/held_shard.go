@@ -181,7 +181,7 @@ func (s *heldShard) ready(b protocol.ReadyBody) error {
 	case err != nil:
 		return err
 	case b.Step != 0:
-		return s.arrive(b.Step, arrived)
+		return s.arrive(b, arrived)
 	case s.shard.MissesGradients():
 		return protocol.OutOfOrder.Errorf("ready without a step: step %d is under way and waits for gradients; "+
 			"name it if they are of that step", s.shard.Steps()+1)
@@ -210,7 +210,7 @@ func (s *heldShard) norm(struct{}) ([]byte, error) {
 // prepare is the first phase of the two-phase commit of a step. It stores the hyperparameters in the session header
 // and does not begin the step. From here on the step can be made even if client and service die.
 func (s *heldShard) prepare(b protocol.StepBody) error {
-	if b.Flags != 0 || b.GradScale != 0 {
+	if b.Flags&^protocol.LeavingStep != 0 || b.GradScale != 0 {
 		return protocol.Refused.Errorf("prepare with flags %#x and grad scale %v: expected neither; both come with "+
 			"the step",
 			b.Flags, b.GradScale)
@@ -218,10 +218,11 @@ func (s *heldShard) prepare(b protocol.StepBody) error {
 	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
 		return err
 	}
-	if _, err := s.optimizers(protocol.Prepare, b.Step, b.Hyperparameters, 1); err != nil {
+	b.GradScale = 1
+	if _, err := s.update(protocol.Prepare, b); err != nil {
 		return err
 	}
-	s.header.prepare(b.Step, b.Hyperparameters)
+	s.header.prepare(b)
 	return nil
 }
 
@@ -257,20 +258,37 @@ func (s *heldShard) optimizers(kind protocol.Kind, step uint64, groups []protoco
 	return optimizers, nil
 }
 
-// optimizersOf returns the optimizers of a step, with the numbers of the request or those given to prepare.
-func (s *heldShard) optimizersOf(b protocol.StepBody) ([]optim.Optimizer, error) {
-	if b.Flags&protocol.PreparedStep == 0 {
-		return s.optimizers(protocol.Step, b.Step, b.Hyperparameters, b.GradScale)
+// update returns what a step is made with. It refuses a step that cannot begin.
+func (s *heldShard) update(kind protocol.Kind, b protocol.StepBody) (engine.Update, error) {
+	left, err := s.leftAlone(kind, b.LeftAlone)
+	if err != nil {
+		return engine.Update{}, err
 	}
-	if len(b.Hyperparameters) > 0 {
-		return nil, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups: expected none",
-			b.Step, len(b.Hyperparameters))
+	optimizers, err := s.optimizers(kind, b.Step, b.Hyperparameters, b.GradScale)
+	if err != nil {
+		return engine.Update{}, err
+	}
+	u := engine.Update{Step: int64(b.Step), GradScale: b.GradScale, Optimizers: optimizers, LeftAlone: left}
+	if err := s.shard.MayBegin(u); err != nil {
+		return u, protocol.Refused.Errorf("%v: %v", kind, err)
+	}
+	return u, nil
+}
+
+// prepared returns a step with what was given to prepare, if the request says that it is the prepared one.
+func (s *heldShard) prepared(b protocol.StepBody) (protocol.StepBody, error) {
+	if b.Flags&protocol.PreparedStep == 0 {
+		return b, nil
+	}
+	if len(b.Hyperparameters) > 0 || b.Flags&protocol.LeavingStep != 0 {
+		return b, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups and flags %#x: expected no groups, "+
+			"and nothing that is left alone", b.Step, len(b.Hyperparameters), b.Flags)
 	}
 	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
-		return nil, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step,
-			prepared)
+		return b, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step, prepared)
 	}
-	return s.optimizers(protocol.Step, b.Step, s.header.groups, b.GradScale)
+	b.Hyperparameters, b.LeftAlone = s.header.groups, s.header.left
+	return b, nil
 }
 
 // step begins a step, unless it was made already. If the step was prepared, this is the second phase of the two-phase
@@ -289,15 +307,20 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		return false, protocol.Refused.Errorf("step with the grad scale %v: skip a step whose gradients are not finite",
 			b.GradScale)
 	}
-	if known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep); b.Flags&^known != 0 {
+	known := uint32(protocol.WaitForStep | protocol.PreparedStep | protocol.ArrivingStep | protocol.LeavingStep)
+	if b.Flags&^known != 0 {
 		return false, protocol.Refused.Errorf("step with flags %#x: this version has %#x", b.Flags, known)
 	}
 	arriving := b.Flags&protocol.ArrivingStep != 0
 	if arriving && b.Flags != protocol.ArrivingStep {
 		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
-			"there can neither be prepared nor be answered when it is done", b.Flags)
+			"there can neither be prepared nor be answered when it is done, and ready says what it leaves alone", b.Flags)
 	}
-	optimizers, err := s.optimizersOf(b)
+	b, err = s.prepared(b)
+	if err != nil {
+		return false, err
+	}
+	update, err := s.update(protocol.Step, b)
 	if err != nil {
 		return false, err
 	}
@@ -312,7 +335,7 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	s.awaitsEnd = arriving
-	err = start(int64(b.Step), b.GradScale, optimizers, func() {
+	err = start(update, func() {
 		took := time.Since(begin)
 		if arriving {
 			took = s.shard.UpdateTime() // not the time of the backward pass
@@ -408,7 +431,11 @@ func (s *heldShard) setStep(b protocol.SetStepBody) error {
 	}
 	s.saveIsOver.Wait() // the checkpoint needs the step before
 	s.header.forgetSteps()
-	s.shard.SetSteps(int64(step))
+	if b.Flags&protocol.KeepOwnSteps == 0 {
+		s.shard.SetSteps(int64(step))
+	} else if err := s.shard.SetStepsOnly(int64(step)); err != nil {
+		return protocol.Refused.Errorf("set_step: %v", err)
+	}
 	s.begun = int64(step)
 	s.header.condition.Store(stateIsWhole)
 	return nil

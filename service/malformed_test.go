@@ -41,9 +41,14 @@ func validRequests(t testing.TB) []protocol.Packet {
 		{Kind: protocol.Window, Body: protocol.Encode(protocol.WindowBody{Bytes: 1 << 16})},
 		{Kind: protocol.Write, Body: protocol.Encode(protocol.TransferBody{What: 1, First: 2, Count: 3, Offset: 4})},
 		{Kind: protocol.Read, Body: protocol.Encode(protocol.TransferBody{Count: 1000})},
-		{Kind: protocol.SetStep, Body: protocol.Encode(protocol.SetStepBody{Step: 3})},
+		{Kind: protocol.SetStep, Body: protocol.SetStepBody{Step: 3}.Encode()},
+		{Kind: protocol.SetStep, Body: protocol.SetStepBody{Step: 3, Flags: protocol.KeepOwnSteps}.Encode()},
+		{Kind: protocol.OwnSteps, Body: protocol.Encode(protocol.RangeBody{Count: 1})},
+		{Kind: protocol.SetOwnSteps, Body: protocol.OwnStepsBody{Had: []uint64{1}}.Encode()},
 		{Kind: protocol.Ready, Body: protocol.Encode(protocol.RangeBody{First: 0, Count: 1000})},
 		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1}.Encode()},
+		{Kind: protocol.Ready, Body: protocol.ReadyBody{RangeBody: protocol.RangeBody{Count: 1000}, Step: 1,
+			Flags: protocol.NoGradients}.Encode()},
 		{Kind: protocol.Norm},
 		{Kind: protocol.Accumulate, Body: protocol.Encode(protocol.AccumulateBody{Type: 2, Count: 10, Number: 1})},
 		{Kind: protocol.Clear},
@@ -51,6 +56,8 @@ func validRequests(t testing.TB) []protocol.Packet {
 			Flags: protocol.WaitForStep}, Hyperparameters: adamw}.Encode()},
 		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, GradScale: 1,
 			Flags: protocol.ArrivingStep}, Hyperparameters: adamw}.Encode()},
+		{Kind: protocol.Step, Body: protocol.StepBody{StepHeader: protocol.StepHeader{Step: 1, GradScale: 1,
+			Flags: protocol.LeavingStep}, Hyperparameters: adamw, LeftAlone: []byte{1}}.Encode()},
 		{Kind: protocol.Wait, Body: protocol.Encode(protocol.WaitBody{Step: 1, First: 0, Count: 10})},
 		{Kind: protocol.Save, Body: []byte(`{"directory": "/nowhere", "training": {"epoch": 1}}`)},
 		{Kind: protocol.Saved},
@@ -278,9 +285,17 @@ func FuzzRequest(f *testing.F) {
 			protocol.Write:      decodeAndEncode[protocol.TransferBody](p),
 			protocol.Read:       decodeAndEncode[protocol.TransferBody](p),
 			protocol.Accumulate: decodeAndEncode[protocol.AccumulateBody](p),
-			protocol.SetStep:    decodeAndEncode[protocol.SetStepBody](p),
-			protocol.Wait:       decodeAndEncode[protocol.WaitBody](p),
-			protocol.Close:      decodeAndEncode[protocol.CloseBody](p),
+			protocol.OwnSteps:   decodeAndEncode[protocol.RangeBody](p),
+			protocol.SetStep: func() ([]byte, error) {
+				b, err := protocol.DecodeSetStep(p.Kind, p.Body)
+				return b.Encode(), err
+			},
+			protocol.SetOwnSteps: func() ([]byte, error) {
+				b, err := protocol.DecodeOwnSteps(p.Kind, p.Body)
+				return b.Encode(), err
+			},
+			protocol.Wait:  decodeAndEncode[protocol.WaitBody](p),
+			protocol.Close: decodeAndEncode[protocol.CloseBody](p),
 			protocol.Ready: func() ([]byte, error) {
 				r, err := protocol.DecodeReady(p.Kind, p.Body)
 				return r.Encode(), err

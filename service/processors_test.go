@@ -89,7 +89,10 @@ func TestCPUIsTakenAway(t *testing.T) {
 	}
 	had, none := text(document.CPUs), text([]int{protocol.MaximumCPUs - 1}) // no host has that CPU
 	none = append(none, bytes.Repeat([]byte(" "), len(had)-len(none))...)
-	if _, err := header.WriteAt(none, int64(bytes.Index(content, had))); err != nil {
+	copy(content[bytes.Index(content, had):], none)
+	fields := fieldsOf(content)
+	fields.checksum = fields.checksumWith(content[headerFieldsSize : headerFieldsSize+int(fields.document)])
+	if _, err := header.WriteAt(content, 0); err != nil {
 		t.Fatal(err)
 	}
 	r.Kill()

@@ -55,7 +55,7 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.Window:  {1, inSession, (*connection).setWindow},
 	protocol.Write:   {0, inSession | afterStep | afterSum, change(protocol.Decode, (*heldShard).write)},
 	protocol.Read:    {0, inSession | afterStep, change(protocol.Decode, (*heldShard).read)},
-	protocol.SetStep: {0, inSession | afterStep | ofStates, change(protocol.Decode, contents.setStep)},
+	protocol.SetStep: {0, inSession | afterStep | ofStates, change(protocol.DecodeSetStep, contents.setStep)},
 	protocol.Ready: {0, inSession | afterStep | whileArriving | afterSum,
 		change(protocol.DecodeReady, (*heldShard).ready)},
 	protocol.Norm:       {0, inSession | afterStep | afterSum, ask(noBody, (*heldShard).norm)},
@@ -72,6 +72,9 @@ var requests = [protocol.Kinds]requestKind{
 	protocol.Prepare:    {0, inSession | afterStep | afterSum, change(protocol.DecodeStep, (*heldShard).prepare)},
 	protocol.Restore:    {0, 0, (*connection).restore},
 	protocol.Order:      {0, inSession, change(protocol.DecodeOrder, (*heldShard).setOrder)},
+	protocol.OwnSteps:   {0, inSession | afterStep, ask(protocol.Decode, (*heldShard).ownSteps)},
+	protocol.SetOwnSteps: {0, inSession | afterStep | afterSum,
+		change(protocol.DecodeOwnSteps, (*heldShard).setOwnSteps)},
 }
 
 // handle carries out a request.

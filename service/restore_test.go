@@ -597,6 +597,9 @@ func TestEverythingFailsInTurn(t *testing.T) {
 				}
 				r.more.Store(nil)
 				r.killAndWait(t)
+				for r.last.Load().limited { // the keeper had begun to start it before
+					r.killAndWait(t)
+				}
 				if o := r.overview(t); len(o.SetAside) != 0 {
 					t.Fatalf("limit %d: set aside are %+v", most, o.SetAside)
 				}

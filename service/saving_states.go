@@ -146,6 +146,10 @@ func (s *heldStates) setStep(b protocol.SetStepBody) error {
 	if err := s.notInParts(protocol.SetStep); err != nil {
 		return err
 	}
+	if b.Flags != 0 {
+		return protocol.Refused.Errorf("set_step with flags %#x: the states count the steps of their parameters themselves",
+			b.Flags)
+	}
 	if steps := s.steps(); b.Step != uint64(steps) {
 		return protocol.OutOfOrder.Errorf("set_step %d: the states have had step %d, and only a load changes that",
 			b.Step, steps)

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,6 +139,7 @@ type running struct {
 type launched struct {
 	number  int64 // from 1
 	process *os.Process
+	limited bool // whether it was given a limit
 }
 
 // output is what processes printed.
@@ -194,7 +196,8 @@ func startServiceWith(t testing.TB, differ func(*Keeper), variables ...string) *
 			if err := start(); err != nil {
 				return err
 			}
-			next := &launched{1, command.Process}
+			isLimit := func(variable string) bool { return strings.HasPrefix(variable, limitVariable+"=") }
+			next := &launched{1, command.Process, slices.ContainsFunc(command.Env, isLimit)}
 			if last := r.last.Load(); last != nil {
 				next.number += last.number
 			}

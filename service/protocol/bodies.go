@@ -5,6 +5,7 @@ package protocol
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -20,11 +21,14 @@ const (
 // Hyperparameters are the numbers of one parameter group, in the order of the protocol.
 type Hyperparameters = [hyperparameters]float64
 
-// Flags of step, close and order.
+// Flags of step, ready, set_step, close and order.
 const (
 	WaitForStep  = 1 // step: answer when it is done
 	PreparedStep = 2 // step: use the hyperparameters of prepare
 	ArrivingStep = 4 // step: update what ready names, as the gradients come
+	LeavingStep  = 8 // step, prepare: leave parameters alone that have no gradients
+	NoGradients  = 1 // ready: leave the parameters of the range alone, as they will get no gradients
+	KeepOwnSteps = 1 // set_step: each parameter has had the steps of set_own_steps
 	GiveBack     = 1 // close: give the state back
 	BeginAnew    = 1 // order: forget the order so far
 )
@@ -45,9 +49,10 @@ type (
 	RangeBody struct{ First, Count uint64 }
 	ReadyBody struct {
 		RangeBody
-		Step uint64 // that has begun before its gradients were there, or 0
+		Step  uint64 // that has begun before its gradients were there, or 0
+		Flags uint64
 	}
-	SetStepBody struct{ Step uint64 }
+	SetStepBody struct{ Step, Flags uint64 }
 	StepHeader  struct {
 		Step          uint64
 		GradScale     float64
@@ -58,10 +63,12 @@ type (
 	CloseBody   struct{ Flags uint32 }
 )
 
-// StepBody is a step, with the hyperparameters of each group.
+// StepBody is a step, with the hyperparameters of each group. LeftAlone has a bit for each parameter of the session, the
+// lowest of a byte first, if Flags say so.
 type StepBody struct {
 	StepHeader
 	Hyperparameters []Hyperparameters
+	LeftAlone       []byte
 }
 
 // DecodeStep reads the body of step or prepare.
@@ -75,10 +82,15 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 	if s.StepHeader, err = Decode[StepHeader](kind, body[:size]); err != nil {
 		return s, err
 	}
-	rest := body[size:]
-	if int64(len(rest)) != sizeOfGroup*int64(s.Groups) {
-		return s, Malformed.Errorf("%v with %d bytes for %d parameter groups: expected %d bytes a group", kind,
-			len(rest), s.Groups, sizeOfGroup)
+	rest, groups := body[size:], sizeOfGroup*int64(s.Groups)
+	leaves := s.Flags&LeavingStep != 0
+	if n := int64(len(rest)); n < groups || leaves != (n > groups) {
+		return s, Malformed.Errorf("%v with %d bytes for %d parameter groups: expected %d bytes a group, and more if flags "+
+			"(here %#x) have %#x, for the parameters that it leaves alone", kind, len(rest), s.Groups, sizeOfGroup, s.Flags,
+			LeavingStep)
+	}
+	if leaves {
+		s.LeftAlone = rest[groups:]
 	}
 	s.Hyperparameters = make([]Hyperparameters, s.Groups)
 	for i := range s.Hyperparameters {
@@ -93,29 +105,91 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 // Encode returns the body as it is sent.
 func (s StepBody) Encode() []byte {
 	s.Groups = uint32(len(s.Hyperparameters))
-	return Encode(s.StepHeader, s.Hyperparameters)
+	return Encode(s.StepHeader, s.Hyperparameters, s.LeftAlone)
 }
 
-// DecodeReady reads the body of ready, which has no step if the gradients are of no step that has begun.
+// DecodeReady reads the body of ready. Without a step the gradients are of no step that has begun; without flags they
+// are there.
 func DecodeReady(kind Kind, body []byte) (ReadyBody, error) {
-	if len(body) == binary.Size(RangeBody{}) {
-		r, err := Decode[RangeBody](kind, body)
-		return ReadyBody{RangeBody: r}, err
-	}
-	r, err := Decode[ReadyBody](kind, body)
-	if err == nil && r.Step == 0 {
+	r, err := decodeAsFar[ReadyBody](kind, body, binary.Size(RangeBody{}), binary.Size(RangeBody{})+8)
+	switch withStep := len(body) > binary.Size(RangeBody{}); {
+	case err != nil:
+	case withStep && r.Step == 0:
 		err = Malformed.Errorf("%v of step 0: expected the number of a step that has begun", kind)
+	case len(body) == binary.Size(r) && r.Flags == 0:
+		err = Malformed.Errorf("%v with flags that are 0: expected none", kind)
+	case r.Flags&^NoGradients != 0:
+		err = Refused.Errorf("%v with flags %#x: this version has %#x", kind, r.Flags, NoGradients)
 	}
 	return r, err
 }
 
+// DecodeSetStep reads the body of set_step, which may have no flags.
+func DecodeSetStep(kind Kind, body []byte) (SetStepBody, error) {
+	b, err := decodeAsFar[SetStepBody](kind, body, 8)
+	switch {
+	case err != nil:
+	case len(body) == binary.Size(b) && b.Flags == 0:
+		err = Malformed.Errorf("%v with flags that are 0: expected none", kind)
+	case b.Flags&^KeepOwnSteps != 0:
+		err = Refused.Errorf("%v with flags %#x: this version has %#x", kind, b.Flags, KeepOwnSteps)
+	}
+	return b, err
+}
+
+// decodeAsFar reads a body that is one structure of numbers, or its beginning of one of the sizes.
+func decodeAsFar[T any](kind Kind, body []byte, sizes ...int) (T, error) {
+	if slices.Contains(sizes, len(body)) {
+		var value T
+		body = append(slices.Clone(body), make([]byte, binary.Size(value)-len(body))...)
+	}
+	return Decode[T](kind, body)
+}
+
 // Encode returns the body as it is sent.
 func (r ReadyBody) Encode() []byte {
-	if r.Step == 0 {
-		return Encode(r.RangeBody)
+	switch {
+	case r.Flags != 0:
+		return Encode(r)
+	case r.Step != 0:
+		return Encode(r.RangeBody, r.Step)
 	}
-	return Encode(r)
+	return Encode(r.RangeBody)
 }
+
+// Encode returns the body as it is sent.
+func (b SetStepBody) Encode() []byte {
+	if b.Flags == 0 {
+		return Encode(b.Step)
+	}
+	return Encode(b)
+}
+
+// MaximumOwnSteps is how many parameters own_steps and set_own_steps name at most.
+const MaximumOwnSteps = 4096
+
+// OwnStepsBody is how many steps parameters have had, from the parameter First on.
+type OwnStepsBody struct {
+	First uint64
+	Had   []uint64
+}
+
+// DecodeOwnSteps reads the body of set_own_steps.
+func DecodeOwnSteps(kind Kind, body []byte) (OwnStepsBody, error) {
+	if n := len(body)/8 - 1; len(body)%8 != 0 || n < 1 || n > MaximumOwnSteps {
+		return OwnStepsBody{}, Malformed.Errorf("%v with a body of %d bytes: expected 8, and 8 for each of 1 to %d "+
+			"parameters", kind, len(body), MaximumOwnSteps)
+	}
+	b := OwnStepsBody{Had: make([]uint64, len(body)/8-1)}
+	_, err := binary.Decode(body, binary.LittleEndian, &b.First)
+	if err == nil {
+		_, err = binary.Decode(body[8:], binary.LittleEndian, b.Had)
+	}
+	return b, err
+}
+
+// Encode returns the body as it is sent.
+func (b OwnStepsBody) Encode() []byte { return Encode(b.First, b.Had) }
 
 // OrderBody is an order, or a part of one.
 type OrderBody struct {

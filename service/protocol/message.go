@@ -45,6 +45,8 @@ const (
 	Restore
 	Order
 	Hold
+	OwnSteps
+	SetOwnSteps
 	Kinds // 1 more than the last
 )
 
@@ -52,7 +54,7 @@ var kindNames = [Kinds]string{
 	Open: "open", Window: "window", Write: "write", Read: "read", SetStep: "set_step", Ready: "ready", Norm: "norm",
 	Accumulate: "accumulate", Clear: "clear", Step: "step", Wait: "wait", Save: "save", Saved: "saved",
 	Commit: "commit", Load: "load", Stat: "stat", Close: "close", Prepare: "prepare", Restore: "restore",
-	Order: "order", Hold: "hold",
+	Order: "order", Hold: "hold", OwnSteps: "own_steps", SetOwnSteps: "set_own_steps",
 }
 
 func (k Kind) String() string {

@@ -205,7 +205,28 @@ func (s *Session) ClearGradients() error { return s.Do(protocol.Clear, nil) }
 
 // SetStep tells the service that the full state was written, and the step that it belongs to.
 func (s *Session) SetStep(step int64) error {
-	return s.Do(protocol.SetStep, protocol.Encode(protocol.SetStepBody{Step: uint64(step)}))
+	return s.Do(protocol.SetStep, protocol.SetStepBody{Step: uint64(step)}.Encode())
+}
+
+// SetSteps is SetStep for parameters that have had different numbers of steps.
+func (s *Session) SetSteps(step int64, had []uint64) error {
+	if err := s.Do(protocol.SetOwnSteps, protocol.OwnStepsBody{Had: had}.Encode()); err != nil {
+		return err
+	}
+	return s.Do(protocol.SetStep, protocol.SetStepBody{Step: uint64(step), Flags: protocol.KeepOwnSteps}.Encode())
+}
+
+// OwnSteps returns how many steps each of the session's parameters has had.
+func (s *Session) OwnSteps(parameters int) ([]uint64, error) {
+	result, _, err := s.Call(protocol.OwnSteps, protocol.Encode(protocol.RangeBody{Count: uint64(parameters)}))
+	had := make([]uint64, parameters)
+	if err == nil && len(result) != 8*parameters {
+		err = fmt.Errorf("the answer to own_steps has %d bytes", len(result))
+	}
+	if err == nil {
+		_, err = binary.Decode(result, binary.LittleEndian, had)
+	}
+	return had, err
 }
 
 // Ready tells the service that the gradients of a range are final.
@@ -239,6 +260,18 @@ func (s *Session) Prepare(step int64, groups ...protocol.Hyperparameters) error 
 		Hyperparameters: groups}.Encode())
 }
 
+// StepLeaving is Step, and leaves parameters alone: those whose bits are set.
+func (s *Session) StepLeaving(left []byte, step int64, gradScale float64, groups ...protocol.Hyperparameters) error {
+	return s.begin(protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step), GradScale: gradScale,
+		Flags: protocol.LeavingStep}, Hyperparameters: groups, LeftAlone: left}, true)
+}
+
+// PrepareLeaving is Prepare for a step that leaves parameters alone: those whose bits are set.
+func (s *Session) PrepareLeaving(left []byte, step int64, groups ...protocol.Hyperparameters) error {
+	return s.Do(protocol.Prepare, protocol.StepBody{StepHeader: protocol.StepHeader{Step: uint64(step),
+		Flags: protocol.LeavingStep}, Hyperparameters: groups, LeftAlone: left}.Encode())
+}
+
 // StepPrepared is the second phase: it makes the step with the hyperparameters given to
 // Prepare, by this client or an earlier one.
 func (s *Session) StepPrepared(step int64, gradScale float64, wait bool) error {
@@ -264,6 +297,12 @@ func (s *Session) BeginArriving(step int64, gradScale float64, groups ...protoco
 func (s *Session) ReadyFor(step, first, count int64) error {
 	return s.Do(protocol.Ready, protocol.ReadyBody{
 		RangeBody: protocol.RangeBody{First: uint64(first), Count: uint64(count)}, Step: uint64(step)}.Encode())
+}
+
+// NoneFor tells the service that the parameters of a range get no gradients in a step that has begun before.
+func (s *Session) NoneFor(step, first, count int64) error {
+	return s.Do(protocol.Ready, protocol.ReadyBody{RangeBody: protocol.RangeBody{First: uint64(first),
+		Count: uint64(count)}, Step: uint64(step), Flags: protocol.NoGradients}.Encode())
 }
 
 // Wait returns when a range of the parameters has had a step. If the step is finished as a whole, it returns the
