@@ -154,6 +154,7 @@ class Session(Holder):
         self._arriving = 0  # the step that was begun before its gradients were there, 0 for none
         self._arrived: List[bytes] = []  # the requests that said which of them are there
         self.elements = sum(p["count"] for p in document["parameters"])
+        self.parameter_count = len(document["parameters"])
         super().__init__(path, document, patience)
         opened = self.opened
         self.initialized, self.step, self.kernel = opened.initialized, opened.step, opened.kernel
@@ -284,10 +285,29 @@ class Session(Holder):
 
     # Steps
 
-    def set_step(self, step: int) -> None:
-        """Says that the state was written as a whole, and which step it is of: 0 for new weights."""
-        self.call(Kind.SET_STEP, protocol.pack_number(step))
+    def set_step(self, step: int, *, keep_own: bool = False) -> None:
+        """Says that the state was written as a whole, and which step it is of: 0 for new weights.
+
+        With ``keep_own`` each parameter has had the steps that it had before, or those of :meth:`set_own_steps`; without,
+        each has had all.
+        """
+        self.call(Kind.SET_STEP, protocol.pack_set_step(step, keep_own))
         self.step, self.initialized = step, True
+
+    def own_steps(self) -> List[int]:
+        """How many steps each parameter has had, in the order of the document: fewer than the state where it had no
+        gradient.
+        """
+        steps: List[int] = []
+        while len(steps) < self.parameter_count:
+            count = min(protocol.OWN_STEPS, self.parameter_count - len(steps))
+            steps += protocol.parse_own_steps(self.call(Kind.OWN_STEPS, protocol.pack_range(len(steps), count)), count)
+        return steps
+
+    def set_own_steps(self, steps: Sequence[int]) -> None:
+        """Says how many steps each parameter of a state has had that is being written: see :meth:`set_step`."""
+        for first in range(0, len(steps), protocol.OWN_STEPS):
+            self.call(Kind.SET_OWN_STEPS, protocol.pack_own_steps(first, steps[first : first + protocol.OWN_STEPS]))
 
     def ready(self, first: int, count: int) -> None:
         """Says that the gradients of a range of elements are final until the next step.
@@ -300,6 +320,13 @@ class Session(Holder):
             else:
                 self.send(Kind.READY, protocol.pack_range(first, count))
 
+    def missing(self, first: int, count: int) -> None:
+        """Says that the parameters of a range of elements get no gradients in the step under way, which was begun before:
+        it leaves them alone.
+        """
+        with self._lock:
+            self.send(Kind.READY, protocol.pack_missing(first, count, self._arriving))
+
     def norm(self) -> Request:
         """Asks for the sum of the squares of all gradients: see :meth:`norm_result`."""
         return self.send(Kind.NORM)
@@ -307,21 +334,29 @@ class Session(Holder):
     def norm_result(self, request: Request) -> float:
         return protocol.parse_norm(self.result(request))
 
-    def prepare(self, groups: Sequence[Sequence[float]]) -> Request:
+    def prepare(self, groups: Sequence[Sequence[float]], left_alone: Sequence[int] = ()) -> Request:
         """Says that all gradients are final, and gives seven numbers for each group, for the next step.
 
+        The step leaves the parameters of some numbers alone, in the order of the document, as they have no gradients.
         When the answer is there, whoever opens the session can make that step, whatever dies.
         """
         with self._lock:
             self.drain()
-            return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups))
+            left = protocol.bits(left_alone, self.parameter_count)
+            return self.send(Kind.PREPARE, protocol.pack_prepare(self.step + 1, groups, left))
 
     def begin(
-        self, grad_scale: float, groups: Optional[Sequence[Sequence[float]]], *, wait: bool, arriving: bool = False
+        self,
+        grad_scale: float,
+        groups: Optional[Sequence[Sequence[float]]],
+        *,
+        wait: bool,
+        arriving: bool = False,
+        left_alone: Sequence[int] = (),
     ) -> Request:
         """Begins the next step. Gradients are multiplied by ``grad_scale``; each group has seven numbers.
 
-        Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
+        ``left_alone`` is as in :meth:`prepare`. Without ``groups`` it is the step that was prepared. With ``wait`` the answer comes when the step is done. See
         :meth:`begun`.
 
         With ``arriving`` the step begins before its gradients are there. The service updates parameters as :meth:`ready`
@@ -331,7 +366,8 @@ class Session(Holder):
         """
         with self._lock:
             self.drain()
-            body = protocol.pack_step(self.step + 1, grad_scale, wait, groups, arriving)
+            left = protocol.bits(left_alone, self.parameter_count) if groups is not None else b""
+            body = protocol.pack_step(self.step + 1, grad_scale, wait, groups, arriving, left)
             request = self.send(Kind.STEP, body)
             if arriving:
                 self.result(request)  # at once; what follows is about this step

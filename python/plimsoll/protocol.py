@@ -28,8 +28,13 @@ _ACCUMULATE = struct.Struct("<IIQQQQ")
 _RANGE = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _STEP = struct.Struct("<QdII")
-_WAIT_FOR_STEP, _PREPARED_STEP, _ARRIVING_STEP = 1, 2, 4
+_WAIT_FOR_STEP, _PREPARED_STEP, _ARRIVING_STEP, _LEAVING_STEP = 1, 2, 4, 8
 _ARRIVED = struct.Struct("<QQQ")
+_WITHOUT = struct.Struct("<QQQQ")
+_NO_GRADIENTS = 1
+_SET_STEP = struct.Struct("<QQ")
+_KEEP_OWN_STEPS = 1
+OWN_STEPS = 4096  # of parameters that a request has at most
 _GROUP = struct.Struct(f"<{HYPERPARAMETERS}d")
 _ORDER = struct.Struct("<II")
 _BEGIN_ANEW = 1
@@ -65,6 +70,8 @@ class Kind(enum.IntEnum):
     PREPARE = 18
     ORDER = 20
     HOLD = 21
+    OWN_STEPS = 22
+    SET_OWN_STEPS = 23
 
 
 STATUSES = ("done", "malformed", "refused", "does_not_fit", "busy", "not_permitted", "out_of_order", "storage", "internal")
@@ -110,16 +117,59 @@ def pack_arrived(first: int, count: int, step: int) -> bytes:
     return _ARRIVED.pack(first, count, step)
 
 
+def pack_missing(first: int, count: int, step: int) -> bytes:
+    """Parameters that get no gradients in a step that has begun before."""
+    return _WITHOUT.pack(first, count, step, _NO_GRADIENTS)
+
+
+def pack_set_step(step: int, keep_own: bool) -> bytes:
+    """The step of the state; with ``keep_own`` the parameters have had the steps of set_own_steps."""
+    return _SET_STEP.pack(step, _KEEP_OWN_STEPS) if keep_own else _NUMBER.pack(step)
+
+
+def pack_own_steps(first: int, steps: Sequence[int]) -> bytes:
+    return struct.pack(f"<{1 + len(steps)}Q", first, *steps)
+
+
+def parse_own_steps(result: bytes, count: int) -> Sequence[int]:
+    """How many steps parameters have had."""
+    if len(result) != 8 * count:
+        raise ProtocolError(f"own_steps: a result of {len(result)} bytes: expected {8 * count}; {MEND}")
+    return struct.unpack(f"<{count}Q", result)
+
+
 def pack_number(number: int) -> bytes:
     return _NUMBER.pack(number)
 
 
 def pack_step(
-    step: int, grad_scale: float, wait: bool, groups: Optional[Sequence[Sequence[float]]], arriving: bool = False
+    step: int,
+    grad_scale: float,
+    wait: bool,
+    groups: Optional[Sequence[Sequence[float]]],
+    arriving: bool = False,
+    left_alone: bytes = b"",
 ) -> bytes:
-    """A step; ``groups`` is None for one that was prepared. The gradients of an ``arriving`` one come after it."""
-    flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None) | _ARRIVING_STEP * arriving
-    return _STEP.pack(step, grad_scale, flags, len(groups or ())) + b"".join(_GROUP.pack(*g) for g in groups or ())
+    """A step; ``groups`` is None for one that was prepared. The gradients of an ``arriving`` one come after it.
+
+    ``left_alone`` has a bit for each parameter: see :func:`bits`.
+    """
+    flags = _WAIT_FOR_STEP * wait | _PREPARED_STEP * (groups is None) | _ARRIVING_STEP * arriving | _LEAVING_STEP * bool(left_alone)
+    head = _STEP.pack(step, grad_scale, flags, len(groups or ()))
+    return head + b"".join(_GROUP.pack(*g) for g in groups or ()) + left_alone
+
+
+def bits(numbers: Sequence[int], count: int) -> bytes:
+    """A bit for each of ``count`` parameters: 1 for those of some numbers, the first in the lowest bit of a byte.
+
+    No bytes for no numbers.
+    """
+    if not numbers:
+        return b""
+    found = bytearray((count + 7) // 8)
+    for number in numbers:
+        found[number // 8] |= 1 << number % 8
+    return bytes(found)
 
 
 def is_arriving(body: bytes) -> bool:
@@ -129,11 +179,11 @@ def is_arriving(body: bytes) -> bool:
 
 def is_arrived(body: bytes) -> bool:
     """Whether the body of ready is about a step that has begun before."""
-    return len(body) == _ARRIVED.size
+    return len(body) in (_ARRIVED.size, _WITHOUT.size)
 
 
-def pack_prepare(step: int, groups: Sequence[Sequence[float]]) -> bytes:
-    return pack_step(step, 0.0, False, groups)
+def pack_prepare(step: int, groups: Sequence[Sequence[float]], left_alone: bytes = b"") -> bytes:
+    return pack_step(step, 0.0, False, groups, left_alone=left_alone)
 
 
 def pack_order(ranges: Sequence[Tuple[int, int]]) -> Iterator[bytes]:

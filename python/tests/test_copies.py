@@ -96,7 +96,7 @@ def test_another_gradient_at_the_same_address_is_copied(copies, monkeypatch):
 @pytest.mark.parametrize("sharding", [None, "zero2"])
 def test_discarded_gradients_do_not_come_back(copies, sharding):
     ours, theirs = network(), network()
-    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding)
+    optimizer = plimsoll.torch.AdamW(ours.parameters(), lr=1e-2, max_grad_norm=1.0, sharding=sharding, missing_gradients="refuse")
     reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
     optimizer.open()
     for i in range(4):

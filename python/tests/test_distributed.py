@@ -1114,7 +1114,7 @@ def test_a_rank_that_cannot_open(tmp_path, service):
 
 def failing(rank, having):
     """A rank whose gradients cannot be used keeps no other waiting, and the next step is one of all."""
-    model, optimizer = opened(max_grad_norm=0.5)
+    model, optimizer = opened(max_grad_norm=0.5, missing_gradients="refuse")
     parameters = list(model.parameters())
 
     def give(parameters):

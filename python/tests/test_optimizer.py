@@ -419,7 +419,7 @@ def test_a_step_that_fails_leaves_the_scale():
     """GradScaler multiplies its scale with one that an optimizer has already."""
     ours, theirs = network(torch.float16), network(torch.float16)
     for model, fails in (ours, True), (theirs, False):
-        optimizer = plimsoll.torch.AdamW(model.parameters(), eps=1e-3, max_grad_norm=0.1)
+        optimizer = plimsoll.torch.AdamW(model.parameters(), eps=1e-3, max_grad_norm=0.1, missing_gradients="refuse")
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         for i in range(3):
             backward(model, i, scaler.scale(torch.ones(())).item())
@@ -436,7 +436,7 @@ def test_a_step_that_fails_leaves_the_scale():
 
 def test_missing_gradients():
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 4), "unused": torch.nn.Linear(4, 4)})
-    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, model=model)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, model=model, missing_gradients="refuse")
     optimizer.step()  # as torch: nothing happens without a gradient
     model["used"](torch.randn(2, 4)).sum().backward()
     with pytest.raises(RuntimeError, match="2 parameters have no gradient, unused.bias among them"):

@@ -464,7 +464,7 @@ def test_a_backward_pass_that_fails(tmp_path):
 
 
 def test_a_backward_pass_that_fails_before_a_step(tmp_path):
-    model, optimizer = after_steps(tmp_path)
+    model, optimizer = after_steps(tmp_path, missing_gradients="refuse")
     model[0](torch.ones(2, 16).bfloat16())
     model[2](torch.ones(2, 40).bfloat16()).sum().backward()
     with pytest.raises(RuntimeError, match="2 parameters have no gradient, 0.bias among them"):

@@ -16,7 +16,7 @@ MomentsOfAdam = Literal["fp32", "bf16", "int8"]
 Sharding = Optional[Literal["zero1", "zero2"]]
 Gradients = Literal["backward", "step"]
 Overlap = Union[None, Literal["forward", "backward", "async"], Async, ZenFlow]
-MissingGradients = Literal["refuse", "zero"]
+MissingGradients = Literal["keep", "zero", "refuse"]
 
 _IGNORED = "chooses among torch's implementations. It is accepted and changes nothing: the service has one."
 
@@ -58,8 +58,9 @@ _MEANINGS = {
         "is wrapped by DistributedDataParallel, its ranks do."
     ),
     "missing_gradients": (
-        '"refuse" raises for a parameter without a gradient. "zero" counts its gradient as zero: its moments decay, and so '
-        "does its weight."
+        '"keep" leaves a parameter without a gradient alone, as torch does: it keeps its weight and its state, and the step is none '
+        'of its own. "zero" counts its gradient as zero: its moments decay, and so does its weight. "refuse" raises. With ZenFlow "keep" '
+        "raises, too."
     ),
     "gradients": (
         '"backward" takes each gradient when autograd is through with it. "step" takes all of them in the step, also those '

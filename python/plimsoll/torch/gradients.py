@@ -1,17 +1,34 @@
 """The gradients of a model, from autograd's hooks to the shards."""
 
 import os
-from typing import Any, Callable, List, Optional, Sequence, Set
+import zlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import torch
 
 from plimsoll.torch import layout
+from plimsoll.torch.modes import ZenFlow
 from plimsoll.torch.reducer import Reducer
 from plimsoll.torch.samples import Fingerprint
 from plimsoll.torch.settings import Settings
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.shards import Shards
 from plimsoll.torch.slot import Slot
+
+
+class LeftAlone(NamedTuple):
+    """Parameters that a step leaves alone: their names and, by shard, the places of those that this rank has."""
+
+    names: Sequence[str] = ()
+    places: Dict[str, List[int]] = {}
+
+    def number(self) -> int:
+        """A number that tells whether ranks leave the same parameters alone. Squares of it are added up exactly."""
+        return zlib.crc32("\n".join(self.names).encode()) & 0xFFFFF if self.names else 0
+
+
+def _places_without(shard: Shard, having: Set[torch.Tensor]) -> List[int]:
+    return [place for place, piece in enumerate(shard.group.own) if piece.parameter not in having]
 
 
 class Gradients:
@@ -33,6 +50,8 @@ class Gradients:
 
             self._reducer = Reducer(ours, shards.ranks.mesh, shards.trained.device, reduce)
         self._hooks: List[Any] = []
+        #: The parameters that the step leaves alone, as they have no gradients: known when :meth:`check` has returned.
+        self.left_alone = LeftAlone()
 
     @property
     def are_reduced(self) -> bool:
@@ -102,7 +121,12 @@ class Gradients:
     @property
     def must_be_all(self) -> bool:
         """Whether a step needs the gradient of every parameter."""
-        return self._settings.missing_gradients == "refuse"
+        return self._settings.missing_gradients == "refuse" or self._adds_up and self._settings.missing_gradients == "keep"
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether gradients of several steps are added up: then no step can leave a parameter alone."""
+        return isinstance(self._settings.overlap, ZenFlow)
 
     def check_all(self) -> bool:
         """Whether there are gradients. Raises if a required gradient is missing."""
@@ -115,6 +139,8 @@ class Gradients:
         names = sorted({x.name for shard in self._shards for x in shard.group.pieces if x.parameter not in having})
         if names:
             self._refuse_missing(names)
+        if self._settings.missing_gradients == "keep":
+            self.left_alone = LeftAlone(names, {shard.name: _places_without(shard, having) for shard in self._shards})
         return True
 
     def _refuse_missing(self, names: List[str]) -> None:
@@ -123,13 +149,20 @@ class Gradients:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
-                "moments and weights decay"
+                "moments and weights decay" + ("" if self._adds_up else ", or leave them alone (missing_gradients='keep')")
             )
 
     def collect(self, *, anew: bool) -> None:
         """Brings missing gradients to the arenas: all gradients with ``anew``."""
         for shard in self._shards:
             shard.gradients.collect(self.are_reduced, anew or self._settings.gradients == "step")
+
+    def leave_missing(self) -> None:
+        """Leaves the parameters without gradients alone in a step that was begun before its gradients were there."""
+        for shard in self._shards:
+            for place in self.left_alone.places.get(shard.name, ()):
+                piece = shard.group.own[place]
+                shard.session.missing(piece.offset, piece.count)
 
     def fingerprint(self) -> Fingerprint:
         """A fingerprint of this rank's gradients, if all ranks must have the same: the optimizer does not average

@@ -35,8 +35,8 @@ class Optimizer(torch.optim.Optimizer):
     The optimizer allocates nothing until the first step, :meth:`open`, or anything else that needs the state. Until
     then the program may move, convert, wrap and load the model as with an optimizer of torch.
 
-    A parameter without a gradient at a step is an error, unless ``missing_gradients="zero"``. Then its gradient
-    counts as zero: its moments and weight decay are updated like those of all others. torch would skip the parameter.
+    A step leaves a parameter without a gradient alone, as torch does: it keeps weight and state, and its own number of
+    steps. ``missing_gradients`` has other ways.
     """
 
     @property
@@ -193,7 +193,7 @@ class Optimizer(torch.optim.Optimizer):
         """Makes a step, and returns what ``closure`` returned.
 
         Gradients are clipped to ``max_grad_norm``. If they are not finite, the step is skipped and counted in
-        :attr:`skipped`. If no parameter has a gradient, nothing happens. Raises RuntimeError if only some have one.
+        :attr:`skipped`. If no parameter has a gradient, nothing happens.
         """
         refuse_capture()
         loss = None

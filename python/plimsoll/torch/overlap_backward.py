@@ -156,7 +156,7 @@ class Backward(Forward):
             if frozen:
                 raise RuntimeError(
                     f"parameter {frozen[0]} was frozen since the optimizer was opened, so it will have no gradient. Nothing has changed yet: "
-                    "close the optimizer and make a new one, or count its gradients as zero (missing_gradients='zero')"
+                    "close the optimizer and make a new one, or leave it alone (missing_gradients='keep')"
                 )
             self._uses.check_read(missing, self._arrivals.name)
 
@@ -181,6 +181,7 @@ class Backward(Forward):
             if lost:
                 raise RuntimeError(f"the gradient of parameter {lost[0]} was removed after it was accumulated")
             self._gradients.check_all()
+            self._gradients.leave_missing()
             self._uses.check(self._arrivals.parameters, self._arrivals.name)
             self._gradients.collect(anew=False)
             self._shards.arrived()

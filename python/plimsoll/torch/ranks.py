@@ -72,12 +72,14 @@ class Vote(NamedTuple):
     has_gradients: bool = False
     loss_scale: float = 1.0
     squares: float = 0.0  # the sum of the squares of its gradients
+    left_alone: int = 0  # tells which parameters have no gradients: of 20 bits
     fingerprint: Fingerprint = Fingerprint()
 
     def to_add_up(self, steps: Sequence[int]) -> List[float]:
         """The vote and the steps of its shards, as numbers. The ranks add them up for :meth:`Count.of`."""
         of_steps = [len(steps), sum(steps), sum(float(s) * s for s in steps)]
         own = [self.squares, self.failure is not None, self.has_gradients, *of_steps, self.loss_scale, self.loss_scale**2]
+        own += [self.left_alone, self.left_alone**2]
         return [*own, *self.fingerprint.to_add_up()]
 
 
@@ -92,11 +94,13 @@ class Count(NamedTuple):
     of_squared_steps: float
     of_scales: float
     of_squared_scales: float
+    of_left_alone: float
+    of_squared_left_alone: float
     of_fingerprints: Sequence[float]
 
     @classmethod
     def of(cls, total: Sequence[float]) -> "Count":
-        return cls(*total[:8], total[8:])
+        return cls(*total[:10], total[10:])
 
     @property
     def step(self) -> int:
@@ -117,6 +121,12 @@ class Count(NamedTuple):
                 f"the GradScalers of the ranks have different scales, {own.loss_scale:g} here: gradients were not finite on "
                 "some ranks only, or the first scales differ; give all ranks one scale (scaler.update(new_scale)), and "
                 "average the gradients"
+            )
+        if ranks * self.of_squared_left_alone != self.of_left_alone * self.of_left_alone:
+            raise PlimsollError(
+                "the ranks have no gradients of different parameters, and a step leaves the same ones alone on all ranks: average the "
+                "gradients (DistributedDataParallel with find_unused_parameters, or sharding='zero2'), or count missing ones as "
+                "zero (missing_gradients='zero')"
             )
         if self.having and Fingerprint.differ(self.of_fingerprints, ranks):
             raise PlimsollError(

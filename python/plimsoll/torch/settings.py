@@ -30,7 +30,7 @@ class Settings(NamedTuple):
         moments: str = "fp32",
         sharding: Optional[str] = None,
         process_group: Any = None,
-        missing_gradients: str = "refuse",
+        missing_gradients: str = "keep",
         gradients: str = "backward",
         overlap: Any = None,
         name: Optional[str] = None,
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
         choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
         choose("sharding", settings.sharding, (None, "zero1", "zero2"))
-        choose("missing_gradients", settings.missing_gradients, ("refuse", "zero"))
+        choose("missing_gradients", settings.missing_gradients, ("keep", "zero", "refuse"))
         choose("gradients", settings.gradients, ("backward", "step"))
         if settings.overlap not in (None, "forward") and settings.sharding is not None:
             raise ValueError(

@@ -5,12 +5,12 @@ between, the next trainer makes the last step if all had prepared it and one has
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
 from plimsoll import resident
-from plimsoll.client import Session
+from plimsoll.client import Request, Session
 from plimsoll.errors import PlimsollError
 from plimsoll.protocol import Opened
 from plimsoll.service import Service, shared_service
@@ -37,6 +37,7 @@ class Shards:
         self.resumed_step = 0
         self._shards, self._settings = shards, settings
         self._counted = 0  # the step of the other ranks, as this one last heard of it
+        self._left_alone: Mapping[str, Sequence[int]] = {}  # places of parameters, in the step that was prepared
 
     @classmethod
     def divide(
@@ -239,7 +240,7 @@ class Shards:
 
         def say() -> None:
             for session in self.sessions:
-                session.set_step(step)
+                session.set_step(step, keep_own=True)
 
         self.ranks.agree(what, say)
 
@@ -249,15 +250,16 @@ class Shards:
 
     # Steps
 
-    def prepare(self, numbers: Numbers) -> Optional[Numbers]:
+    def prepare(self, numbers: Numbers, left_alone: Mapping[str, Sequence[int]]) -> Optional[Numbers]:
         """The first phase, once all gradients are there. Returns what :meth:`make` sends: nothing if the shards have
-        it.
+        it. ``left_alone`` are the places of parameters without gradients, by shard.
         """
+        self._left_alone = left_alone
         sessions = self.sessions
         if len(sessions) == 1 and not self.ranks.are_heard:
             return numbers
-        for session in sessions:
-            session.prepare(numbers)
+        for shard in (shard for shard in self if shard.session):
+            shard.session.prepare(numbers, left_alone.get(shard.name, ()))
         return None
 
     def sum_of_squares(self) -> float:
@@ -307,7 +309,7 @@ class Shards:
         def make(pulled: List[Shard]) -> None:
             self.drain()
             behind = [shard for shard in self if shard.session and shard.session.step < step]
-            begun = [(s.session, s.session.begin(grad_scale, numbers, wait=awaits and s.group.shares_parameters)) for s in behind]
+            begun = [(s.session, self._begin(s, grad_scale, numbers, awaits)) for s in behind]
             for session, request in begun:
                 session.begun(request)
             for shard in pulled if awaits else ():
@@ -319,6 +321,10 @@ class Shards:
             # Other ranks send what they have only once.
             make([shard for shard in self if not shard.parameters.gathers()])
             raise
+
+    def _begin(self, shard: Shard, grad_scale: float, numbers: Optional[Numbers], awaits: bool) -> Request:
+        left_alone = self._left_alone.get(shard.name, ())
+        return shard.session.begin(grad_scale, numbers, wait=awaits and shard.group.shares_parameters, left_alone=left_alone)
 
     def begin_arriving(self, grad_scale: float, numbers: Numbers) -> None:
         """Begins the step of every shard before its gradients are there.

@@ -19,21 +19,27 @@ def read_entries(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Te
     """The entries of all parameters: fp32 tensors of their shapes on the CPU."""
     entries = {}
     for shard in shards:
-        for parameter, slot in shard.slots.items():
-            entry = read_entry(shard, slot, algorithm)
+        own_steps = shard.session.own_steps() if shard.session else []
+        for (parameter, slot), own in zip(shard.slots.items(), own_steps):
+            if own == 0 and shard.name == "fp32":
+                continue  # torch makes a state with the first gradient
+            entry = read_entry(shard, slot, algorithm, own)
             if shard.name != "fp32":
                 entry[_MASTER] = _read(shard, slot, protocol.MASTER_WEIGHTS)
             entries[parameter] = entry
     return entries
 
 
-def read_entry(shard: Shard, slot: Slot, algorithm: Algorithm) -> Dict[str, Any]:
-    """The state of a parameter, as torch's optimizer has it."""
+def read_entry(shard: Shard, slot: Slot, algorithm: Algorithm, own: Optional[int] = None) -> Dict[str, Any]:
+    """The state of a parameter that has had so many steps of its ``own``, as torch's optimizer has it."""
+    if own is None:
+        own = next(own for other, own in zip(shard.slots.values(), shard.session.own_steps()) if other is slot)
     entry: Dict[str, Any] = {}
     if algorithm.counts_steps:
-        entry["step"] = torch.tensor(float(shard.session.step))
+        entry["step"] = torch.tensor(float(own))
     for name, stream in zip(algorithm.moments, _STREAMS):
-        entry[name] = _read(shard, slot, stream)
+        is_over = own > 0 or name != "momentum_buffer"  # which shows torch's SGD that its first step is over
+        entry[name] = _read(shard, slot, stream) if is_over else None
     return entry
 
 
@@ -61,7 +67,7 @@ _Entries = Dict[torch.Tensor, Optional[Dict[str, Any]]]
 
 def check_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entries) -> int:
     """The step of entries. Raises ValueError for entries that :func:`write_entries` cannot write."""
-    step = _step_of(entries, algorithm.counts_steps)
+    step = max((own_step(entry, algorithm) for entry in entries.values()), default=0)
     for shard in shards:
         for parameter, slot in shard.slots.items():
             entry = entries.get(parameter)
@@ -89,6 +95,7 @@ def write_entries(shards: Iterable[Shard], algorithm: Algorithm, entries: _Entri
     for shard in shards:
         if shard.session is None:
             continue
+        shard.session.set_own_steps([own_step(entries.get(parameter), algorithm) for parameter in shard.slots])
         for parameter, slot in shard.slots.items():
             entry = entries.get(parameter) or {}
             # The second moment before the first: with int8 moments it is the first moment's unit.
@@ -119,21 +126,18 @@ def take_weights(shards: Iterable[Shard]) -> None:
                 masters.append(_values(slot.loaded, slot))
             shard.session.write(protocol.MASTER_WEIGHTS, piece.offset, _weights(slot, masters, shard.name))
         if changed:
-            shard.session.set_step(shard.session.step)  # it is complete again
+            shard.session.set_step(shard.session.step, keep_own=True)  # it is complete again
         shard.parameters.taken(changed)
 
 
-def _step_of(entries: _Entries, counts_steps: bool) -> int:
-    if not counts_steps:
-        # torch's SGD treats only its first step differently, and a momentum shows that the step is over.
-        return int(any(entry and any(v is not None for v in entry.values()) for entry in entries.values()))
-    steps = {int(entry["step"]) for entry in entries.values() if entry and "step" in entry}
-    if len(steps) > 1:
-        raise ValueError(
-            f"the parameters of the state are at different steps ({', '.join(map(str, sorted(steps)))}): expected one, as "
-            "all are updated together"
-        )
-    return steps.pop() if steps else 0
+def own_step(entry: Optional[Dict[str, Any]], algorithm: Algorithm) -> int:
+    """How many steps a parameter has had: none without an entry, as torch makes it with the first gradient."""
+    if not entry:
+        return 0
+    if algorithm.counts_steps:
+        return int(entry.get("step", 0))
+    # torch's SGD treats only its first step differently, and a momentum shows that the step is over.
+    return int(any(value is not None for name, value in entry.items() if name != _MASTER))
 
 
 def _values(tensor: Any, slot: Slot) -> np.ndarray:

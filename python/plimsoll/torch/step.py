@@ -58,6 +58,7 @@ class Step:
                 self._bring(numbers)
                 vote = vote._replace(has_gradients=True)
                 vote = vote._replace(squares=self._squares(), fingerprint=self._gradients.fingerprint())
+                vote = vote._replace(left_alone=self._gradients.left_alone.number())
         except Exception as error:
             vote = vote._replace(failure=error)
         squares = self._vote(vote)
@@ -87,7 +88,7 @@ class Step:
     def _bring(self, numbers: Callable[[], Numbers]) -> None:
         self._shards.take_weights()
         self._gradients.collect(anew=self._scaling.was_undone)
-        self._numbers = self._shards.prepare(numbers())
+        self._numbers = self._shards.prepare(numbers(), self._gradients.left_alone.places)
 
     @property
     def _asks_norm(self) -> bool:

@@ -57,6 +57,7 @@ class Trained:
         if thawed:
             raise RuntimeError(
                 f"{len(thawed)} parameters have a gradient and were frozen when the optimizer was opened, {thawed[0]} among "
-                "them: there is no state for them. Close it, and make a new one of all parameters that are trained now; "
-                "state_dict() takes the others' state along"
+                "them: there is no state for them. Call optimizer.open() before parameters are frozen: a step leaves those "
+                "without a gradient alone. Or close it now, and make a new one of all parameters that are trained; state_dict() "
+                "takes the others' state along"
             )
