@@ -323,7 +323,8 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	return t.foreign.add(p, algorithm, step, places)
 }
 
-// addWithoutState adds a parameter that has had no step, as it had no gradients: torch makes its state at the first one.
+// addWithoutState adds a parameter that has had no step, as it had no gradients: torch makes its state at the first
+// one.
 func (t *torchFile) addWithoutState(name string, group int, master any) error {
 	algorithm, moments, err := momentsIn(t.usual)
 	if err != nil {

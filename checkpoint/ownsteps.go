@@ -84,7 +84,8 @@ func (c *Checkpoint) oneStep(format string) error {
 		return nil
 	}
 	name := slices.Min(slices.Collect(maps.Keys(c.ownSteps)))
-	return fault.File(c.path).Inputf("parameter %q has had %d steps, and the state %d, as it had no gradient in the others: "+
-		"checkpoints of %s have one number of steps for all parameters", name, c.ownSteps[name], c.step, format).
+	return fault.File(c.path).Inputf("parameter %q has had %d steps, and the state %d, as it had no gradient in the "+
+		"others: checkpoints of %s have one number of steps for all parameters", name, c.ownSteps[name], c.step,
+		format).
 		WithHint("use --to torch or --to distcp, which have one for each")
 }

@@ -104,7 +104,8 @@ func TestOwnStepsAreSaved(t *testing.T) {
 			}
 		}
 	}
-	mustSay(t, c.WriteUniversal(t.Context(), folder, nil), "has had", "one number of steps for all parameters", "--to torch")
+	mustSay(t, c.WriteUniversal(t.Context(), folder, nil), "has had", "one number of steps for all parameters",
+		"--to torch")
 }
 
 // TestSharesHaveTheirOwnSteps saves a state that two ranks hold, each a share of it.
@@ -129,8 +130,8 @@ func TestOwnStepsAreChecked(t *testing.T) {
 			OwnSteps: map[string]int64{"w": 1}},
 		`"w" has had 4 steps, expected 0 to 3`: {manifestHead: manifestHead{Schema: ownStepsSchema, Step: 3},
 			OwnSteps: map[string]int64{"w": 4}},
-		"own_steps of 2 parameters, of which the shard has 1": {manifestHead: manifestHead{Schema: ownStepsSchema, Step: 3},
-			OwnSteps: map[string]int64{"w": 1, "v": 2}},
+		"own_steps of 2 parameters, of which the shard has 1": {
+			manifestHead: manifestHead{Schema: ownStepsSchema, Step: 3}, OwnSteps: map[string]int64{"w": 1, "v": 2}},
 	} {
 		if err := m.checkOwnSteps([]shard.Piece{{Name: "w"}}); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %s", err, says)

@@ -316,7 +316,8 @@ func TestFromTorch(t *testing.T) {
 			}
 			for i, parameter := range c.names[:4] {
 				if got := c.stepOf(parameter); got != want[i] || c.Step() != slices.Max(want) {
-					t.Errorf("%s has had %d of %d steps, want %d of %d", parameter, got, c.Step(), want[i], slices.Max(want))
+					t.Errorf("%s has had %d of %d steps, want %d of %d", parameter, got, c.Step(), want[i],
+						slices.Max(want))
 				}
 			}
 		})

@@ -102,8 +102,8 @@ func (a *arrivals) isIdle() bool {
 
 // BeginArriving begins the next step before its gradients are there, as [Shard.BeginThen] begins one. A chunk is
 // updated when all of its gradients have arrived since ([Shard.GradientsArrived]). They do not change until the step is
-// finished. Until all have arrived, only GradientsArrived, LeaveMissing, Misses and Abandon may be called, beside what any goroutine
-// may call.
+// finished. Until all have arrived, only GradientsArrived, LeaveMissing, Misses and Abandon may be called, beside what
+// any goroutine may call.
 //
 // If the process ends meanwhile, the next one goes on after [Shard.Finish]: it is told again of all gradients that have
 // arrived.

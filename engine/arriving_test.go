@@ -124,7 +124,8 @@ func TestMissingGradientsAreKnown(t *testing.T) {
 	told := 0
 	scale, optimizers := nextStep(s)
 	begun := time.Now()
-	if err := s.BeginArriving(Update{Step: 1, GradScale: scale, Optimizers: optimizers}, func() { told++ }); err != nil {
+	u := Update{Step: 1, GradScale: scale, Optimizers: optimizers}
+	if err := s.BeginArriving(u, func() { told++ }); err != nil {
 		t.Fatal(err)
 	}
 	first := shard.Range{First: 0, Count: 250}

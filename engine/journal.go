@@ -12,10 +12,9 @@ import (
 	"plimsoll/optim/kernel"
 )
 
-// The journal lies in pages that outlive the process. It holds what another process
-// needs to finish an update: its number, its constants, which sections take which of them
-// and how many steps these have had, and which chunks are done. It also holds a slot for each worker: the undo log of the
-// chunk that the worker is changing.
+// The journal lies in pages that outlive the process. It holds what another process needs to finish an update: its
+// number, its constants, which sections take which of them and how many steps these have had, and which chunks are
+// done. It also holds a slot for each worker: the undo log of the chunk that the worker is changing.
 //
 // To finish a step, a process restores the chunks that were being changed, goes on in
 // the same slots, and then updates the chunks that are not done. Accumulations

@@ -120,12 +120,13 @@ func (s *Shard) SetOwnSteps(first int, had []int64) error {
 	return nil
 }
 
-// SetStepsOnly is [Shard.SetSteps] without the sections: they keep the numbers of [Shard.SetOwnSteps], of which none may
-// be larger.
+// SetStepsOnly is [Shard.SetSteps] without the sections: they keep the numbers of [Shard.SetOwnSteps], of which none
+// may be larger.
 func (s *Shard) SetStepsOnly(n int64) error {
 	for section, had := range s.OwnSteps() {
 		if had > n {
-			return fmt.Errorf("section %d has had %d steps: expected at most %d, as the state has seen", section, had, n)
+			return fmt.Errorf("section %d has had %d steps: expected at most %d, as the state has seen", section, had,
+				n)
 		}
 	}
 	s.forgetBegun(n)

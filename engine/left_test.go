@@ -27,7 +27,8 @@ func TestSectionsThatAreLeftAlone(t *testing.T) {
 		"adagrad": optim.Adagrad{LearningRate: 1e-2, LearningRateDecay: 0.1, Epsilon: 1e-10},
 		"sgd":     optim.SGD{LearningRate: 1e-2, Momentum: 0.9, Dampening: 0.5},
 	} {
-		format := kernel.Format{Algorithm: of.Algorithm(), State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}
+		format := kernel.Format{Algorithm: of.Algorithm(), State: kernel.FP32, Parameter: dtype.F32,
+			Gradient: dtype.F32}
 		for _, journal := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " journal ", journal), func(t *testing.T) {
 				rapid.Check(t, func(r *rapid.T) {

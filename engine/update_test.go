@@ -283,7 +283,8 @@ func TestSmallShardIsUpdatedByTheCaller(t *testing.T) {
 		adam := []optim.Optimizer{optim.DefaultAdamW()}
 		for step := int64(1); step < 4; step++ {
 			heard := 0
-			if err := shards[0].BeginThen(Update{Step: step, GradScale: 1, Optimizers: adam}, func() { heard++ }); err != nil {
+			u := Update{Step: step, GradScale: 1, Optimizers: adam}
+			if err := shards[0].BeginThen(u, func() { heard++ }); err != nil {
 				t.Fatal(err)
 			}
 			if heard != 1 || shards[0].Steps() != step {

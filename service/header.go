@@ -161,8 +161,8 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	}
 	text := a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)]
 	if fields.checksum != fields.checksumWith(text) {
-		return nil, nil, errors.Join(fmt.Errorf("the session header %s has changed in memory since a service wrote it: "+
-			"its checksum is another", name), a.Close())
+		return nil, nil, errors.Join(fmt.Errorf("the session header %s has changed in memory since a service wrote "+
+			"it: its checksum is another", name), a.Close())
 	}
 	d, err := protocol.ReadDocument(text)
 	if err == nil {
@@ -198,7 +198,8 @@ func (h *sessionHeader) loaded(several bool) {
 func (h *sessionHeader) initialized() bool { return h.condition.Load() == stateIsWhole }
 
 // prepare records the first phase of the two-phase commit of a step: its gradients are final, and these are its
-// hyperparameters and the parameters that it leaves alone. It writes the step's number last, so that a torn write does not look like a prepared step.
+// hyperparameters and the parameters that it leaves alone. It writes the step's number last, so that a torn write does
+// not look like a prepared step.
 func (h *sessionHeader) prepare(b protocol.StepBody) {
 	h.preparedStep.Store(0)
 	copy(h.groups, b.Hyperparameters)

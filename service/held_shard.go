@@ -212,8 +212,7 @@ func (s *heldShard) norm(struct{}) ([]byte, error) {
 func (s *heldShard) prepare(b protocol.StepBody) error {
 	if b.Flags&^protocol.LeavingStep != 0 || b.GradScale != 0 {
 		return protocol.Refused.Errorf("prepare with flags %#x and grad scale %v: expected neither; both come with "+
-			"the step",
-			b.Flags, b.GradScale)
+			"the step", b.Flags, b.GradScale)
 	}
 	if err := s.checkStep(protocol.Prepare, b.Step); err != nil {
 		return err
@@ -281,8 +280,8 @@ func (s *heldShard) prepared(b protocol.StepBody) (protocol.StepBody, error) {
 		return b, nil
 	}
 	if len(b.Hyperparameters) > 0 || b.Flags&protocol.LeavingStep != 0 {
-		return b, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups and flags %#x: expected no groups, "+
-			"and nothing that is left alone", b.Step, len(b.Hyperparameters), b.Flags)
+		return b, protocol.Refused.Errorf("step %d as prepared, with %d parameter groups and flags %#x: expected no "+
+			"groups, and nothing that is left alone", b.Step, len(b.Hyperparameters), b.Flags)
 	}
 	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
 		return b, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step, prepared)
@@ -314,7 +313,8 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 	arriving := b.Flags&protocol.ArrivingStep != 0
 	if arriving && b.Flags != protocol.ArrivingStep {
 		return false, protocol.Refused.Errorf("step with flags %#x: a step that begins before its gradients are "+
-			"there can neither be prepared nor be answered when it is done, and ready says what it leaves alone", b.Flags)
+			"there can neither be prepared nor be answered when it is done, and ready says what it leaves "+
+			"alone", b.Flags)
 	}
 	b, err = s.prepared(b)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"plimsoll/service/protocol"
 )
 
-// A step may leave parameters alone that have no gradients: they keep their weights and moments, and the step is none of
-// theirs. Each parameter of a session is a section of its shard.
+// A step may leave parameters alone that have no gradients: they keep their weights and moments, and the step is none
+// of theirs. Each parameter of a session is a section of its shard.
 
 // bytesOfBits returns how many bytes have a bit for each of n parameters.
 func bytesOfBits(n int) int { return (n + 7) / 8 }
@@ -21,8 +21,8 @@ func (s *heldShard) leftAlone(kind protocol.Kind, list []byte) ([]int, error) {
 		return nil, nil
 	}
 	if len(list) != bytesOfBits(count) {
-		return nil, protocol.Refused.Errorf("%v with %d bytes of parameters that it leaves alone: expected a bit for each "+
-			"of %d, in %d bytes", kind, len(list), count, bytesOfBits(count))
+		return nil, protocol.Refused.Errorf("%v with %d bytes of parameters that it leaves alone: expected a bit for "+
+			"each of %d, in %d bytes", kind, len(list), count, bytesOfBits(count))
 	}
 	var found []int
 	for place, eight := range list {
@@ -46,8 +46,8 @@ func (s *heldShard) leaveMissing(b protocol.ReadyBody) error {
 			parameters = append(parameters, number)
 		}
 		if end := at + uint64(p.Count); at < b.First && end > b.First || at < b.First+b.Count && end > b.First+b.Count {
-			return protocol.Refused.Errorf("ready: %d elements from %d on have no gradients: expected full parameters, but "+
-				"%s has the elements %d to %d", b.Count, b.First, p.Name, at, end-1)
+			return protocol.Refused.Errorf("ready: %d elements from %d on have no gradients: expected full "+
+				"parameters, but %s has the elements %d to %d", b.Count, b.First, p.Name, at, end-1)
 		}
 		at += uint64(p.Count)
 	}
@@ -61,8 +61,8 @@ func (s *heldShard) leaveMissing(b protocol.ReadyBody) error {
 func (s *heldShard) ownSteps(b protocol.RangeBody) ([]byte, error) {
 	count := uint64(len(s.document.Parameters))
 	if b.Count < 1 || b.Count > protocol.MaximumOwnSteps || b.First > count || b.Count > count-b.First {
-		return nil, protocol.Refused.Errorf("own_steps of %d parameters from %d on: expected 1 to %d, of the session's %d",
-			b.Count, b.First, protocol.MaximumOwnSteps, count)
+		return nil, protocol.Refused.Errorf("own_steps of %d parameters from %d on: expected 1 to %d, of the "+
+			"session's %d", b.Count, b.First, protocol.MaximumOwnSteps, count)
 	}
 	return protocol.Encode(s.shard.OwnSteps()[b.First : b.First+b.Count]), nil
 }

@@ -88,8 +88,8 @@ func TestParametersAreLeftAlone(t *testing.T) {
 			if err := s.BeginArriving(number, 1, adamw...); err != nil {
 				t.Fatal(err)
 			}
-			wantError(t, s.NoneFor(number, 100_000, 776), protocol.Refused, "ready: 776 elements from 100000 on have no "+
-				"gradients: expected full parameters, but norm has the elements 100000 to 100776")
+			wantError(t, s.NoneFor(number, 100_000, 776), protocol.Refused, "ready: 776 elements from 100000 on have "+
+				"no gradients: expected full parameters, but norm has the elements 100000 to 100776")
 			all := s.Welcome.Elements
 			for range 2 { // the second time as after an answer that was lost
 				if err := s.NoneFor(number, 100_000, 777); err != nil {
@@ -131,7 +131,8 @@ func TestParametersAreLeftAlone(t *testing.T) {
 	wantOwnSteps(t, s, uint64(last)+1, uint64(last)-2, uint64(last)+1)
 }
 
-// TestOwnStepsAreSet writes a state whose parameters have had different numbers of steps: only with set_step is it whole.
+// TestOwnStepsAreSet writes a state whose parameters have had different numbers of steps: only with set_step is it
+// whole.
 func TestOwnStepsAreSet(t *testing.T) {
 	r := startService(t)
 	s := begun(t, r.Socket, testDocument())
@@ -169,12 +170,14 @@ func TestOwnStepsAreSet(t *testing.T) {
 		status protocol.Status
 		want   string
 	}{
-		{leave(1, 0), protocol.Refused, "step with 2 bytes of parameters that it leaves alone: expected a bit for each of 3, *"},
+		{leave(1, 0), protocol.Refused, "step with 2 bytes of parameters that it leaves alone: expected a bit for " +
+			"each of 3, *"},
 		{leave(1 << 3), protocol.Refused, "step leaves parameter 3 alone: the session has 3"},
 		{s.PrepareLeaving([]byte{1 << 7}, 5, adamw...), protocol.Refused, "prepare leaves parameter 7 alone: *"},
 		{s.SetSteps(4, []uint64{0, 4, 2, 1}), protocol.Refused, "set_own_steps: the steps of 4 sections from 0 on: *"},
 		{s.SetSteps(4, []uint64{math.MaxUint64}), protocol.Refused, "set_own_steps: parameter 0 has had *"},
-		{s.Do(protocol.OwnSteps, protocol.Encode(protocol.RangeBody{First: 3, Count: 1})), protocol.Refused, "own_steps of *"},
+		{s.Do(protocol.OwnSteps, protocol.Encode(protocol.RangeBody{First: 3, Count: 1})), protocol.Refused,
+			"own_steps of *"},
 		{s.NoneFor(5, 0, 10), protocol.OutOfOrder, "ready for step 5: *"},
 	} {
 		wantError(t, c.err, c.status, c.want)

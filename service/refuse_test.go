@@ -376,7 +376,8 @@ func TestRequestsAreRefused(t *testing.T) {
 			"step 3 as prepared: the prepared step is 0 (0: none)"},
 		{"a step as prepared, and not", body(protocol.Step,
 			protocol.StepHeader{Step: 3, GradScale: 1, Flags: protocol.PreparedStep}, adamw...),
-			protocol.Refused, "step 3 as prepared, with 2 parameter groups and flags 0x2: expected no groups, and nothing that is left alone"},
+			protocol.Refused, "step 3 as prepared, with 2 parameter groups and flags 0x2: expected no groups, and " +
+				"nothing that is left alone"},
 		{"the step that was made is prepared", body(protocol.Prepare, protocol.StepHeader{Step: 2}, adamw...),
 			protocol.OutOfOrder,
 			"prepare 2: the session has finished step 2, so the next is 3"},

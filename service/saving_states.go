@@ -147,8 +147,8 @@ func (s *heldStates) setStep(b protocol.SetStepBody) error {
 		return err
 	}
 	if b.Flags != 0 {
-		return protocol.Refused.Errorf("set_step with flags %#x: the states count the steps of their parameters themselves",
-			b.Flags)
+		return protocol.Refused.Errorf("set_step with flags %#x: the states count the steps of their parameters "+
+			"themselves", b.Flags)
 	}
 	if steps := s.steps(); b.Step != uint64(steps) {
 		return protocol.OutOfOrder.Errorf("set_step %d: the states have had step %d, and only a load changes that",

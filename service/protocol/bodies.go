@@ -63,8 +63,8 @@ type (
 	CloseBody   struct{ Flags uint32 }
 )
 
-// StepBody is a step, with the hyperparameters of each group. LeftAlone has a bit for each parameter of the session, the
-// lowest of a byte first, if Flags say so.
+// StepBody is a step, with the hyperparameters of each group. LeftAlone has a bit for each parameter of the session,
+// the lowest of a byte first, if Flags say so.
 type StepBody struct {
 	StepHeader
 	Hyperparameters []Hyperparameters
@@ -85,9 +85,9 @@ func DecodeStep(kind Kind, body []byte) (StepBody, error) {
 	rest, groups := body[size:], sizeOfGroup*int64(s.Groups)
 	leaves := s.Flags&LeavingStep != 0
 	if n := int64(len(rest)); n < groups || leaves != (n > groups) {
-		return s, Malformed.Errorf("%v with %d bytes for %d parameter groups: expected %d bytes a group, and more if flags "+
-			"(here %#x) have %#x, for the parameters that it leaves alone", kind, len(rest), s.Groups, sizeOfGroup, s.Flags,
-			LeavingStep)
+		return s, Malformed.Errorf("%v with %d bytes for %d parameter groups: expected %d bytes a group, and more if "+
+			"flags (here %#x) have %#x, for the parameters that it leaves alone",
+			kind, len(rest), s.Groups, sizeOfGroup, s.Flags, LeavingStep)
 	}
 	if leaves {
 		s.LeftAlone = rest[groups:]
