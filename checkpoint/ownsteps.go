@@ -87,5 +87,5 @@ func (c *Checkpoint) oneStep(format string) error {
 	return fault.File(c.path).Inputf("parameter %q has had %d steps, and the state %d, as it had no gradient in the "+
 		"others: checkpoints of %s have one number of steps for all parameters", name, c.ownSteps[name], c.step,
 		format).
-		WithHint("use --to torch or --to distcp, which have one for each")
+		WithHint("use --to torch or --to dcp, which have one for each")
 }

@@ -1049,7 +1049,7 @@ def not_writing(rank, loads):
         optimizer.close(give_back=True)
     set_step = plimsoll.Session.set_step
 
-    def fail(session, step):
+    def fail(session, step, **options):
         raise PlimsollError("no service")
 
     if rank:
@@ -1152,7 +1152,7 @@ def interrupted(rank, interrupts):
     plimsoll.torch.gradient_arena._REDUCING_BYTES = 0
     torch.manual_seed(0)
     model = GPT()
-    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model)
+    optimizer = plimsoll.torch.AdamW(model.parameters(), sharding="zero2", model=model, missing_gradients="refuse")
     optimizer.open()
     session = optimizer._shards[0].session
     receive, take = session._receive, plimsoll.connection._receive

@@ -258,6 +258,7 @@ class Adagrad(Optimizer):
         rule=lambda group: "adagrad",
         hyperparameters=lambda g: (g["lr"], 0, 0, g["eps"], g["weight_decay"], g["lr_decay"], 0),
         first_moment=lambda group: float(group["initial_accumulator_value"]),
+        has_state_at_once=True,
     )
 
     def __init__(

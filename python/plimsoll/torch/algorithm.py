@@ -51,6 +51,7 @@ class Algorithm(NamedTuple):
     first_moment: Callable[[Dict[str, Any]], float] = lambda group: 0.0  # what it begins with
     moment_formats: Tuple[str, ...] = ("fp32", "bf16")
     counts_steps: bool = True
+    has_state_at_once: bool = False  # before a parameter's first gradient
 
     def checked(self, options: Dict[str, Any], name: str) -> Dict[str, Any]:
         """The options of a parameter group, as torch has them. Raises what torch's constructor raises, and

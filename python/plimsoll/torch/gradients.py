@@ -124,6 +124,11 @@ class Gradients:
         return self._settings.missing_gradients == "refuse" or self._adds_up and self._settings.missing_gradients == "keep"
 
     @property
+    def may_lack(self) -> bool:
+        """Whether a step leaves parameters alone that have no gradients."""
+        return self._settings.missing_gradients == "keep" and not self._adds_up
+
+    @property
     def _adds_up(self) -> bool:
         """Whether gradients of several steps are added up: then no step can leave a parameter alone."""
         return isinstance(self._settings.overlap, ZenFlow)
@@ -139,7 +144,7 @@ class Gradients:
         names = sorted({x.name for shard in self._shards for x in shard.group.pieces if x.parameter not in having})
         if names:
             self._refuse_missing(names)
-        if self._settings.missing_gradients == "keep":
+        if self.may_lack:
             self.left_alone = LeftAlone(names, {shard.name: _places_without(shard, having) for shard in self._shards})
         return True
 

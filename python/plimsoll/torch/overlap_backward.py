@@ -6,7 +6,7 @@ parameter must not be read until ``step()`` is called: hooks, and autograd's own
 """
 
 import warnings
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -123,6 +123,8 @@ class Backward(Forward):
         """Runs when a parameter has all its gradients, before they are brought to the service."""
         with deferred(), self._apart():
             if not self.has_begun:
+                if self._may_lack():
+                    return  # step() makes the step, once it is known what is left alone
                 self._begin()
             try:
                 self._uses.check([slot.piece.parameter], self._arrivals.name)
@@ -146,12 +148,22 @@ class Backward(Forward):
         self._arrivals.expect_some()
         self._shards.begin_arriving(asked.grad_scale, asked.numbers)
 
+    def _missing(self) -> List[torch.Tensor]:
+        """The parameters that have no gradient yet, and had one in the steps before."""
+        return [p for p in self._arrivals.parameters if p.grad is None and self._arrivals.slot(p).expected > 0]
+
+    def _may_lack(self) -> bool:
+        """Whether a parameter that no module has read may get no gradient, or one that comes too late for a step that
+        has begun: other code may have read it.
+        """
+        return self._gradients.may_lack and bool(self._uses.unread(self._missing()))
+
     def _check_uses(self) -> None:
         """Refuses gradients that are there, and those that will be missing or of no use."""
         parameters = self._arrivals.parameters
         self._uses.check(parameters, self._arrivals.name)
         if self._gradients.must_be_all:
-            missing = [p for p in parameters if p.grad is None and self._arrivals.slot(p).expected > 0]
+            missing = self._missing()
             frozen = [self._arrivals.name(p) for p in missing if not p.requires_grad]
             if frozen:
                 raise RuntimeError(

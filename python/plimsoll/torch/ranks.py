@@ -72,8 +72,8 @@ class Vote(NamedTuple):
     has_gradients: bool = False
     loss_scale: float = 1.0
     squares: float = 0.0  # the sum of the squares of its gradients
-    left_alone: int = 0  # tells which parameters have no gradients: of 20 bits
     fingerprint: Fingerprint = Fingerprint()
+    left_alone: int = 0  # tells which parameters have no gradients: of 20 bits
 
     def to_add_up(self, steps: Sequence[int]) -> List[float]:
         """The vote and the steps of its shards, as numbers. The ranks add them up for :meth:`Count.of`."""

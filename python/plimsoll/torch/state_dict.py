@@ -21,8 +21,8 @@ def read_entries(shards: Iterable[Shard], algorithm: Algorithm) -> Dict[torch.Te
     for shard in shards:
         own_steps = shard.session.own_steps() if shard.session else []
         for (parameter, slot), own in zip(shard.slots.items(), own_steps):
-            if own == 0 and shard.name == "fp32":
-                continue  # torch makes a state with the first gradient
+            if own == 0 and shard.name == "fp32" and not algorithm.has_state_at_once:
+                continue  # torch makes it with the first gradient
             entry = read_entry(shard, slot, algorithm, own)
             if shard.name != "fp32":
                 entry[_MASTER] = _read(shard, slot, protocol.MASTER_WEIGHTS)

@@ -96,8 +96,11 @@ class Uses:
 
     def check_read(self, parameters: Iterable[torch.Tensor], name: Callable[[torch.Tensor], str]) -> None:
         """Raises RuntimeError if one of these parameters, which will get gradients, was read by no module."""
-        unread = {p for p in parameters if self._read.get(p) != self._round and p not in self.at_step}
-        self._refuse(unread, name, _UNREAD)
+        self._refuse(self.unread(parameters), name, _UNREAD)
+
+    def unread(self, parameters: Iterable[torch.Tensor]) -> Set[torch.Tensor]:
+        """Those of some parameters that no module has read since the last step."""
+        return {p for p in parameters if self._read.get(p) != self._round and p not in self.at_step}
 
     def _refuse(self, bad: Set[torch.Tensor], name: Callable[[torch.Tensor], str], why: str) -> None:
         if bad:
