@@ -163,13 +163,16 @@ func largestOnHost(classes []simulate.RankClass, world int) simulate.RankClass {
 // least returns what a phase needs at its peak without fragmentation.
 func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
 
-// judge sets the verdict: the result of the device that is nearest to its limit.
-func (p *Plan) judge() {
-	p.Verdict = Verdict{Result: Unknown}
+// judge sets the verdict.
+func (p *Plan) judge() { p.Verdict = Judge(p.Devices) }
+
+// Judge returns the result of the device that is nearest to its limit.
+func Judge(devices []ledger.Device) Verdict {
+	verdict := Verdict{Result: Unknown}
 	rank := map[Result]int{Unknown: 0, Fits: 1, Tight: 2, DoesNotFit: 3}
 	var nearest float64
-	for i := range p.Devices {
-		d := &p.Devices[i]
+	for i := range devices {
+		d := &devices[i]
 		if d.Capacity == 0 {
 			continue
 		}
@@ -182,14 +185,15 @@ func (p *Plan) judge() {
 			result = Tight
 		}
 		filled := float64(d.Interval.Upper) / float64(d.Capacity)
-		if r := rank[result] - rank[p.Verdict.Result]; r > 0 || r == 0 && filled > nearest {
+		if r := rank[result] - rank[verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			p.Verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
+			verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
 				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
 				Lower: d.Interval.Lower, Upper: d.Interval.Upper}
 			if source := d.Interval.Largest(); source != nil {
-				p.Verdict.Source = source.Name
+				verdict.Source = source.Name
 			}
 		}
 	}
+	return verdict
 }

@@ -44,6 +44,8 @@ type PlanDocument struct {
 	Request  job.Request `json:"request"`
 	// Megatron are the arguments of Megatron-LM or their file, of a plan that was made from them.
 	Megatron string `json:"megatron,omitempty"`
+	// Program is the program that has planned itself, and nil for a plan on paper.
+	Program *PlannedProgram `json:"program,omitempty"`
 }
 
 // PlanLimit is the point where the job comes nearest to a device's capacity.
@@ -179,6 +181,9 @@ func pipelineOf(j *job.Job) int64 {
 
 // Page shows every device, phase by phase, and what is largest at its peak.
 func (d *PlanDocument) Page() *Page {
+	if d.Program != nil {
+		return d.programPage()
+	}
 	var job, assumed Facts
 	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
 		d.trained())

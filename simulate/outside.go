@@ -46,9 +46,14 @@ func outside(j *job.Job) []ledger.Holding {
 	if h, learned := j.Learned[ledger.OutsideAllocator]; learned {
 		return asMeasured(h)
 	}
-	list := []ledger.Holding{contextOf(j.Versions.Torch, j.GPU.Capability)}
-	if j.World > 1 {
-		list = append(list, ncclOf(j.World))
+	return Outside(j.Versions.Torch, j.GPU.Capability, j.World)
+}
+
+// Outside returns what a GPU of a compute capability holds outside torch's allocator, in a job of so many ranks.
+func Outside(torch version.Version, capability, ranks int) []ledger.Holding {
+	list := []ledger.Holding{contextOf(torch, capability)}
+	if ranks > 1 {
+		list = append(list, ncclOf(ranks))
 	}
 	return asMeasured(list...)
 }

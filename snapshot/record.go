@@ -3,6 +3,7 @@ package snapshot
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"plimsoll/ledger"
 )
@@ -223,7 +224,11 @@ func (d *decoder) finishedList(l *list) value {
 	case l.length == 0:
 		return value{kind: empty}
 	case l.elements == aFrame:
-		return value{kind: stackList, n: uint64(d.stacks.number(d.budget, l.frames))}
+		frames := slices.DeleteFunc(l.frames, d.isStage)
+		if len(frames) == 0 {
+			return value{kind: empty}
+		}
+		return value{kind: stackList, n: uint64(d.stacks.number(d.budget, frames))}
 	case l.elements == aRecord:
 		n := d.ranges.add(d.budget, rows{l.first, l.first + uint32(l.length)})
 		return value{kind: rowsList, role: l.role, n: uint64(n)}
@@ -233,6 +238,14 @@ func (d *decoder) finishedList(l *list) value {
 		return value{kind: listOfRows, role: l.role, n: uint64(n)}
 	}
 	return value{kind: opaque, n: l.length}
+}
+
+// stageFolder is the folder of the code that a planned program runs under. What it allocates, others have asked for.
+const stageFolder = "/plimsoll_stage/"
+
+// isStage reports whether a frame is of that code.
+func (r *records) isStage(frame uint32) bool {
+	return strings.Contains(r.texts.all[r.frames.all[frame].file], stageFolder)
 }
 
 // fields are the keys and values of one dictionary.

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,13 +32,15 @@ type planOptions struct {
 	machine      machineOptions
 	format       report.Format
 	megatron     megatronOptions
+	program      []string // that plans itself
+	patience     time.Duration
 }
 
 // planCommand returns the command that plans a job on paper.
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan [--model MODEL] [CONFIG...]",
+		Use:   "plan [--model MODEL] [CONFIG...] [-- PROGRAM...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
@@ -52,6 +55,11 @@ plan reads the arguments of Megatron-LM instead.
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
 parameters, the optimizer step, and PyTorch's caching allocator.
+
+After --, plan takes a program as it is: python train.py, torchrun, accelerate
+launch or deepspeed. The program then plans itself, on GPUs that are not there:
+PyTorch runs it for two optimizer steps without a GPU, and no numbers are
+computed.
 
 "plimsoll models" lists the models that --model knows by name, and
 "plimsoll models --gpus" the GPUs that --gpu knows.
@@ -69,6 +77,13 @@ Optimizers that --optimizer knows, beside the Trainer's names for them:
 		},
 	}
 	planFlags(command, &options)
+	read := command.Args
+	command.Args = func(c *cobra.Command, arguments []string) error {
+		if dash := c.ArgsLenAtDash(); dash >= 0 {
+			options.program, arguments = arguments[dash:], arguments[:dash]
+		}
+		return read(c, arguments)
+	}
 	return command
 }
 
@@ -127,6 +142,7 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
+	flags.DurationVar(&o.patience, "patience", planPatience, "how long a program may take to plan itself")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
@@ -328,6 +344,9 @@ func runPlan(c *cobra.Command, o planOptions) error {
 
 // document plans the job.
 func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
+	if len(o.program) > 0 {
+		return planProgram(c, *o, o.program)
+	}
 	o.byMegatron()
 	if o.megatron.arguments != "" {
 		return planMegatron(c, *o)

@@ -1,0 +1,182 @@
+//go:build linux
+
+// Package ghost runs a training program on GPUs that are not there, and says what it held: the program plans itself.
+//
+// A library stands in for CUDA's (library/): device memory is address space, and kernels do nothing. So the program runs
+// under PyTorch's own allocator, autograd and engines, without a GPU and without the memory of its weights. Python code
+// under which it runs (stage/) plays one rank of the job, and leaves large tensors of the host alone. PyTorch records the
+// history of its memory, which package snapshot reads.
+package ghost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/fault"
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+)
+
+// Request says what to run, and on what.
+type Request struct {
+	Command []string // the program and its arguments, as a shell would start them
+	GPU     gpu.Model
+	// GPUs is their number on a node, and Nodes that of nodes, where the command does not say.
+	GPUs, Nodes int
+	Rank        int // the rank that is played
+	Steps       int // optimizer steps to make
+	Patience    time.Duration
+	Output      io.Writer // of the program
+}
+
+// unlimited is the capacity of a GPU that nobody named.
+const unlimited = ledger.Bytes(1) << 44
+
+// Run runs a program, and returns its record.
+func (r Request) Run(ctx context.Context) (*Record, error) {
+	interpreter, err := interpreterOf(r.Command[0])
+	if err != nil {
+		return nil, err
+	}
+	lib, err := library(ctx)
+	if err != nil {
+		return nil, err
+	}
+	scratch, err := os.MkdirTemp("", "plimsoll-ghost-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	if err := writeTree(stage, "stage", scratch); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"} { // that are opened by name
+		if err := os.Symlink(lib, filepath.Join(scratch, name)); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.start(ctx, interpreter, lib, scratch); err != nil {
+		return nil, err
+	}
+	return readRecord(scratch, r)
+}
+
+// start runs the program until its end.
+func (r Request) start(ctx context.Context, interpreter, lib, scratch string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.Patience, fmt.Errorf("it was not done after %v", r.Patience))
+	defer cancel()
+	settings, err := json.Marshal(r.settings(scratch))
+	if err != nil {
+		return err
+	}
+	command := exec.Command(interpreter, append([]string{"-m", "plimsoll_stage"}, r.Command...)...)
+	command.Env = append(os.Environ(), r.variables(lib, scratch, string(settings))...)
+	command.Stdout, command.Stderr = r.Output, r.Output
+	command.WaitDelay = 10 * time.Second
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := command.Start(); err != nil {
+		return fault.Inputf("%s cannot be started: %v", interpreter, err)
+	}
+	group := -command.Process.Pid
+	stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(group, syscall.SIGKILL) })
+	err = command.Wait()
+	stop()
+	_ = syscall.Kill(group, syscall.SIGKILL) // what it has started and left behind
+	if cause := context.Cause(ctx); cause != nil {
+		return fault.Inputf("%s was ended: %v", strings.Join(r.Command, " "), cause).
+			WithHint("give the program fewer layers or shorter sequences, or --patience more time")
+	}
+	var status *exec.ExitError
+	if errors.As(err, &status) {
+		return nil // the record says how it ended
+	}
+	return err
+}
+
+// settings are what the stage is told.
+func (r Request) settings(scratch string) map[string]any {
+	return map[string]any{
+		"scratch": scratch, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
+		"environment": map[string]string{
+			"LD_PRELOAD": os.Getenv("LD_PRELOAD"), "LD_LIBRARY_PATH": os.Getenv("LD_LIBRARY_PATH"),
+		},
+		"set": map[string]string{
+			"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled",
+			"MLFLOW_TRACKING_URI": "file:" + filepath.Join(scratch, "mlruns"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+			"TORCHINDUCTOR_CACHE_DIR": filepath.Join(scratch, "inductor"), "TRITON_CACHE_DIR": filepath.Join(scratch, "triton"),
+			"PYTHONDONTWRITEBYTECODE": "1",
+		},
+	}
+}
+
+// variables are those that the library and the stage read before the program begins.
+func (r Request) variables(lib, scratch, settings string) []string {
+	capacity := r.GPU.Memory
+	if capacity == 0 {
+		capacity = unlimited
+	}
+	capability := r.GPU.Capability
+	if capability == 0 {
+		capability = 90
+	}
+	path := func(name, first string) string {
+		if set := os.Getenv(name); set != "" {
+			return name + "=" + first + ":" + set
+		}
+		return name + "=" + first
+	}
+	preload := "LD_PRELOAD=" + lib
+	if set := os.Getenv("LD_PRELOAD"); set != "" {
+		preload += ":" + set
+	}
+	name := r.GPU.Name
+	if name == "" {
+		name = "a GPU that is not there"
+	}
+	return []string{
+		"PLIMSOLL_STAGE=" + settings, preload, path("LD_LIBRARY_PATH", scratch), path("PYTHONPATH", scratch),
+		"PLIMSOLL_GHOST_DEVICES=" + strconv.Itoa(r.GPUs),
+		"PLIMSOLL_GHOST_CAPACITY=" + strconv.FormatInt(int64(capacity), 10),
+		"PLIMSOLL_GHOST_MAJOR=" + strconv.Itoa(capability/10), "PLIMSOLL_GHOST_MINOR=" + strconv.Itoa(capability%10),
+		"PLIMSOLL_GHOST_NAME=" + name, "CUDA_VISIBLE_DEVICES=",
+	}
+}
+
+// interpreterOf returns the Python that runs a program: itself, or the one that the first line of a script names.
+func interpreterOf(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", fault.Inputf("%s: there is no such program", program)
+	}
+	if strings.HasPrefix(filepath.Base(program), "python") {
+		return path, nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	head := make([]byte, 256)
+	n, _ := io.ReadFull(file, head)
+	first, _, _ := strings.Cut(string(head[:n]), "\n")
+	words := strings.Fields(strings.TrimPrefix(first, "#!"))
+	if !strings.HasPrefix(first, "#!") || len(words) == 0 || !strings.Contains(first, "python") {
+		return "", fault.Inputf("%s is no program of Python", program).
+			WithHint("name the program that trains: python train.py, torchrun, accelerate launch")
+	}
+	if filepath.Base(words[0]) == "env" && len(words) > 1 {
+		return exec.LookPath(words[1])
+	}
+	return words[0], nil
+}

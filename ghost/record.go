@@ -1,0 +1,210 @@
+//go:build linux
+
+package ghost
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/fault"
+	"plimsoll/ledger"
+	"plimsoll/simulate"
+	"plimsoll/snapshot"
+	"plimsoll/version"
+)
+
+// Record is what a program did on the stage.
+type Record struct {
+	Torch string `json:"torch"`
+	CUDA  string `json:"cuda"`
+	Ranks int    `json:"ranks"`
+	Steps int    `json:"steps"`
+	// Device is the number of the GPU that the rank used; nil if it used none.
+	Device *int `json:"device"`
+	Phases []struct {
+		Name string `json:"name"`
+		Step int    `json:"step"` // steps that were made before
+		Time int64  `json:"time_us"`
+	} `json:"phases"`
+	Notes      []Note `json:"notes"`
+	Unmodelled []struct {
+		Name  string `json:"name"`
+		Calls int64  `json:"calls"`
+	} `json:"unmodelled"`
+	End struct {
+		Kind    string `json:"kind"` // "enough", "ended" or "failed"
+		Status  int    `json:"status"`
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	} `json:"end"`
+	Allocated    ledger.Bytes `json:"allocated_bytes"`
+	Reserved     ledger.Bytes `json:"reserved_bytes"`
+	Requested    ledger.Bytes `json:"requested_bytes"`
+	Retries      int64        `json:"retries"`
+	Failures     int64        `json:"failures"`
+	PinnedPeak   ledger.Bytes `json:"pinned_peak_bytes"`
+	ResidentPeak ledger.Bytes `json:"resident_peak_bytes"`
+
+	// GPU is what the rank's GPU held.
+	GPU ledger.Device `json:"-"`
+}
+
+// Note is something that the stage did otherwise than a real run would, or guessed.
+type Note struct {
+	Kind string `json:"kind"`
+	Text string `json:"text"`
+}
+
+// readRecord reads what a program has left in the scratch folder.
+func readRecord(scratch string, of Request) (*Record, error) {
+	text, err := os.ReadFile(filepath.Join(scratch, "record.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.Inputf("the program ended before it could be recorded").
+			WithHint("its output says why")
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &Record{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("the record of the program cannot be read: %w", err)
+	}
+	switch {
+	case r.Torch == "":
+		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
+	case r.CUDA == "":
+		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU", r.Torch).
+			WithHint("install a build of torch with CUDA beside it: it needs no GPU")
+	case r.End.Kind == "failed" && r.Failures == 0:
+		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+	case r.Device == nil:
+		return nil, fault.Inputf("the program ended and has used no GPU")
+	case r.Steps == 0 && r.Failures == 0:
+		return nil, fault.Inputf("the program ended without an optimizer step")
+	}
+	s, err := snapshot.Open(filepath.Join(scratch, "snapshot.pickle"))
+	if err != nil {
+		return nil, err
+	}
+	return r, r.account(s, of)
+}
+
+// account makes the GPU's part of the ledger.
+func (r *Record) account(s *snapshot.Snapshot, of Request) error {
+	devices, err := s.Devices()
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(devices, func(d *snapshot.Device) bool { return d.Number == *r.Device })
+	if at < 0 {
+		return fault.Inputf("the program has allocated nothing on its GPU")
+	}
+	d := devices[at]
+	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: of.Rank, Count: max(1, r.Ranks),
+		Capacity: of.GPU.Memory}
+	torch, err := version.Parse(r.Torch)
+	if err != nil {
+		return err
+	}
+	r.GPU.Outside = simulate.Outside(torch, of.GPU.Capability, r.Ranks)
+	var outside ledger.Bytes
+	for _, h := range r.GPU.Outside {
+		outside += h.Bytes
+	}
+	rounding := r.Allocated - r.Requested
+	for _, p := range r.spans(d) {
+		r.GPU.Phases = append(r.GPU.Phases, ledger.Phase{
+			Name: p.name, Iteration: p.iteration,
+			PeakRequested: p.Requested, PeakAllocated: p.Requested + rounding, PeakReserved: p.Reserved,
+			PeakUsed: p.Reserved + outside, EndRequested: p.EndRequested, EndAllocated: p.EndRequested,
+			EndReserved: p.EndReserved, Components: componentsOf(d, p.Peak),
+		})
+	}
+	peak := r.GPU.Peak().PeakUsed
+	r.GPU.Interval = ledger.Interval{Lower: peak, Upper: peak, Confidence: ledger.Confidence, Sources: []ledger.Source{}}
+	return nil
+}
+
+// phase is a phase of the ledger, and what was held in it.
+type phase struct {
+	snapshot.Span
+	name      ledger.PhaseName
+	iteration ledger.Iteration
+}
+
+// spans returns the phases of a device. Adjacent parts of one phase are one: what lies between a backward pass and the
+// step, as clipping, belongs to the step.
+func (r *Record) spans(d *snapshot.Device) []phase {
+	var times []int64
+	for _, p := range r.Phases {
+		times = append(times, p.Time)
+	}
+	var all []phase
+	for i, span := range d.Spans(times) {
+		next := phase{span, ledger.Load, ledger.Once}
+		if i > 0 {
+			next.name, next.iteration = r.named(i - 1)
+		}
+		last := len(all) - 1
+		if last >= 0 && all[last].name == next.name && all[last].iteration == next.iteration {
+			all[last].Span = joined(all[last].Span, next.Span)
+		} else {
+			all = append(all, next)
+		}
+	}
+	return all
+}
+
+// named returns the phase that a part of the record belongs to.
+func (r *Record) named(i int) (ledger.PhaseName, ledger.Iteration) {
+	p := r.Phases[i]
+	iteration := ledger.First
+	if p.Step > 0 {
+		iteration = ledger.Steady
+	}
+	switch p.Name {
+	case "load":
+		return ledger.Load, ledger.Once
+	case "forward":
+		return ledger.Forward, iteration
+	case "backward":
+		return ledger.Backward, iteration
+	case "between":
+		if i > 0 && r.Phases[i-1].Step == 0 {
+			iteration = ledger.First // the step before it was the first
+		}
+	}
+	return ledger.Step, iteration
+}
+
+func joined(a, b snapshot.Span) snapshot.Span {
+	if b.Requested > a.Requested {
+		a.Peak, a.Requested = b.Peak, b.Requested
+	}
+	a.Reserved = max(a.Reserved, b.Reserved)
+	a.EndRequested, a.EndReserved = b.EndRequested, b.EndReserved
+	return a
+}
+
+// componentsOf returns what was held after an entry, by component, with the lines that asked for most of it.
+func componentsOf(d *snapshot.Device, entry int) []ledger.Holding {
+	holders := d.Holders(entry)
+	var all []ledger.Holding
+	for _, sum := range snapshot.ByComponent(holders) {
+		h := ledger.Holding{Component: sum.Component, Bytes: sum.Bytes}
+		places := slices.DeleteFunc(slices.Clone(holders), func(x snapshot.Holder) bool { return x.Component != sum.Component })
+		slices.SortStableFunc(places, func(a, b snapshot.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
+		h.Why = fmt.Sprintf("%s (%v)", places[0].Place, places[0].Bytes)
+		if len(places) > 1 {
+			h.Why += fmt.Sprintf(", and %d more lines", len(places)-1)
+		}
+		all = append(all, h)
+	}
+	return all
+}

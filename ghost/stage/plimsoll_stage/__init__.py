@@ -1,0 +1,1 @@
+"""The stage of a program that trains on a GPU that is not there: launchers, the other ranks, weights, and a record."""

@@ -1,0 +1,30 @@
+"""Runs a program: ``python -m plimsoll_stage PROGRAM ARGUMENTS...``, as one rank of its job.
+
+The settings come from the environment, by names that begin with PLIMSOLL_STAGE. They and the library that stands in for
+CUDA are taken out of it at once: processes that the program starts are not on the stage.
+"""
+
+import json
+import os
+import sys
+
+
+def main() -> int:
+    settings = json.loads(os.environ.pop("PLIMSOLL_STAGE"))
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        os.environ.pop(name, None)
+        if settings["environment"].get(name):
+            os.environ[name] = settings["environment"][name]
+    os.environ.update(settings["set"])
+    from plimsoll_stage import imports, launchers, record, values, weights, world, writes
+
+    recorder = record.Recorder(settings)
+    writes.guard(settings, recorder)
+    imports.after("torch", lambda torch: (values.install(torch, recorder), recorder.install(torch)))
+    imports.after("torch.distributed", lambda module: world.install(module, recorder))
+    imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
+    return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The record of a run: when its phases began, what it did not do, how it ended, and PyTorch's own history of its memory."""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from typing import Any, Callable, Dict, List
+
+
+class Enough(BaseException):
+    """Ends the program once it has made its steps."""
+
+
+class Recorder:
+    """Records a program until it has made the steps that are asked for."""
+
+    def __init__(self, settings: Dict[str, Any]):
+        self._settings = settings
+        self._library = ctypes.CDLL(None)
+        self._kept: List[Any] = []
+        self._torch: Any = None
+        self._counts: Dict[int, int] = {}  # steps of each optimizer
+        self.result: Dict[str, Any] = {"schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": []}
+        self._noted: set = set()
+
+    def keep(self, x: Any) -> None:
+        self._kept.append(x)
+
+    def note(self, kind: str, text: str) -> None:
+        """Notes something once."""
+        if (kind, text) not in self._noted and len(self._noted) < 1000:
+            self._noted.add((kind, text))
+            self.result["notes"].append({"kind": kind, "text": text})
+
+    def phase(self, name: str, step: int) -> None:
+        """A phase begins."""
+        self.result["phases"].append({"name": name, "step": step, "time_us": time.time_ns() // 1000})
+
+    @property
+    def steps(self) -> int:
+        return max(self._counts.values(), default=0)
+
+    def install(self, torch: Any) -> None:
+        """Follows the steps of all optimizers, and the backward passes."""
+        self._torch = torch
+        self.result["torch"], self.result["cuda"] = torch.__version__, torch.version.cuda
+        torch.cuda.memory._record_memory_history(max_entries=4_000_000, stacks="python")
+        self.phase("load", 0)
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(lambda o, a, k: self.phase("step", self.steps))
+        optimizer.register_optimizer_step_post_hook(lambda o, a, k: self._stepped(o))
+        backward = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def follow(*arguments, **options):
+            self._enough()
+            self.phase("backward", self.steps)
+            try:
+                return backward(*arguments, **options)
+            finally:
+                self.phase("between", self.steps)
+
+        torch.autograd.backward = follow
+        call = torch.nn.Module.__call__
+
+        def enter(module, *arguments, **options):
+            if self._is_before_forward and torch.is_grad_enabled() and module.training:
+                self._enough()
+                self._is_before_forward = False
+                self.phase("forward", self.steps)
+            return call(module, *arguments, **options)
+
+        torch.nn.Module.__call__ = enter
+
+    _is_before_forward = True
+
+    def _stepped(self, optimizer: Any) -> None:
+        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        self._is_before_forward = True
+        self.phase("between", self.steps)
+
+    def _enough(self) -> None:
+        if self.steps >= self._settings["steps"]:
+            raise Enough
+
+    def run(self, program: Callable[[], None]) -> int:
+        """Runs a program, and writes the record whatever becomes of it. Returns the exit status."""
+        ended: Dict[str, Any] = {"kind": "ended"}
+        try:
+            program()
+        except Enough:
+            ended = {"kind": "enough"}
+        except SystemExit as stop:
+            ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
+        except BaseException as error:
+            ended = {"kind": "failed", "type": type(error).__name__, "message": str(error)}
+            traceback.print_exc()
+        self.result["end"] = ended
+        with contextlib.suppress(Exception):
+            self._write()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if ended["kind"] != "failed" else 1)
+
+    def _write(self) -> None:
+        torch, result = self._torch, self.result
+        result["steps"] = self.steps
+        result["time_us"] = time.time_ns() // 1000
+        result["resident_peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        pinned = self._library.plimsoll_ghost_most_pinned
+        pinned.restype = ctypes.c_size_t
+        result["pinned_peak_bytes"] = pinned()
+        result["unmodelled"] = self._unmodelled()
+        if torch is not None and torch.cuda.is_initialized():
+            result["device"] = torch.cuda.current_device()
+            stats = torch.cuda.memory_stats()
+            for name in ("allocated_bytes", "reserved_bytes", "requested_bytes"):
+                result[name] = stats.get(f"{name}.all.peak", 0)
+            result["retries"], result["failures"] = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+            torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))
+        with open(os.path.join(self._settings["scratch"], "record.json"), "w") as file:
+            json.dump(result, file)
+
+    def _unmodelled(self) -> List[Dict[str, Any]]:
+        """The functions of CUDA's libraries that were called and have no model."""
+        ask, found, number = self._library.plimsoll_ghost_unmodelled, [], 0
+        ask.restype, calls = ctypes.c_char_p, ctypes.c_ulong()
+        while (name := ask(number, ctypes.byref(calls))) is not None:
+            if calls.value:
+                found.append({"name": name.decode(), "calls": calls.value})
+            number += 1
+        return found

@@ -1,0 +1,247 @@
+"""Values: large tensors of the host are never touched, and small tensors of the device keep what integers and booleans say.
+
+The device's memory is memory of this process, so that a small tensor is computed on the host, in place. Kernels write
+nothing. A result that hangs on numbers which nobody has computed is a guess, and is noted as one.
+"""
+
+import ctypes
+import functools
+import math
+from typing import Any, Callable, List
+
+LARGE = 1 << 20  # bytes of a tensor of the host that is not computed
+SMALL = 1 << 18  # elements of a tensor of the device that is
+
+# Operations whose results are computed on the host, whatever the types are: they make integers and booleans.
+_COMPUTED = """
+    fill_.Scalar fill_.Tensor zero_ arange.start_out eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor gt.Scalar
+    gt.Tensor le.Scalar le.Tensor ge.Scalar ge.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or
+    logical_not cumsum index_put_ scatter_.value where.self masked_fill_.Scalar any all max min clamp clamp_min bincount
+    isin.Tensor_Tensor masked_select remainder.Scalar floor_divide sort sort.stable topk prod.dim_int prod searchsorted.Tensor
+    repeat_interleave.Tensor argsort amax amin histc
+""".split()
+# Operations that are computed for integers and booleans alone.
+_OF_INTEGERS = """
+    add.Tensor sub.Tensor mul.Tensor sum sum.dim_IntList gather index.Tensor index_select cat copy_ div.Tensor_mode _to_copy
+    neg argmax
+""".split()
+
+
+def install(torch: Any, recorder: Any) -> None:
+    _leave_large(torch)
+    _compute_small(torch, recorder)
+    _sizes_by_value(torch, recorder)
+
+
+# The host
+
+
+def _leave_large(torch: Any) -> None:
+    """Leaves large tensors of the host as they are: their pages are never touched."""
+    tensor, plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
+
+    def is_large(x: Any) -> bool:
+        return type(x) in plain and x.device.type == "cpu" and x.numel() * x.element_size() > LARGE
+
+    writes = "normal_ uniform_ zero_ fill_ erfinv_ mul_ add_ sub_ div_ clamp_ trunc_ copy_ exponential_ bernoulli_ random_"
+    for name in writes.split():
+        really = getattr(tensor, name)
+
+        def write(self, *arguments, _really=really, **options):
+            return self if is_large(self) else _really(self, *arguments, **options)
+
+        setattr(tensor, name, functools.wraps(really)(write))
+    for name in ("zeros", "ones", "rand", "randn", "full"):
+        setattr(torch, name, _empty_if_large(torch, getattr(torch, name)))
+    move = tensor.to
+
+    def to(self, *arguments, **options):
+        if not is_large(self):
+            return move(self, *arguments, **options)
+        device, dtype = _target(torch, arguments, options)
+        if dtype is not None and dtype != self.dtype:
+            empty = torch.empty_like(self, dtype=dtype)
+            return empty if device is None or device.type == "cpu" else move(empty, device)
+        if options.get("copy") and (device is None or device.type == "cpu"):
+            return torch.empty_like(self)
+        return move(self, *arguments, **options)
+
+    tensor.to = to
+    copy = tensor.clone
+    tensor.clone = lambda self, *a, **o: torch.empty_like(self) if is_large(self) and not self.requires_grad else copy(self, *a, **o)
+    for name, dtype in (("float", torch.float32), ("half", torch.float16), ("bfloat16", torch.bfloat16)):
+        really = getattr(tensor, name)
+
+        def convert(self, *arguments, _really=really, _dtype=dtype, **options):
+            if is_large(self) and self.dtype != _dtype and not self.requires_grad:
+                return torch.empty_like(self, dtype=_dtype)
+            return _really(self, *arguments, **options)
+
+        setattr(tensor, name, functools.wraps(really)(convert))
+
+
+def _empty_if_large(torch: Any, really: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(really)
+    def make(*arguments, **options):
+        size = options.get("size", arguments[0] if arguments and not isinstance(arguments[0], int) else arguments)
+        device = options.get("device")
+        on_host = (torch.get_default_device() if device is None else torch.device(device)).type == "cpu"
+        try:
+            is_large = on_host and options.get("out") is None and 4 * math.prod(size) > LARGE
+        except TypeError:
+            is_large = False
+        if not is_large:
+            return really(*arguments, **options)
+        return torch.empty(tuple(size), **{k: v for k, v in options.items() if k not in ("size", "fill_value", "generator")})
+
+    return make
+
+
+def _target(torch: Any, arguments: Any, options: Any) -> Any:
+    """The device and the type that ``to`` was asked for."""
+    if arguments and isinstance(arguments[0], torch.Tensor):
+        return arguments[0].device, arguments[0].dtype
+    given = {name: options[name] for name in ("dtype", "device") if options.get(name) is not None}
+    return torch._C._nn._parse_to(*[x for x in arguments if x is not None and not isinstance(x, bool)], **given)[:2]
+
+
+# The device
+
+
+def alias(torch: Any, x: Any) -> Any:
+    """A tensor of the host over the memory of a tensor of the device."""
+    if x.numel() == 0:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    count = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    memory = (ctypes.c_char * (count * x.element_size())).from_address(x.data_ptr())
+    return torch.frombuffer(memory, dtype=x.dtype, count=count).as_strided(x.shape, x.stride())
+
+
+def is_small(torch: Any, x: Any) -> bool:
+    return x.device.type == "cuda" and x.numel() <= SMALL and x.layout is torch.strided and not x.is_complex()
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def _on_host(torch: Any, x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        if x.device.type != "cuda":
+            return x
+        if not is_small(torch, x):
+            raise _TooLarge
+        return alias(torch, x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_on_host(torch, y) for y in x)
+    return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def _compute_small(torch: Any, recorder: Any) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    recorder.keep(library)
+    write = torch.Tensor.copy_.__wrapped__
+    for name in _COMPUTED + _OF_INTEGERS:
+        _replace(torch, library, name, write, recorder)
+    count = torch.arange
+
+    def arange(*arguments, **options):
+        made = count(*arguments, **options)
+        if is_small(torch, made):
+            write(alias(torch, made), count(*arguments, **{**options, "device": "cpu", "out": None}))
+        return made
+
+    torch.arange = arange
+
+
+def _replace(torch: Any, library: Any, name: str, write: Callable[..., Any], recorder: Any) -> None:
+    """Has an operation compute its result on the host after the kernel that does nothing."""
+    base, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+    kernel = None
+    for key in ("CUDA", "CompositeExplicitAutograd"):
+        try:
+            kernel = kernel or torch.library.get_kernel(f"aten::{name}", key)
+        except Exception:  # this release has none of that key
+            pass
+    if operation is None or kernel is None:
+        recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
+        return
+    tensors = [i for i, a in enumerate(operation._schema.arguments) if str(a.type) == "Tensor"]
+    returns_new, only_integers = not operation._schema.is_mutable, name in _OF_INTEGERS
+
+    def put(made: Any, value: Any) -> None:
+        if isinstance(made, torch.Tensor):
+            if made.device.type == "cuda" and made.shape == value.shape and made.dtype == value.dtype:
+                write(alias(torch, made), value)
+        elif isinstance(made, (list, tuple)):
+            for m, v in zip(made, value):
+                put(m, v)
+
+    def compute(keys, *arguments, **options):
+        given: List[Any] = list(arguments)
+        for i in tensors:
+            if i < len(given) and not isinstance(given[i], torch.Tensor):
+                given[i] = torch.tensor(given[i])
+        first = given[0] if given and isinstance(given[0], torch.Tensor) else None
+        if only_integers and first is not None and (first.is_floating_point() or first.is_complex()):
+            return kernel.call_boxed(keys, *given, **options)
+        try:
+            here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
+        except _TooLarge:
+            return kernel.call_boxed(keys, *given, **options)
+        made = kernel.call_boxed(keys, *given, **options)
+        try:
+            with torch.no_grad():
+                value = operation(*here, **named)
+            if returns_new:
+                put(made, value)
+        except (RuntimeError, IndexError):
+            recorder.note("values", f"{name}: some results are unknown")
+        return made
+
+    library.impl(name, compute, "CUDA", with_keyset=True)
+
+
+def _sizes_by_value(torch: Any, recorder: Any) -> None:
+    """Operations whose results have a size that depends on values."""
+    library = torch.library.Library("aten", "IMPL")
+    recorder.keep(library)
+    write = torch.Tensor.copy_.__wrapped__
+
+    def copied(value: Any, device: Any) -> Any:
+        made = torch.empty(value.shape, dtype=value.dtype, device=device)
+        if value.numel():
+            write(alias(torch, made), value)
+        return made
+
+    def guess(what: str) -> None:
+        recorder.note("guesses", f"{what} of values that were not computed: as many as there can be")
+
+    def nonzero(x):
+        if is_small(torch, x):
+            return copied(alias(torch, x).nonzero(), x.device)
+        guess("nonzero")
+        return torch.empty((x.numel(), x.dim()), dtype=torch.int64, device=x.device)
+
+    def unique2(x, sorted=True, return_inverse=False, return_counts=False):
+        if is_small(torch, x):
+            found = torch.ops.aten._unique2(alias(torch, x), sorted, return_inverse, return_counts)
+            return tuple(copied(value, x.device) for value in found)
+        guess("unique")
+        counts = [x.numel() if wanted else 0 for wanted in (return_inverse, return_counts)]
+        return (torch.empty(x.numel(), dtype=x.dtype, device=x.device),
+                *(torch.empty(n, dtype=torch.int64, device=x.device) for n in counts))  # fmt: skip
+
+    def unique_consecutive(x, return_inverse=False, return_counts=False, dim=None):
+        if is_small(torch, x):
+            found = torch.ops.aten.unique_consecutive(alias(torch, x), return_inverse, return_counts, dim)
+            return tuple(copied(value, x.device) for value in found)
+        guess("unique_consecutive")
+        counts = [x.numel() if wanted else 0 for wanted in (return_inverse, return_counts)]
+        return (torch.empty(x.shape, dtype=x.dtype, device=x.device),
+                *(torch.empty(n, dtype=torch.int64, device=x.device) for n in counts))  # fmt: skip
+
+    library.impl("nonzero", nonzero, "CUDA")
+    library.impl("_unique2", unique2, "CUDA")
+    library.impl("unique_consecutive", unique_consecutive, "CUDA")

@@ -1,0 +1,61 @@
+"""One rank in a world of many: the others have the values of this one, and nobody waits for them."""
+
+import os
+import sys
+from typing import Any
+
+
+def install(dist: Any, recorder: Any) -> None:
+    """Replaces what would wait for other processes."""
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    begin, divide = c10d.init_process_group, c10d.new_group
+
+    def backend_of(asked: Any) -> str:
+        return "cpu:fake,cuda:nccl" if asked is None else str(asked).replace("gloo", "fake")
+
+    def init_process_group(
+        backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", pg_options=None,
+        device_id=None, **options,
+    ):  # fmt: skip
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
+
+        size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
+        rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
+        recorder.result["ranks"] = size
+        return begin(
+            backend=backend_of(backend), store=dist.HashStore(), rank=rank, world_size=size, group_name=group_name,
+            pg_options=pg_options, device_id=device_id,
+        )  # fmt: skip
+
+    def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
+        return divide(ranks, timeout, None if backend is None else backend_of(backend), *arguments, **options)
+
+    def gather_to_all(found, value, group=None):
+        found[:] = [value] * len(found)
+
+    def gather(value, found=None, dst=None, group=None, group_dst=None):
+        if found is not None:
+            found[:] = [value] * len(found)
+
+    def scatter(found, values, *arguments, **options):
+        found[0] = values[0] if values else None
+
+    def nothing(*arguments, **options):
+        return None
+
+    replaced = {
+        "init_process_group": init_process_group,
+        "new_group": new_group,
+        "all_gather_object": gather_to_all,
+        "gather_object": gather,
+        "scatter_object_list": scatter,
+        "broadcast_object_list": nothing,
+        "barrier": nothing,
+        "monitored_barrier": nothing,
+    }
+    for name, function in replaced.items():
+        setattr(dist, name, function)
+        setattr(c10d, name, function)
+    c10d._store_based_barrier = nothing
+    for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        os.environ.setdefault(name, "0")

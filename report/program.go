@@ -1,0 +1,80 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/ledger"
+	"plimsoll/plan"
+)
+
+// PlannedProgram is a program that has planned itself, on GPUs that are not there.
+type PlannedProgram struct {
+	Command []string `json:"command"`
+	Torch   string   `json:"torch"`
+	CUDA    string   `json:"cuda"`
+	Ranks   int      `json:"ranks"`
+	Rank    int      `json:"rank"` // that was played
+	Steps   int      `json:"steps"`
+	// Retries are how often the allocator has freed its cache for want of memory.
+	Retries int64 `json:"allocator_retries"`
+	// Failed is how the program ran out of memory, in PyTorch's own words; empty if it did not.
+	Failed string `json:"out_of_memory,omitempty"`
+	// Otherwise says what was done otherwise than in a real run.
+	Otherwise []string `json:"otherwise"`
+	// Unmodelled are functions of CUDA's libraries that were called, and did nothing.
+	Unmodelled []string `json:"unmodelled_functions"`
+}
+
+// NewProgramDocument makes the document of a program that has planned itself.
+func NewProgramDocument(version string, p PlannedProgram, devices []ledger.Device) *PlanDocument {
+	verdict := plan.Judge(devices)
+	if p.Failed != "" {
+		verdict.Result = plan.DoesNotFit
+	}
+	return &PlanDocument{
+		Schema: PlanSchema, Version: version, Verdict: verdict.Result, Limit: newPlanLimit(verdict), Devices: devices,
+		Model: PlannedModel{Name: p.Command[len(p.Command)-1], Source: strings.Join(p.Command, " ")}, Program: &p,
+		Assumptions: []string{}, StateFormats: []plan.StateFormat{}, Inputs: []Input{},
+	}
+}
+
+// programPage shows what the program held.
+func (d *PlanDocument) programPage() *Page {
+	p := d.Program
+	var job Facts
+	job.add("program", "%s", strings.Join(p.Command, " "))
+	job.add("run", "rank %d of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were computed",
+		p.Rank, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
+	sections := []Section{{job}}
+	palette := paletteOf(d.Devices)
+	for i := range d.Devices {
+		sections = append(sections, d.device(&d.Devices[i], palette))
+	}
+	var rest Facts
+	if p.Failed != "" {
+		rest.add("failed", "%s", p.Failed)
+	}
+	if len(p.Otherwise) > 0 {
+		rest.add("otherwise", "%s", strings.Join(p.Otherwise, "; "))
+	}
+	rest.add("not here", "host memory of the program, and workspaces of cuDNN")
+	return &Page{
+		Title:    "Plan of " + strings.Join(p.Command, " "),
+		Sections: append(sections, Section{rest}),
+		Verdict:  d.programVerdict(),
+		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
+		Document: d,
+		Dense:    true,
+	}
+}
+
+func (d *PlanDocument) programVerdict() string {
+	switch {
+	case d.Program.Failed != "":
+		return fmt.Sprintf("does not fit: the program ran out of memory, of %v on the GPU", d.Devices[0].Capacity)
+	case d.Limit == nil:
+		return fmt.Sprintf("no verdict: the GPU needs %v; give --gpu or --gpu-memory", d.Devices[0].Peak().PeakUsed)
+	}
+	return d.verdictLine()
+}
