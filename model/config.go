@@ -76,6 +76,10 @@ func (c *config) isNull(name string) bool {
 // of the field.
 func (c *config) size(names ...string) int64 {
 	if _, ok := c.find(names...); !ok {
+		if i := slices.IndexFunc(names, c.isNull); i >= 0 {
+			c.fail(c.fields[names[i]].Value.At, "write the size of the model", "%s is null, expected a whole number",
+				names[i])
+		}
 		hint := fmt.Sprintf("add %q with the size of the model", names[0])
 		if near := fault.Nearest(names[0], slices.Sorted(maps.Keys(c.fields))); near != "" {
 			hint = fmt.Sprintf("the file says %q: did you mean %q?", near, names[0])
