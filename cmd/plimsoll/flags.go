@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/binding"
 	"plimsoll/fault"
+	"plimsoll/gpu"
 	"plimsoll/ledger"
 )
 
@@ -293,6 +294,23 @@ func (n *countFlag) Set(text string) error {
 	}
 	*n = countFlag(count)
 	return nil
+}
+
+// gpusFlag is a number of GPUs on the command line. It refuses their name, which may be a number, too: 4090.
+type gpusFlag int
+
+func (n *gpusFlag) String() string { return (*countFlag)(n).String() }
+func (n *gpusFlag) Type() string   { return "int" }
+func (n *gpusFlag) Set(text string) error {
+	named := gpu.Named(text)
+	if len(named) == 0 {
+		return (*countFlag)(n).Set(text)
+	}
+	hint := "give the number of GPUs to --gpus, and " + named[0] + " to --gpu"
+	if len(named) > 1 {
+		hint = "give the number of GPUs to --gpus, and to --gpu one of " + strings.Join(named, ", ")
+	}
+	return fault.Inputf("this is the name of a GPU, expected a number of them").WithHint(hint)
 }
 
 // optionalCount is a count on the command line that may be zero. It is nil if the flag is missing.

@@ -164,7 +164,7 @@ func fileFlags(c *cobra.Command, q *job.Request) {
 func hardwareFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
 	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
-	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
+	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	flags.Var((*bytesFlag)(&q.GPUMemory), "gpu-memory", "memory of one GPU, such as 79.1GiB (default: that of --gpu)")
 	flags.Var((*bytesFlag)(&q.HostMemory), "host-memory", "memory of one node, such as 512GiB")
