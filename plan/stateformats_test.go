@@ -56,7 +56,7 @@ func TestBytesOfOverlaps(t *testing.T) {
 	}
 }
 
-// TestBytesOfRoundedMoments: embeddings and small tensors keep fp32 moments, so int8 takes more than 8 bytes a parameter.
+// TestBytesOfRoundedMoments: embeddings and small tensors keep fp32 moments, so int8 takes more than 8 bytes for each.
 // A rehearsal of GPT-2 holds 9.910.
 func TestBytesOfRoundedMoments(t *testing.T) {
 	p := planned(t, job.Request{Model: "gpt2", Sequence: 128, Precision: "bf16", GPUs: 1})

@@ -356,6 +356,9 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if err != nil {
 		return nil, err
 	}
+	if steptime.UsesHost(resolved) {
+		sources = assume(resolved, &machine.Rates, sources)
+	}
 	if document.StepTime, err = report.NewStepTime(p, machine, sources); err != nil {
 		return nil, err
 	}
