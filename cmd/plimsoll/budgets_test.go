@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -31,7 +32,8 @@ var budgets = []budget{
 		10 * time.Second, 500 * mebibyte, false},
 	{"plan --model llama-3-8b --gpus 8 --gpu H100-80GB --seq-len 512 --pipeline-parallel 8 --grad-accum 1000000",
 		5 * time.Second, 300 * mebibyte, false},
-	{"roads --model llama-3-8b --gpu H100-80GB --seq-len 1024 --precision bf16", 10 * time.Second, 300 * mebibyte, false},
+	{"roads --model llama-3-8b --gpu H100-80GB --seq-len 1024 --precision bf16", 10 * time.Second, 300 * mebibyte,
+		false},
 	{"rehearse --model llama-3-8b --ranks 2 --steps 0", 5 * time.Second, 300 * mebibyte, false},
 	{"fit --model llama-3.2-1b --gpus 8 --gpu H100-80GB --seq-len 512 --precision bf16 --batch 1000000",
 		60 * time.Second, 1024 * mebibyte, false},
@@ -49,7 +51,8 @@ func TestBudgets(t *testing.T) {
 			}
 			command := exec.Command(plimsoll, strings.Fields(b.command)...)
 			out, err := command.CombinedOutput()
-			if code := command.ProcessState.ExitCode(); code != exitDone && code != exitInput && code != exitDoesNotFit {
+			code := command.ProcessState.ExitCode()
+			if !slices.Contains([]int{exitDone, exitInput, exitDoesNotFit}, code) {
 				t.Fatalf("exit code %d, %v\n%s", code, err, out)
 			}
 			var ended *exec.ExitError
