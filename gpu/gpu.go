@@ -191,6 +191,14 @@ func Find(name string) (Model, error) {
 	return Model{}, fault.Inputf("unknown GPU %q", name).WithHint(hint)
 }
 
+// Named returns the models whose names have all words of a text: RTX-6000-Ada and RTX-PRO-6000 for "6000".
+func Named(text string) []string {
+	wanted := words(text)
+	return slices.DeleteFunc(Names(), func(name string) bool {
+		return len(wanted) == 0 || !contains(words(name), wanted)
+	})
+}
+
 // isShort reports whether a name is that of a model without its memory: H100 is H100-80GB.
 func isShort(wanted, have []string) bool {
 	return len(wanted) > 0 && contains(have, wanted) && wanted[0] == have[0] &&

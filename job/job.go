@@ -121,6 +121,8 @@ type Job struct {
 	DeepSpeed    *recipe.DeepSpeed
 	FSDP         *recipe.FSDP
 	Versions     Versions
+	// AssumesTransformers means that nobody has said which release of transformers the job runs on.
+	AssumesTransformers bool
 
 	Parallel Parallel
 	Pipeline *Pipeline // nil without pipeline stages

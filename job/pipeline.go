@@ -36,6 +36,9 @@ func isLooped(schedule string) bool {
 	return isV(schedule) || slices.Contains([]string{"Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble"}, schedule)
 }
 
+// mostMicros is far above what pipelines have. Their schedules are lists of all passes.
+const mostMicros = 1 << 13
+
 // Divides reports whether a schedule divides backward passes into the half of the input and that of the weights.
 func (p *Pipeline) Divides() bool { return divides(p.Schedule) }
 
@@ -160,6 +163,9 @@ func (r *resolver) pipeline() error {
 	case !looped && chunks > 1:
 		return where.Inputf("the schedule %s has one stage on a rank, and this model is cut into %d a rank", p.Schedule,
 			chunks).WithHint("cut it into fewer stages, or take Interleaved1F1B")
+	case p.Micros > mostMicros:
+		return where.Inputf("a pipeline of %d micro batches in a step is not planned, and at most %d are", p.Micros,
+			mostMicros).WithHint("make the micro batches larger, or the batch smaller")
 	case p.Schedule == "1F1B" && p.Micros < int(p.Degree) && j.DeepSpeed == nil:
 		return where.Inputf("1F1B needs at least as many micro batches as stages, %d, and a step has %d", p.Degree,
 			p.Micros).WithHint("make the batch larger or its micro batches smaller, or give --grad-accum beside " +

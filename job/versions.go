@@ -17,6 +17,7 @@ func (r *resolver) versions() error {
 		return &fault.Input{What: "--torch", Err: err}
 	}
 	beside := contemporaries(torch)
+	r.job.AssumesTransformers = r.Transformers == ""
 	for _, program := range []struct {
 		flag, text, name, newest string
 		to                       *version.Version

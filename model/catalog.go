@@ -50,7 +50,7 @@ func CatalogArchitecture(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	a, err := c.architecture()
+	a, err := unlessRefused(c.architecture)
 	return a.name, err
 }
 

@@ -47,9 +47,6 @@ func withClassifiers(list []architecture) []architecture {
 // classifier puts a linear module "score" in place of the head: for a sequence,
 // or for every token, where it has a bias and a dropout.
 func (s scope) classifier(sequence bool) {
-	if s.err != nil {
-		return
-	}
 	head := s.network.Head
 	s.parameters = slices.DeleteFunc(s.parameters, func(p Parameter) bool {
 		gone := head.has(p)

@@ -12,9 +12,9 @@ import (
 	"plimsoll/recipe/strict"
 )
 
-// config is a config.json. Each method reads one field. After a fault, reading
-// continues with a harmless value, so the description of an architecture needs
-// no error checks.
+// config is a config.json. Each method reads one field, and panics with a refusal if
+// its value is not of the model's class. So the description of an architecture needs
+// no error checks, and never goes on with a value that was refused.
 //
 // Sizes of the model are required, even if a class of transformers has a
 // default: that default is the size of another model. Optional fields have the
@@ -22,20 +22,32 @@ import (
 type config struct {
 	*strict.Document
 	fields map[string]strict.Member
-	*reading
 }
 
-// reading is what a config.json and the configurations inside of it share.
-type reading struct{ err error } // the first fault
+// refusal is why a config.json describes no model. Methods of config panic with it, and unlessRefused recovers.
+type refusal struct{ error }
+
+// unlessRefused returns what read makes of a configuration, or the fault that it found.
+func unlessRefused[T any](read func() T) (result T, err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case refusal:
+			err = r.error
+		default:
+			panic(r)
+		}
+	}()
+	return read(), nil
+}
 
 // maxSize bounds every size. Vocabularies are below a million, and a product of
 // two sizes must not overflow.
 const maxSize = 1 << 24
 
+// fail refuses the configuration. It does not return.
 func (c *config) fail(at int64, hint, format string, arguments ...any) {
-	if c.err == nil {
-		c.err = c.Inputf(at, format, arguments...).WithHint(hint)
-	}
+	panic(refusal{c.Inputf(at, format, arguments...).WithHint(hint)})
 }
 
 // find returns the first of the names that the file has. A null counts as
@@ -63,16 +75,16 @@ func (c *config) isNull(name string) bool {
 // size returns a required positive integer. Further names are other spellings
 // of the field.
 func (c *config) size(names ...string) int64 {
-	if c.err != nil { // only the first fault is reported
-		return 1
-	}
 	if _, ok := c.find(names...); !ok {
+		if i := slices.IndexFunc(names, c.isNull); i >= 0 {
+			c.fail(c.fields[names[i]].Value.At, "write the size of the model", "%s is null, expected a whole number",
+				names[i])
+		}
 		hint := fmt.Sprintf("add %q with the size of the model", names[0])
 		if near := fault.Nearest(names[0], slices.Sorted(maps.Keys(c.fields))); near != "" {
 			hint = fmt.Sprintf("the file says %q: did you mean %q?", near, names[0])
 		}
 		c.fail(0, hint, "%s is missing", strings.Join(names, " or "))
-		return 1
 	}
 	return c.sizeOr(0, names...)
 }
@@ -88,14 +100,10 @@ func (c *config) countOr(fallback int64, names ...string) int64 {
 }
 
 func (c *config) integer(least float64, fallback int64, names ...string) int64 {
-	v, ok := c.take(strict.Integer().Digits().From(least).To(maxSize), names...)
-	switch {
-	case !ok:
-		return fallback
-	case c.err != nil:
-		return 1
+	if v, ok := c.take(strict.Integer().Digits().From(least).To(maxSize), names...); ok {
+		return v.Integer
 	}
-	return v.Integer
+	return fallback
 }
 
 func (c *config) flagOr(fallback bool, name string) bool {
@@ -127,14 +135,14 @@ func (c *config) list(name string) []*strict.Value {
 }
 
 // take returns the first of the names that the file has, if the rule accepts
-// its value. Otherwise that is a fault.
+// its value.
 func (c *config) take(rule strict.Rule, names ...string) (found, bool) {
 	v, ok := c.find(names...)
 	if !ok {
 		return v, false
 	}
-	if err := c.Take(rule, v.name, v.Value); err != nil && c.err == nil {
-		c.err = err
+	if err := c.Take(rule, v.name, v.Value); err != nil {
+		panic(refusal{err})
 	}
 	return v, true
 }
@@ -149,7 +157,7 @@ func (c *config) refuse(name string) {
 
 // section returns the fields of an object of the file.
 func (c *config) section(name string) *config {
-	inner := &config{Document: c.Document, fields: map[string]strict.Member{}, reading: c.reading}
+	inner := &config{Document: c.Document, fields: map[string]strict.Member{}}
 	v, ok := c.find(name)
 	if ok && v.Kind != '{' {
 		c.fail(v.At, "", "%s is %s: expected an object", name, v)
@@ -171,7 +179,6 @@ func (c *config) divide(whole int64, wholeName string, parts int64, partsName st
 	if whole%parts != 0 {
 		v, _ := c.find(wholeName, partsName)
 		c.fail(v.At, "", "%s is %d: expected a multiple of %s, which is %d", wholeName, whole, partsName, parts)
-		return 1
 	}
 	return whole / parts
 }
@@ -190,13 +197,11 @@ func (c *config) dtype() dtype.Type {
 	if !ok {
 		return dtype.F32
 	}
-	switch t, _ := dtype.Parse(v.Text); t {
-	case dtype.F16, dtype.BF16, dtype.F32, dtype.F64:
-		return t
-	default:
+	t, _ := dtype.Parse(v.Text)
+	if !slices.Contains([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32, dtype.F64}, t) {
 		c.fail(v.At, "", `%s is %s: expected "float32", "bfloat16" or "float16"`, v.name, v)
-		return dtype.F32
 	}
+	return t
 }
 
 // Documented says which models are planned, and which are not but rehearsed.
@@ -214,37 +219,34 @@ func (u *unknownArchitecture) Unwrap() error { return &u.Input }
 
 // architecture returns the architecture of architectures[0], or else of
 // model_type.
-func (c *config) architecture() (architecture, error) {
+func (c *config) architecture() architecture {
 	if list := c.list("architectures"); len(list) > 0 {
 		name := list[0].Text
 		if err := c.Take(strict.Text(), "architectures[0]", list[0]); err != nil {
-			return architecture{}, err
+			panic(refusal{err})
 		}
 		names := []string{}
 		for _, a := range architectures {
 			if a.name == name {
-				return a, nil
+				return a
 			}
 			names = append(names, a.name)
 		}
-		return architecture{}, c.unknown(list[0].At, "architecture", name, names)
+		panic(refusal{c.unknown(list[0].At, "architecture", name, names)})
 	}
 	modelType := c.textOr("", "model_type")
-	if c.err != nil {
-		return architecture{}, c.err
-	}
 	if modelType == "" {
-		return architecture{}, c.Inputf(0, "architectures and model_type are both missing").
-			WithHint("name the config.json that lies beside the weights of a model")
+		c.fail(0, "name the config.json that lies beside the weights of a model",
+			"architectures and model_type are both missing")
 	}
 	types := []string{}
 	for _, a := range architectures {
 		if a.modelType == modelType {
-			return a, nil
+			return a
 		}
 		types = append(types, a.modelType)
 	}
-	return architecture{}, c.unknown(c.fields["model_type"].Value.At, "model_type", modelType, types)
+	panic(refusal{c.unknown(c.fields["model_type"].Value.At, "model_type", modelType, types)})
 }
 
 func (c *config) unknown(at int64, kind, name string, known []string) error {
@@ -277,7 +279,7 @@ func newConfig(doc *strict.Document) (*config, error) {
 	if _, err := (strict.Schema{Rule: strict.Free()}).Read(doc); err != nil {
 		return nil, err
 	}
-	c := &config{Document: doc, fields: map[string]strict.Member{}, reading: &reading{}}
+	c := &config{Document: doc, fields: map[string]strict.Member{}}
 	for _, m := range doc.Root.Members {
 		c.fields[m.Name] = m
 	}
@@ -289,17 +291,16 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := c.architecture()
-	if err != nil {
-		return nil, err
-	}
+	return unlessRefused(func() *Model { return c.model(name, source) })
+}
+
+// model returns the model that the configuration describes.
+func (c *config) model(name, source string) *Model {
+	a := c.architecture()
 	t := c.dtype()
 	root := scope{construction: &construction{config: c, body: "model",
 		made: &made{weights: t, network: &Network{}, known: architectures}}}
 	a.describe(root)
-	if c.err != nil {
-		return nil, c.err
-	}
 	numberBlocks(root.parameters)
 	var hidden int64
 	if root.opaque {
@@ -325,5 +326,5 @@ func fromConfig(doc *strict.Document, name, source string) (*Model, error) {
 		Encoders:     root.encoders,
 		mixtures:     root.mixtures,
 		hidden:       hidden,
-	}, nil
+	}
 }

@@ -45,7 +45,7 @@ func TestConfigFaults(t *testing.T) {
 		{edit(`100`, `0`), "c.json:3:17: vocab_size is 0", ""},
 		{edit(`100`, `-1`), "c.json:3:17: vocab_size is -1", ""},
 		{edit(`100`, `9223372036854775808`), "c.json:3:17: vocab_size is 9223372036854775808", ""},
-		{edit(`100`, `null`), "vocab_size is missing", ""},
+		{edit(`100`, `null`), "c.json:3:17: vocab_size is null, expected a whole number", "write the size"},
 		{edit(`heads": 3`, `heads": 5`),
 			"c.json:4:18: hidden_size is 12: expected a multiple of num_attention_heads, which is 5", ""},
 		{edit(`heads": 3`, `heads": 3, "num_key_value_heads": 2`),

@@ -50,7 +50,7 @@ func (c contrastive) describe(s scope) {
 		w.After = []Step{{Kind: First},
 			{Kind: Normalize, Norm: Norm{Path: v.in("vision_model").module("post_layernorm"), Kind: LayerNorm}}}
 	})
-	if !c.sigmoid && s.err == nil {
+	if !c.sigmoid {
 		h.Width = s.sizeOr(512, "projection_dim")
 		w := s.network.Towers[0]
 		w.Projector = s.linear("visual_projection", w.Network.Hidden, h.Width, false)

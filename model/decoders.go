@@ -166,7 +166,6 @@ func (c *config) layerType(index int64) string {
 	if index >= int64(len(types)) {
 		c.fail(c.fields["layer_types"].Value.At, "", "layer_types has %d elements: expected one for each layer",
 			len(types))
-		return ""
 	}
 	name := types[index].Text
 	if name != "full_attention" && name != "linear_attention" {

@@ -19,3 +19,12 @@ func (p Parameter) IsEmbedding() bool {
 	}
 	return strings.HasSuffix(name, "_embedding") || strings.HasSuffix(name, "_embeddings")
 }
+
+// smallTensor is a number of elements. A smaller tensor keeps its moments in fp32 where other tensors hold them in
+// int8: for norms and biases that costs next to nothing. Embeddings keep fp32 moments too, unless asked not to: their
+// gradients differ most from row to row. T. Dettmers et al. found that both matter ("8-bit Optimizers via Block-wise
+// Quantization", arXiv 2110.02861).
+const smallTensor = 4096
+
+// IsSmall reports whether the parameter keeps its moments in fp32 beside moments in int8, whatever it is.
+func (p Parameter) IsSmall() bool { return p.Elements() < smallTensor }

@@ -151,9 +151,7 @@ func (s scope) albertBlocks(stack *Stack, like Block, hidden, inner int64) {
 		blocks = append(blocks, b)
 	})
 	for index := range layers {
-		if s.err == nil {
-			stack.Blocks = append(stack.Blocks, blocks[index*groups/layers])
-		}
+		stack.Blocks = append(stack.Blocks, blocks[index*groups/layers])
 	}
 }
 
@@ -260,7 +258,7 @@ func distilBERT(head bertHead) func(scope) {
 		stack := s.stack(hidden, Stack{EmbeddingDropout: dropout})
 		stack.TokenEmbedding = embeddings.embedding("word_embeddings", vocabulary, hidden)
 		stack.PositionEmbedding = embeddings.embedding("position_embeddings", s.size("max_position_embeddings"), hidden)
-		if s.flagOr(false, "sinusoidal_pos_embds") && s.err == nil {
+		if s.flagOr(false, "sinusoidal_pos_embds") {
 			s.parameters[len(s.parameters)-1].Frozen = true
 		}
 		stack.EmbeddingNorm = embeddings.layerNorm("LayerNorm", hidden)

@@ -177,7 +177,6 @@ func gemma3nText(s scope) {
 	if inner != nil && int64(len(inner)) != layers {
 		s.fail(s.fields["intermediate_size"].Value.At, "", "intermediate_size has %d elements: expected one for each "+
 			"layer", len(inner))
-		return
 	}
 	body.embedding("embed_tokens", s.size("vocab_size"), hidden)
 	body.repeat("layers", layers, func(b scope, index int64) {
@@ -241,7 +240,7 @@ func (s scope) altUp(hidden, streams int64) {
 
 // element returns an element of a list of sizes.
 func (s scope) element(name string, v *strict.Value) int64 {
-	one := scope{&construction{config: &config{Document: s.Document, reading: s.reading,
+	one := scope{&construction{config: &config{Document: s.Document,
 		fields: map[string]strict.Member{name: {Name: name, Value: v}}}, made: s.made}, ""}
 	return one.size(name)
 }

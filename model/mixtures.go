@@ -151,7 +151,6 @@ func listedSparse(s scope, index int64) bool {
 	case index >= int64(len(types)):
 		s.fail(s.fields["mlp_layer_types"].Value.At, "", "mlp_layer_types has %d elements: expected one for each layer",
 			len(types))
-		return false
 	}
 	name := types[index].Text
 	if name != "dense" && name != "sparse" {

@@ -40,18 +40,14 @@ type scope struct {
 // in returns the scope of a module inside this one.
 func (s scope) in(name string) scope { return scope{s.construction, s.path + name + "."} }
 
-// add adds a tensor. It adds none after the first fault.
+// add adds a tensor.
 func (s scope) add(name, tiedTo string, shape ...int64) {
-	if s.err != nil {
-		return
-	}
 	count, ok := product(shape)
 	if tiedTo != "" {
 		count = 0
 	}
 	if !ok || s.total+count > maxElements || len(s.parameters) == maxParameters {
 		s.fail(0, "", "the sizes make more than %d parameters or %d tensors", maxElements, maxParameters)
-		return
 	}
 	s.total += count
 	s.parameters = append(s.parameters, Parameter{Name: s.path + name, Shape: shape, DType: s.weights, TiedTo: tiedTo})
@@ -60,16 +56,12 @@ func (s scope) add(name, tiedTo string, shape ...int64) {
 // frozen adds a tensor that no gradient trains.
 func (s scope) frozen(name string, shape ...int64) {
 	s.tensor(name, shape...)
-	if s.err == nil {
-		s.parameters[len(s.parameters)-1].Frozen = true
-	}
+	s.parameters[len(s.parameters)-1].Frozen = true
 }
 
 // wide says that the last tensor stays in fp32.
 func (s scope) wide() {
-	if s.err == nil {
-		s.parameters[len(s.parameters)-1].Wide = true
-	}
+	s.parameters[len(s.parameters)-1].Wide = true
 }
 
 func (s scope) tensor(name string, shape ...int64) { s.add(name, "", shape...) }
@@ -126,9 +118,6 @@ func (s scope) activation(otherwise string) string {
 func (s scope) repeat(name string, count int64, describe func(s scope, index int64)) {
 	list := s.in(name)
 	for index := range count {
-		if s.err != nil {
-			return
-		}
 		describe(list.in(decimal(index)), index)
 	}
 }

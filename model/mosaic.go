@@ -40,6 +40,7 @@ func mpt(s scope) {
 // dbrx is DBRX. Its operations are not planned: the program runs one expert after
 // the other on views of the weights of all.
 func dbrx(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("d_model", "hidden_size")
 	heads := s.size("n_heads", "num_attention_heads")
 	width := s.divide(hidden, "d_model", heads, "n_heads")
@@ -60,5 +61,4 @@ func dbrx(s scope) {
 	})
 	body.unbiased("norm_f", hidden)
 	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
-	s.withoutOperations()
 }

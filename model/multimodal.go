@@ -132,22 +132,20 @@ func (m multimodal) describe(s scope) {
 	describe, ok := s.textOf(modelType)
 	if !ok {
 		s.fail(0, Documented, "text_config is of %q, which is not planned as a part of a multimodal model", modelType)
-		return
 	}
 	config := cmp.Or(m.config, "vision_config")
 	v := s.inside(config, m.towered, "", m.renamed)
 	if got := v.textOr("", "model_type"); got != m.towered && !slices.Contains(m.others, got) {
 		s.fail(0, Documented, "%s is of %q, expected %s", config, got,
 			fault.OneOf(append([]string{m.towered}, m.others...)...))
-		return
 	}
 	m.tower(s, v, text.size("hidden_size"))
 	describe(text)
 	if m.last == nil {
 		return
 	}
-	head := s.parameters[max(0, len(s.parameters)-1)] // comes last
-	s.parameters = s.parameters[:max(0, len(s.parameters)-1)]
+	head := s.parameters[len(s.parameters)-1] // comes last
+	s.parameters = s.parameters[:len(s.parameters)-1]
 	m.last(s, v, text.size("hidden_size"))
 	s.parameters = append(s.parameters, head)
 }
@@ -202,7 +200,6 @@ func (s scope) unread(t *Tower, layer int, strategy string) {
 		n, err := strconv.Atoi(v.Text)
 		if err != nil || n >= 0 || -n > len(t.Network.Blocks()) {
 			s.fail(v.At, Documented, "vision_feature_layer is %s: only one layer is planned, counted from the last", v)
-			return
 		}
 		layer = n
 	}

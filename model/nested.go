@@ -21,18 +21,16 @@ func (s scope) inside(name, modelType, body string, renamed map[string]string) s
 	v, ok := s.find(name)
 	if ok && v.Kind != '{' {
 		s.fail(v.At, "", "%s is %s: expected an object", name, v)
-		return s
 	}
 	if !ok {
 		s.fail(0, Documented, "%s is missing", name)
-		return s
 	}
 	return s.nested(v.Members, modelType, body, renamed)
 }
 
 // nested returns the scope of a configuration with these fields.
 func (s scope) nested(members []strict.Member, modelType, body string, renamed map[string]string) scope {
-	c := &config{Document: s.Document, fields: map[string]strict.Member{}, reading: s.reading}
+	c := &config{Document: s.Document, fields: map[string]strict.Member{}}
 	for _, m := range members {
 		c.fields[m.Name] = m
 	}

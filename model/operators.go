@@ -52,7 +52,6 @@ func (s scope) lfm2Attentive(index int64) bool {
 	if index >= int64(len(types)) {
 		s.fail(s.fields["layer_types"].Value.At, "", "layer_types has %d elements: expected one for each layer",
 			len(types))
-		return false
 	}
 	return types[index].Text == "full_attention"
 }
@@ -118,6 +117,7 @@ func phiMoEBlock(s scope, _ int64) {
 }
 
 func phiMoE(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	body := s.in("model")
 	body.embedding("embed_tokens", vocabulary, hidden)
@@ -127,7 +127,6 @@ func phiMoE(s scope) {
 	if s.flagOr(false, "lm_head_bias") {
 		s.tensor("lm_head.bias", vocabulary)
 	}
-	s.withoutOperations()
 }
 
 // miniMaxBlock is a block of MiniMax-Text: lightning attention, or softmax attention.

@@ -28,7 +28,7 @@ func (v bartVariant) describe(s scope) {
 		stack.TokenEmbedding = body.module("embed_tokens")
 		positions := s.size("max_position_embeddings") + v.offset
 		stack.PositionEmbedding = body.embedding("embed_positions", positions, hidden)
-		if v.frozen && s.err == nil {
+		if v.frozen {
 			s.parameters[len(s.parameters)-1].Frozen = true
 		}
 		body.blocks(stack, "layers", s.size(name+"_layers", "num_hidden_layers"), func(block scope, _ int64, b *Block) {

@@ -117,6 +117,7 @@ func falconMixer() mamba2Mixer {
 // mamba returns a network of these mixers only.
 func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
 	return func(s scope) {
+		s.withoutOperations()
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in("backbone")
 		body.embedding("embeddings", vocabulary, hidden)
@@ -126,7 +127,6 @@ func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
 		})
 		body.norm("norm_f", hidden)
 		s.head("lm_head", hidden, vocabulary, tied, "backbone.embeddings.weight")
-		s.withoutOperations()
 	}
 }
 
@@ -134,13 +134,13 @@ func mamba(tied bool, mixer interface{ describe(s scope) }) func(scope) {
 // own.
 func hybrid(norm string, tied bool, block func(s scope, index int64)) func(scope) {
 	return func(s scope) {
+		s.withoutOperations()
 		vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 		body := s.in(s.body)
 		body.embedding("embed_tokens", vocabulary, hidden)
 		body.repeat("layers", s.size("num_hidden_layers"), block)
 		body.norm(norm, hidden)
 		s.head("lm_head", hidden, vocabulary, tied, s.body+".embed_tokens.weight")
-		s.withoutOperations()
 	}
 }
 
@@ -154,7 +154,6 @@ func (s scope) attentive(index int64, otherwise bool, names ...string) bool {
 	types := s.list(v.name)
 	if index >= int64(len(types)) {
 		s.fail(v.At, "", "%s has %d elements: expected one for each layer", v.name, len(types))
-		return false
 	}
 	switch types[index].Text {
 	case "attention", "full_attention":
@@ -231,6 +230,7 @@ func graniteHybridBlock(s scope, index int64) {
 // nemotronH is Nemotron-H: every layer is a mixer, attention, or a feed-forward
 // network of one kind.
 func nemotronH(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	body := s.in("backbone")
 	body.embedding("embeddings", vocabulary, hidden)
@@ -254,7 +254,6 @@ func nemotronH(s scope) {
 	})
 	body.norm("norm_f", hidden)
 	s.head("lm_head", hidden, vocabulary, false, "backbone.embeddings.weight")
-	s.withoutOperations()
 }
 
 // nemotronLayers returns the types of the layers: a list, or a text with a
@@ -304,6 +303,7 @@ func nemotronExperts(s scope, bias bool) {
 
 // rwkv is RWKV 4.
 func rwkv(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	inner, attended := s.sizeOr(4*hidden, "intermediate_size"), s.sizeOr(hidden, "attention_hidden_size")
 	body := s.in("rwkv")
@@ -332,5 +332,4 @@ func rwkv(s scope) {
 	})
 	body.layerNorm("ln_out", hidden)
 	s.head("head", hidden, vocabulary, false, "rwkv.embeddings.weight")
-	s.withoutOperations()
 }

@@ -5,6 +5,7 @@ package model
 
 // qwen1 is the first Qwen.
 func qwen1(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden, inner := s.size("vocab_size"), s.size("hidden_size"), s.size("intermediate_size")/2
 	width := s.size("kv_channels") * s.size("num_attention_heads")
 	bias := !s.flagOr(true, "no_bias")
@@ -21,7 +22,6 @@ func qwen1(s scope) {
 	})
 	body.norm("ln_f", hidden)
 	s.head("lm_head", hidden, vocabulary, false, "transformer.wte.weight")
-	s.withoutOperations()
 }
 
 // remoteLlama returns a decoder with the structure of Llama: Baichuan, InternLM and
@@ -52,6 +52,7 @@ func xverseBlock(s scope, _ int64) {
 
 // miMo is Qwen 2 with layers that predict further tokens (num_nextn_predict_layers).
 func miMo(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	layer := func(s scope, _ int64) {
 		attention{keyValueHeads: 32, inputBias: true}.describe(s.in("self_attn"))
@@ -70,10 +71,10 @@ func miMo(s scope) {
 		further.linear("input_proj", 2*hidden, hidden, false)
 	})
 	s.head("lm_head", hidden, vocabulary, false, "model.embed_tokens.weight")
-	s.withoutOperations()
 }
 
 func internLM2(s scope) {
+	s.withoutOperations()
 	vocabulary, hidden := s.size("vocab_size"), s.size("hidden_size")
 	bias := s.flagOr(false, "bias")
 	body := s.in("model")
@@ -88,11 +89,11 @@ func internLM2(s scope) {
 	})
 	body.norm("norm", hidden)
 	s.head("output", hidden, vocabulary, false, "model.tok_embeddings.weight")
-	s.withoutOperations()
 }
 
 // chatGLM is ChatGLM from the second version on, and the first GLM-4.
 func chatGLM(s scope) {
+	s.withoutOperations()
 	s.refuseSet("position_encoding_2d") // of the first version, whose layers are others
 	vocabulary, hidden, inner := s.size("padded_vocab_size"), s.size("hidden_size"), s.size("ffn_hidden_size")
 	width := s.size("kv_channels")
@@ -122,13 +123,13 @@ func chatGLM(s scope) {
 		norm(encoder, "final_layernorm", hidden)
 	}
 	body.linear("output_layer", hidden, vocabulary, false)
-	s.withoutOperations()
 }
 
 // deBERTa returns DeBERTa v2 and v3, whose attention knows the distances of tokens,
 // with a classifier of sequences, of tokens or of answers.
 func deBERTa(head bertHead) func(scope) {
 	return func(s scope) {
+		s.withoutOperations()
 		s.refuseSet("conv_kernel_size")
 		hidden, inner := s.size("hidden_size"), s.size("intermediate_size")
 		body := s.in("deberta")
@@ -170,6 +171,5 @@ func deBERTa(head bertHead) func(scope) {
 		default:
 			s.linear("qa_outputs", hidden, 2, true)
 		}
-		s.withoutOperations()
 	}
 }

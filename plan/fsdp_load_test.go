@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,7 +48,9 @@ func TestLoadingUnderFSDP(t *testing.T) {
 		{"FSDP2", job.Request{FSDP: "2", GPUs: 8, Precision: "amp-bf16"}, 8, whole},
 		{"the first rank", job.Request{Accelerate: file("first.yaml", launched("1", "true")), Torch: "2.1"}, 1, whole},
 		{"all of a file", job.Request{Accelerate: file("all.yaml", launched("1", "false")), Torch: "2.1"}, 8, whole},
-		{"transformers 5", job.Request{Accelerate: file("five.yaml", launched("2", "true"))}, 8, whole},
+		{"transformers 5", job.Request{Accelerate: file("five.yaml", launched("2", "true")), Transformers: "5.24.0"}, 8,
+			whole},
+		{"unknown release", job.Request{Accelerate: file("any.yaml", launched("2", "true"))}, 15, whole},
 		{"mapped", job.Request{FSDP: "2", GPUs: 8, Precision: "fp16"}, 1, whole / 2},
 		{"converted", job.Request{FSDP: "2", GPUs: 8, Precision: "bf16"}, 8, whole / 2},
 		{"before maps", job.Request{FSDP: "2", GPUs: 8, Precision: "fp16", Torch: "2.5"}, 8, whole / 2},
@@ -73,6 +76,37 @@ func TestLoadingUnderFSDP(t *testing.T) {
 					save.Components)
 			}
 		})
+	}
+}
+
+// TestLoadingByRelease tests what cpu_ram_efficient_loading leaves of eight ranks' copies, by release of transformers.
+func TestLoadingByRelease(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const full = ledger.Bytes(8_030_261_248 * 2)
+	for _, c := range []struct {
+		release           string
+		mapped, converted int // copies of the weights, where nothing converts them and where all are converted
+	}{
+		{"4.48.3", 1, 1}, {"4.57.6", 1, 1}, {"5.0.0", 8, 8}, {"5.3.0", 8, 8}, {"5.4.0", 1, 8}, {"5.5.4", 1, 8},
+		{"5.6.0", 8, 15}, {"5.14.1", 8, 15}, {"5.22.2", 8, 15}, {"5.23.0", 1, 8}, {"5.24.0", 1, 8}, {"", 8, 15},
+	} {
+		for precision, copies := range map[string]int{"bf16": c.mapped, "fp16": c.converted} {
+			t.Run(c.release+" "+precision, func(t *testing.T) {
+				text := strings.Replace(launched("2", "true"), "mixed_precision: bf16", "mixed_precision: 'no'", 1)
+				p := planned(t, job.Request{Model: "llama-3-8b", Sequence: 128, Precision: precision,
+					Accelerate: file("launch.yaml", text), Transformers: c.release})
+				load := phaseOf(t, hostOf(p), ledger.Load)
+				if want := ledger.Bytes(copies) * full; load.PeakRequested < want || load.PeakRequested > want+1<<20 {
+					t.Errorf("%v on the host while it loads, want %v", load.PeakRequested, want)
+				}
+				assumed := slices.ContainsFunc(p.Job.Assumptions, func(a string) bool {
+					return strings.Contains(a, "makes a full model of zeros")
+				})
+				if assumed != (c.release == "") {
+					t.Errorf("assumed: %q", p.Job.Assumptions)
+				}
+			})
+		}
 	}
 }
 
@@ -104,7 +138,8 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 		"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12,
 		"vocab_size": 16000, "max_position_embeddings": 512}`
 	for _, c := range []struct{ dtype, precision, efficient string }{
-		{"float32", "fp32", "false"}, {"float32", "fp32", "true"}, {"bfloat16", "bf16", "false"},
+		{"float32", "fp32", "false"}, {"float32", "fp32", "true"},
+		{"bfloat16", "bf16", "false"}, {"bfloat16", "bf16", "true"},
 	} {
 		t.Run(c.dtype+", efficient "+c.efficient, func(t *testing.T) {
 			file := filestest.InNewFolder(t)
@@ -115,7 +150,7 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			}
 			measured := optimtest.Measured[struct {
 				Transformers string
-				Ranks        []struct{ Anonymous, Parameters int64 }
+				Ranks        []struct{ Peak, Parameters int64 }
 			}](t, optimtest.Fresh("torch", "transformers", "accelerate"), arguments...)
 			text := strings.NewReplacer("mixed_precision: bf16", "mixed_precision: 'no'", "num_processes: 8",
 				"num_processes: 2").Replace(launched("2", c.efficient))
@@ -124,11 +159,16 @@ func TestLoadingAgainstTransformers(t *testing.T) {
 			p := planned(t, q)
 			var sum int64
 			for _, rank := range measured.Ranks {
-				sum += rank.Anonymous
+				sum += rank.Peak
 			}
 			want := phaseOf(t, hostOf(p), ledger.Load).PeakRequested
-			if p.Job.Loader() == job.LoadedAsPageCache { // the ranks have no memory of their own
-				want = 0
+			if p.Job.Loader() == job.LoadedAsPageCache { // only what ranks refill is memory of their own
+				ranks := ledger.Bytes(len(measured.Ranks))
+				if refills, _ := p.Job.Refills(); refills {
+					want = want / ranks * (ranks - 1)
+				} else {
+					want = 0
+				}
 			}
 			const beside = 16 * ledger.MiB // other objects of a rank
 			if more := ledger.Bytes(sum) - want; more < -want/100 || more > 2*beside {

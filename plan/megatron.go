@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 
 	"plimsoll/allocator"
 	"plimsoll/job"
@@ -11,7 +13,7 @@ import (
 )
 
 // NewMegatron plans a job of Megatron-LM with an allocator of PyTorch. The plan has a device for the GPUs of each
-// pipeline stage, and with states on the host one for the memory of a node with ranks of the fullest stage.
+// pipeline stage, and one for the memory of a node with ranks of the stage that holds most on the host.
 func NewMegatron(j *megatron.Job, c allocator.Configuration) ([]ledger.Device, Verdict, error) {
 	stages := make([]int64, j.Degrees.Pipeline)
 	for i := range stages {
@@ -37,8 +39,7 @@ func LastStage(j *megatron.Job, c allocator.Configuration) (ledger.Device, Sprea
 
 func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) ([]ledger.Device, error) {
 	var devices []ledger.Device
-	var hostPeak ledger.Bytes
-	var fullest simulate.Memory
+	var hosts []simulate.Memory
 	for _, stage := range stages {
 		memory, host, err := simulate.RunMegatron(j, stage, c, j.GPU.Memory)
 		var full *allocator.OutOfMemory
@@ -53,14 +54,10 @@ func megatronStages(j *megatron.Job, c allocator.Configuration, stages []int64) 
 			Count: int(j.Degrees.World() / j.Degrees.Pipeline), Capacity: j.GPU.Memory,
 			Outside: memory.Outside, Phases: memory.Phases}
 		addOutside(&d)
-		devices = append(devices, d)
-		if peak := peakOf(host); peak > hostPeak {
-			hostPeak, fullest = peak, host
-		}
+		devices, hosts = append(devices, d), append(hosts, host)
 	}
-	if hostPeak > 0 {
-		devices = append(devices, megatronNode(j, fullest))
-	}
+	fullest := slices.MaxFunc(hosts, func(a, b simulate.Memory) int { return cmp.Compare(peakOf(a), peakOf(b)) })
+	devices = append(devices, megatronNode(j, fullest))
 	spreadOfMegatron(j).setIntervals(devices)
 	setOrigins(devices, originsOfMegatron(j))
 	return devices, nil

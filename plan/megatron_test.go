@@ -185,7 +185,7 @@ func TestMegatronStages(t *testing.T) {
 		t.Fatal(err)
 	}
 	devices, verdict, err := NewMegatron(j, c)
-	if err != nil || len(devices) != 4 || verdict.Result != Unknown {
+	if err != nil || len(devices) != 5 || devices[4].Kind != ledger.Host || verdict.Result != Unknown {
 		t.Fatalf("%d devices, %+v, %v", len(devices), verdict, err)
 	}
 	activations := func(d ledger.Device) ledger.Bytes {

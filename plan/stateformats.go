@@ -39,15 +39,20 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 		{State: kernel.Split24, Moments: kernel.MomentsInt8, Parameter: dtype.BF16, Gradient: dtype.BF16},
 		{State: kernel.FP32, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.F32},
 	} {
-		bytes, err := arenas(f, each)
+		wide, why := int64(0), ""
+		if f.Moments == kernel.MomentsInt8 {
+			wide = min(each, (wideMoments(j, trained)+int64(j.World)-1)/int64(j.World))
+			why = fmt.Sprintf(", %s of them with fp32 moments: embeddings and small tensors", ledger.Count(wide))
+		}
+		bytes, err := arenas(f, each, wide)
 		if err != nil {
 			return nil // more than one shard can have
 		}
 		list = append(list, StateFormat{
 			State: f.State.String(), Moments: f.Moments.String(), Bytes: bytes * ledger.Bytes(j.RanksPerNode),
 			BytesPerParameter: float64(bytes) / float64(each),
-			Why: fmt.Sprintf("%d ranks x %s parameters, everything included; plimsoll rehearse measures it",
-				j.RanksPerNode, ledger.Count(each)),
+			Why: fmt.Sprintf("%d ranks x %s parameters%s, everything included; plimsoll rehearse measures it",
+				j.RanksPerNode, ledger.Count(each), why),
 		})
 	}
 	if j.World == 1 && trained == j.Model.Elements() {
@@ -56,10 +61,26 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 	return list
 }
 
-// arenas returns the size of all arenas of a shard.
-func arenas(f kernel.Format, elements int64) (ledger.Bytes, error) {
+// wideMoments returns the number of trained parameters that keep fp32 moments beside moments in int8, as rehearse and
+// the client have them. An adapter's matrices keep none.
+func wideMoments(j *job.Job, trained int64) int64 {
+	if j.Adapter != nil {
+		return 0
+	}
+	var wide int64
+	for _, p := range j.Model.Parameters {
+		if p.TiedTo == "" && !p.Frozen && (p.IsSmall() || p.IsEmbedding()) {
+			wide += p.Elements()
+		}
+	}
+	return min(wide, trained)
+}
+
+// arenas returns the size of all arenas of a shard, some of whose elements have fp32 moments in any format.
+func arenas(f kernel.Format, elements, wide int64) (ledger.Bytes, error) {
 	f.Algorithm = kernel.Adam
-	layout, err := shard.NewLayout(f, shard.DefaultChunk, shard.Uniform(f, elements))
+	sections := append(shard.Uniform(f, elements-wide), shard.Section{Elements: wide, Moments: kernel.MomentsFP32})
+	layout, err := shard.NewLayout(f, shard.DefaultChunk, sections)
 	if err != nil {
 		return 0, err
 	}
@@ -86,7 +107,7 @@ func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	}
 	f := kernel.Format{State: kernel.Split, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
 	important := importantElements(j, ratio)
-	beside, err := arenas(f, important)
+	beside, err := arenas(f, important, 0)
 	if err != nil {
 		return nil
 	}

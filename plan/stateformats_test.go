@@ -2,6 +2,7 @@ package plan
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"plimsoll/job"
@@ -52,5 +53,23 @@ func TestBytesOfOverlaps(t *testing.T) {
 		if f.Overlap != "" {
 			t.Errorf("the client refuses overlap %q with several ranks", f.Overlap)
 		}
+	}
+}
+
+// TestBytesOfRoundedMoments: embeddings and small tensors keep fp32 moments, so int8 takes more than 8 bytes for each.
+// A rehearsal of GPT-2 holds 9.910.
+func TestBytesOfRoundedMoments(t *testing.T) {
+	p := planned(t, job.Request{Model: "gpt2", Sequence: 128, Precision: "bf16", GPUs: 1})
+	found := false
+	for _, f := range p.StateFormats {
+		if f.State == "split" && f.Moments == "int8" {
+			found = true
+			if math.Abs(f.BytesPerParameter-9.910) > 0.001 || !strings.Contains(f.Why, "embeddings") {
+				t.Errorf("%v bytes a parameter, want 9.910: %s", f.BytesPerParameter, f.Why)
+			}
+		}
+	}
+	if !found {
+		t.Error("no format with int8 moments")
 	}
 }

@@ -22,8 +22,9 @@ import (
 // Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
 // None.
 type Megatron struct {
-	Script string // the name of the script, such as pretrain_gpt; empty if unknown
-	Ranks  int64  // that the launcher starts; 0 if unknown
+	Files  []string // that the arguments were read from
+	Script string   // the name of the script, such as pretrain_gpt; empty if unknown
+	Ranks  int64    // that the launcher starts; 0 if unknown
 	// RanksPerNode are those that the launcher starts on each node.
 	RanksPerNode int64
 
@@ -223,8 +224,9 @@ func megatronRule() strict.Rule {
 // ReadMegatron reads Megatron-LM's arguments: the path of a file, or what people type after the name of the script.
 func ReadMegatron(arguments string) (*Megatron, error) {
 	file, text := "--megatron", []byte(arguments)
+	var read []string
 	if !strings.Contains(arguments, "--") || !strings.ContainsAny(arguments, " \n") {
-		read, err := files.Read(arguments, largest)
+		content, err := files.Read(arguments, largest)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, fault.File(arguments).Inputf("there is no such file").
@@ -232,7 +234,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 		case err != nil:
 			return nil, &fault.Input{Where: fault.Position{File: arguments}, Err: err}
 		}
-		file, text = arguments, read
+		file, text, read = arguments, content, []string{arguments}
 	}
 	d, source, err := parseMegatron(file, text)
 	if err != nil {
@@ -242,7 +244,12 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Megatron{Script: source.script, given: r, FileTokens: tokensIn(r.Word("vocab_file"))}
+	m := &Megatron{Files: read, Script: source.script, given: r}
+	if vocabulary := r.Word("vocab_file"); vocabulary != "" {
+		if tokens, err := tokensIn(vocabulary); err == nil {
+			m.FileTokens, m.Files = tokens, append(m.Files, vocabulary)
+		}
+	}
 	r.Fill(m)
 	m.Notes = append(source.notes, r.Notes...)
 	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
@@ -376,20 +383,17 @@ func withoutLauncher(launcher, members []strict.Member) []strict.Member {
 // largestVocabulary is the limit of a file with a vocabulary.
 const largestVocabulary = 64 << 20
 
-// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text. It is 0 without
-// the file.
-func tokensIn(file string) int64 {
+// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text.
+func tokensIn(file string) (int64, error) {
 	text, err := files.Read(file, largestVocabulary)
+	if err != nil || !strings.HasSuffix(file, ".json") {
+		return int64(bytes.Count(text, []byte{'\n'})), err
+	}
+	d, err := strict.ParseJSON(file, text)
 	if err != nil {
-		return 0
+		return 0, err
 	}
-	if strings.HasSuffix(file, ".json") {
-		if d, err := strict.ParseJSON(file, text); err == nil {
-			return int64(len(d.Root.Members))
-		}
-		return 0
-	}
-	return int64(bytes.Count(text, []byte{'\n'}))
+	return int64(len(d.Root.Members)), nil
 }
 
 // megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.

@@ -162,8 +162,8 @@ func TestTokensIn(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := tokensIn(file); got != 3 {
-			t.Errorf("%s: %d tokens", name, got)
+		if got, err := tokensIn(file); got != 3 || err != nil {
+			t.Errorf("%s: %d tokens, %v", name, got, err)
 		}
 	}
 }

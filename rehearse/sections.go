@@ -8,18 +8,12 @@ import (
 	"plimsoll/shard"
 )
 
-// smallTensor is a number of elements. A smaller tensor keeps its moments in fp32 where other tensors hold them in
-// int8: for norms and biases that costs next to nothing. Embeddings keep fp32 moments too, unless asked not to: their
-// gradients differ most from row to row. T. Dettmers et al. found that both matter ("8-bit Optimizers via Block-wise
-// Quantization", arXiv 2110.02861).
-const smallTensor = 4096
-
 // momentsOf returns the type of a tensor's moments.
 func (j *Job) momentsOf(t model.Parameter) kernel.MomentType {
 	switch {
 	case j.Format.Moments != kernel.MomentsInt8:
 		return j.Format.Moments
-	case t.Elements() < smallTensor:
+	case t.IsSmall():
 		return kernel.MomentsFP32
 	case t.IsEmbedding():
 		return j.EmbeddingMoments

@@ -12,11 +12,11 @@ import (
 
 // NewMegatronDocument makes the document of a plan of Megatron-LM.
 func NewMegatronDocument(version, arguments string, request job.Request, j *megatron.Job, devices []ledger.Device,
-	v plan.Verdict) *PlanDocument {
+	v plan.Verdict) (*PlanDocument, error) {
 	elements := j.Elements()
 	d := &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: v.Result, Devices: devices, Request: request,
-		Megatron: arguments, Inputs: []Input{}, Limit: newPlanLimit(v), StateFormats: []plan.StateFormat{},
+		Megatron: arguments, Limit: newPlanLimit(v), StateFormats: []plan.StateFormat{},
 		Assumptions: append([]string{}, j.Assumptions...), Nearest: nearestOf(devices, "Megatron-LM", elements),
 		Model: PlannedModel{string(j.Kind), "Megatron-LM", "arguments", elements, elements},
 		Job: PlannedJob{Engine: "Megatron-LM", Ranks: int(j.Degrees.World()), Nodes: max(1, request.Nodes),
@@ -25,7 +25,9 @@ func NewMegatronDocument(version, arguments string, request job.Request, j *mega
 			Torch: j.Torch.String(), TensorParallel: j.Degrees.Tensor, ContextParallel: j.Degrees.Context,
 			ExpertParallel: j.Degrees.Expert, Replicas: int(j.Degrees.Data), Parallel: degreesOf(j)},
 	}
-	return d
+	var err error
+	d.Inputs, err = inputsOf(j.Megatron.Files)
+	return d, err
 }
 
 func optimizerOf(j *megatron.Job) string {

@@ -132,7 +132,6 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 		Estimate:     p.Estimate,
 		Limit:        newPlanLimit(p.Verdict),
 		Nearest:      nearestOf(p.Devices, published.EngineOf(p.Job.EngineName()), p.Elements),
-		Inputs:       []Input{},
 		Model:        PlannedModel{j.Model.Name, j.Model.Architecture, j.Model.Source, p.Elements, p.Trained},
 		StateFormats: append([]plan.StateFormat{}, p.StateFormats...),
 		Assumptions:  append([]string{}, j.Assumptions...),
@@ -161,14 +160,22 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
-	for _, file := range j.Files {
+	var err error
+	d.Inputs, err = inputsOf(j.Files)
+	return d, err
+}
+
+// inputsOf returns the files that a plan was made from with their hashes.
+func inputsOf(list []string) ([]Input, error) {
+	inputs := []Input{}
+	for _, file := range list {
 		sum, err := hashOf(file)
 		if err != nil {
 			return nil, err
 		}
-		d.Inputs = append(d.Inputs, Input{file, sum})
+		inputs = append(inputs, Input{file, sum})
 	}
-	return d, nil
+	return inputs, nil
 }
 
 // pipelineOf returns the number of pipeline stages, 0 without a pipeline.

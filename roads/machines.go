@@ -46,6 +46,22 @@ var machines = []Machine{
 			"600 TFLOP/s: what SuperOffload reaches on a GH200 (arXiv 2509.21271)"}},
 }
 
+// Assumed is a rate of a machine that nothing is known of, and why it is likely.
+type Assumed struct {
+	Rate float64
+	Why  string
+}
+
+// AssumedHost is the bandwidth of the memory of a node with so many GPUs: the least of what such nodes have, so that a
+// step on the host is not promised to be faster than it is.
+func AssumedHost(gpus int) Assumed {
+	const workstation = 2 // more GPUs than that need the lanes of a server's processor
+	if gpus <= workstation {
+		return Assumed{71 * gigabyte, "80 % of two channels of DDR5-5600, as a desktop has"}
+	}
+	return Assumed{164 * gigabyte, "80 % of 8 channels of DDR4-3200, as one socket of a server has"}
+}
+
 // Machines returns the names of the machines with published rates.
 func Machines() []string {
 	names := make([]string, len(machines))

@@ -30,12 +30,16 @@ func (s *simulation) perNode(bytes int64) int64 {
 func (e *fsdp) load() {
 	units := append(e.order[:len(e.order):len(e.order)], e.root)
 	loaded := make([]hold, len(units))
+	refills, beside := e.Refills()
+	var full int64
 	for i, u := range units {
 		bytes := u.elements(nil, e.loadedBytes)
-		switch e.Loader() {
-		case job.LoadedByNobody:
+		full += bytes
+		switch {
+		case e.Loader() == job.LoadedByNobody:
 			bytes = 0
-		case job.LoadedByFirstRank, job.LoadedAsPageCache:
+		case e.Loader() == job.LoadedAsPageCache && refills: // one copy for the first rank, and one of each other rank
+		case e.Loader() == job.LoadedByFirstRank || e.Loader() == job.LoadedAsPageCache:
 			bytes = e.perNode(bytes)
 		}
 		if e.Loader() == job.LoadedOnGPU {
@@ -43,6 +47,9 @@ func (e *fsdp) load() {
 			continue
 		}
 		loaded[i] = e.host.hold(bytes, ledger.LoadStaging, e.whyStaging)
+	}
+	if beside && e.Loader() == job.LoadedByEveryRank {
+		e.host.briefly(full-e.perNode(full), ledger.LoadStaging, e.whyStaging)
 	}
 	for i, u := range units {
 		e.shard(u)
@@ -55,6 +62,9 @@ func (e *fsdp) load() {
 	}
 }
 
+// refilled says where transformers makes a full model on ranks that need none.
+const refilled = "(_move_missing_keys_from_meta_to_device in transformers/modeling_utils.py)"
+
 // whyStaging is the reason for the model on the host. Some process loads it.
 func (e *fsdp) whyStaging() string {
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
@@ -63,13 +73,21 @@ func (e *fsdp) whyStaging() string {
 		return "the first rank of a node loads the full model, and the others get their shards from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case job.LoadedAsPageCache:
-		return "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
+		why := "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
 			"which the kernel can take back, here a part of each rank: " + all
+		if refills, _ := e.Refills(); refills {
+			why += "; every other rank of the node has a full model of its own, which the first rank's weights " +
+				"replace " + refilled
+		}
+		return why
 	}
 	why := "from_pretrained makes the full model in the memory of every rank, before FSDP shards it: " + all
 	switch {
 	case e.FSDP.RAMEfficientLoading:
 		why += "; transformers 5 does not look at cpu_ram_efficient_loading while it loads (4.57 does)"
+		if _, beside := e.Refills(); beside {
+			why += ", and every rank but the first makes a model of zeros beside it " + refilled
+		}
 	case e.RanksPerNode > 1 && !e.Versions.Transformers.AtLeast(5, 0, 0):
 		why += "; with accelerate's cpu_ram_efficient_loading only the first rank of a node does"
 	}

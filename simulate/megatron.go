@@ -13,7 +13,7 @@ import (
 )
 
 // RunMegatron simulates the last rank of a pipeline stage of Megatron-LM on a GPU with an allocator of PyTorch.
-// The second result is the rank's host memory, which has phases only if states are on the host.
+// The second result is the rank's host memory.
 func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capacity ledger.Bytes) (gpu, onHost Memory,
 	err error) {
 	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
@@ -91,7 +91,7 @@ func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() 
 // run makes the model and its optimizer, and runs two optimizer steps.
 func (s *megatronRank) run() {
 	var buffers []gradientBuffer
-	s.gpu.phase(ledger.Load, ledger.Once, func() {
+	s.both(ledger.Load, ledger.Once, func() {
 		for _, c := range s.chunks {
 			buffers = append(buffers, s.buffersOf(c)...)
 		}

@@ -17,10 +17,6 @@ type optimizerState struct {
 
 // both runs a phase of the GPU and of the host.
 func (s *megatronRank) both(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
-	if !s.CPUOffload && !s.OffloadStates && !s.ChunkedOffload {
-		s.gpu.phase(name, iteration, body)
-		return
-	}
 	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
 }
 

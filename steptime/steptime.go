@@ -100,10 +100,10 @@ func Refusal(j *job.Job, m Machine) error {
 		return fault.File(d.File).Inputf("the time of ZenFlow and of offloading to NVMe is not modelled").
 			WithHint("plan it with offloading to the CPU")
 	}
-	if usesHost(j) && m.Host == 0 {
+	if UsesHost(j) && m.Host == 0 {
 		lacks = append(lacks, "the bandwidth of the host's memory (--host-bandwidth, --machine, or plimsoll tune)")
 	}
-	if usesHost(j) && m.Link.In == 0 && j.GPU.Speed.Host == 0 {
+	if UsesHost(j) && m.Link.In == 0 && j.GPU.Speed.Host == 0 {
 		lacks = append(lacks, "the rate of the link to the GPU (--link-in, --link-out)")
 	}
 	if len(lacks) > 0 {
@@ -138,8 +138,8 @@ func unmodelled(j *job.Job) string {
 	return ""
 }
 
-// usesHost reports whether states or parameters rest on the host.
-func usesHost(j *job.Job) bool {
+// UsesHost reports whether states or parameters rest on the host.
+func UsesHost(j *job.Job) bool {
 	return j.Offload != nil || j.FSDP != nil && j.FSDP.OffloadParameters ||
 		j.DeepSpeed != nil && (j.DeepSpeed.OffloadOptimizer.Device == "cpu" ||
 			j.DeepSpeed.OffloadParameters.Device == "cpu")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -32,10 +33,8 @@ func createLog(flag, name string) (io.WriteCloser, error) {
 
 func createWith(flag, name string, open func() (*os.File, error)) (io.WriteCloser, error) {
 	if there, err := os.Stat(name); err == nil {
-		for _, open := range []*os.File{os.Stdout, os.Stderr} {
-			if info, err := open.Stat(); err == nil && os.SameFile(there, info) {
-				return shared{open}, nil
-			}
+		if output := outputTo(there); output != nil {
+			return shared{output}, nil
 		}
 	}
 	file, err := open()
@@ -45,13 +44,58 @@ func createWith(flag, name string, open func() (*os.File, error)) (io.WriteClose
 	return file, nil
 }
 
+// outputTo returns stdout or stderr if it goes to a file, or nil.
+func outputTo(there os.FileInfo) *os.File {
+	for _, open := range []*os.File{os.Stdout, os.Stderr} {
+		if info, err := open.Stat(); err == nil && os.SameFile(there, info) {
+			return open
+		}
+	}
+	return nil
+}
+
 // writeDocument writes a JSON document to the file that a flag names.
 func writeDocument(flag, name string, document any) error {
 	return writeFile(flag, name, func(w io.Writer) error { return report.WriteJSON(w, document) })
 }
 
-// writeFile has a function write the file that a flag names.
+// writeFile has a function write the file that a flag names. A file that is there keeps its content unless the new one
+// is complete, also on a full disk.
 func writeFile(flag, name string, write func(io.Writer) error) error {
+	if there, err := os.Stat(name); err == nil && (!there.Mode().IsRegular() || outputTo(there) != nil) {
+		return writeThrough(flag, name, write)
+	}
+	target, err := filepath.EvalSymlinks(name) // the file that a link names is replaced, and not the link
+	if err != nil {
+		target = name
+	}
+	file, err := files.NewPending(target)
+	if err != nil {
+		return &fault.Input{What: flag, Err: err}
+	}
+	err = file.Chmod(modeOf(target))
+	if err == nil {
+		err = write(file)
+	}
+	if err == nil {
+		err = file.CloseAtomicallyReplace()
+	}
+	if err = errors.Join(err, file.Cleanup()); err != nil {
+		return &fault.Input{What: flag + ": " + name + " is left as it was", Err: err}
+	}
+	return nil
+}
+
+// modeOf returns the mode of a file that is replaced, or that of new files.
+func modeOf(name string) os.FileMode {
+	if there, err := os.Stat(name); err == nil {
+		return there.Mode().Perm()
+	}
+	return private
+}
+
+// writeThrough writes what cannot be replaced: a device, a pipe, and the file that stdout goes to.
+func writeThrough(flag, name string, write func(io.Writer) error) error {
 	file, err := create(flag, name)
 	if err != nil {
 		return err

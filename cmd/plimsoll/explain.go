@@ -86,7 +86,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
 		"folder with one", model.Catalog())
 	onlineFlag(c, &q.Online)
-	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
+	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
 		"name)")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())

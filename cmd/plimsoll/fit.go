@@ -97,6 +97,7 @@ func runFit(c *cobra.Command, o fitOptions) error {
 	if q.Machine, sources, err = of(base); err != nil {
 		return err
 	}
+	sources = assume(base, &q.Machine.Rates, sources)
 	answer, err := search(*q)
 	if err != nil {
 		return err

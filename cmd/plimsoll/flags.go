@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/binding"
 	"plimsoll/fault"
+	"plimsoll/gpu"
 	"plimsoll/ledger"
 )
 
@@ -276,6 +277,53 @@ var (
 	grouped     = regexp.MustCompile(`^[0-9]{1,3}([,_'][0-9]{3})+$`)
 )
 
+// rateFlag is a rate on the command line, with or without a unit.
+type rateFlag struct {
+	to    *float64
+	units units
+}
+
+// units are multiples of the first.
+type units []unit
+
+type unit struct {
+	name string
+	is   float64
+}
+
+var (
+	bandwidths = units{{"GB/s", 1}, {"TB/s", 1000}, {"MB/s", 1e-3}, {"GiB/s", 1 << 30 / 1e9}, {"Gbit/s", 1.0 / 8},
+		{"Gb/s", 1.0 / 8}, {"Gbps", 1.0 / 8}}
+	operations = units{{"TFLOP/s", 1}, {"TFLOPS", 1}, {"PFLOP/s", 1000}}
+)
+
+func (r *rateFlag) String() string {
+	if r.to == nil || *r.to == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(*r.to, 'g', -1, 64)
+}
+func (r *rateFlag) Type() string { return "float" }
+func (r *rateFlag) Set(text string) error {
+	digits := strings.TrimRightFunc(text, func(c rune) bool { return c != '.' && (c < '0' || c > '9') })
+	name := strings.TrimSpace(text[len(digits):])
+	rate, err := strconv.ParseFloat(digits, 64)
+	i := 0
+	if name != "" {
+		i = slices.IndexFunc(r.units, func(u unit) bool { return u.name == name })
+	}
+	if err != nil || i < 0 {
+		var names []string
+		for _, u := range r.units {
+			names = append(names, u.name)
+		}
+		return fault.Inputf("expected a number, in %s without a unit", names[0]).
+			WithHint("units are " + strings.Join(names, ", "))
+	}
+	*r.to = rate * r.units[i].is
+	return nil
+}
+
 // countFlag is a count on the command line. A missing flag differs from zero.
 type countFlag int
 
@@ -293,6 +341,23 @@ func (n *countFlag) Set(text string) error {
 	}
 	*n = countFlag(count)
 	return nil
+}
+
+// gpusFlag is a number of GPUs on the command line. It refuses their name, which may be a number, too: 4090.
+type gpusFlag int
+
+func (n *gpusFlag) String() string { return (*countFlag)(n).String() }
+func (n *gpusFlag) Type() string   { return "int" }
+func (n *gpusFlag) Set(text string) error {
+	named := gpu.Named(text)
+	if len(named) == 0 {
+		return (*countFlag)(n).Set(text)
+	}
+	hint := "give the number of GPUs to --gpus, and " + named[0] + " to --gpu"
+	if len(named) > 1 {
+		hint = "give the number of GPUs to --gpus, and to --gpu one of " + strings.Join(named, ", ")
+	}
+	return fault.Inputf("this is the name of a GPU, expected a number of them").WithHint(hint)
 }
 
 // optionalCount is a count on the command line that may be zero. It is nil if the flag is missing.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -26,18 +27,19 @@ type machineOptions struct {
 func machineFlags(c *cobra.Command, o *machineOptions) {
 	flags := c.Flags()
 	choiceFlag(c, &o.machine, "machine", "", "published rates of a `machine`: VALUES", roads.Machines())
-	flags.Float64Var(&o.in, "link-in", 0, "`GB/s` of copies to a GPU")
-	flags.Float64Var(&o.out, "link-out", 0, "`GB/s` of copies from a GPU")
-	flags.Float64Var(&o.together, "link-both", 0, "`GB/s` of both directions at the same time, added up "+
+	flags.Var(&rateFlag{&o.in, bandwidths}, "link-in", "`GB/s` of copies to a GPU")
+	flags.Var(&rateFlag{&o.out, bandwidths}, "link-out", "`GB/s` of copies from a GPU")
+	flags.Var(&rateFlag{&o.together, bandwidths}, "link-both", "`GB/s` of both directions at the same time, added up "+
 		"(default: neither slows the other down)")
-	flags.Float64Var(&o.host, "host-bandwidth", 0, "`GB/s` of the memory of a node that the optimizer gets")
-	flags.Float64Var(&o.teraflops, "tflops", 0, "`TFLOP/s` that a GPU reaches in training")
+	flags.Var(&rateFlag{&o.host, bandwidths}, "host-bandwidth", "`GB/s` of the memory of a node that the optimizer "+
+		"gets (default: assumed by the number of GPUs)")
+	flags.Var(&rateFlag{&o.teraflops, operations}, "tflops", "`TFLOP/s` that a GPU reaches in training")
 	hostProfileFlag(c, &o.hostProfile)
 }
 
 func networkFlag(c *cobra.Command, o *machineOptions) {
-	c.Flags().Float64Var(&o.network, "network", 0, "`GB/s` that a GPU sends to other nodes (default: of the vendor's "+
-		"own system)")
+	c.Flags().Var(&rateFlag{&o.network, bandwidths}, "network", "`GB/s` that a GPU sends to other nodes (default: of "+
+		"the vendor's own system)")
 }
 
 const gigabyte, teraflops = 1e9, 1e12
@@ -109,6 +111,43 @@ func (o *machineOptions) stated(c *cobra.Command, rates *roads.Rates, sources []
 		rates.Link.Together = 0 // what is known of both directions is of another link
 	}
 	return sources, nil
+}
+
+// assume sets rates that are not known, and says so among the sources: a step on the host is compared with others
+// rather than left out.
+func assume(j *job.Job, rates *roads.Rates, sources []string) []string {
+	if rates.Host > 0 {
+		return sources
+	}
+	host := roads.AssumedHost(j.RanksPerNode)
+	rates.Host = host.Rate
+	return append(sources, fmt.Sprintf("%.3g GB/s of host memory: assumed, %s; give yours to --host-bandwidth",
+		host.Rate/gigabyte, host.Why))
+}
+
+// assumeGPU sets the rates of a GPU and its link that are not known by the GPU's data sheet.
+func assumeGPU(j *job.Job, rates *roads.Rates, passes time.Duration, sources []string) []string {
+	sheet := func(format, flag string, values ...any) {
+		sources = append(sources, fmt.Sprintf(format, values...)+" of the data sheet of "+j.GPU.Name+flag)
+	}
+	if rates.Device == 0 && j.GPU.Bandwidth > 0 {
+		rates.Device = j.GPU.Bandwidth * gigabyte
+		sources = append(sources, fmt.Sprintf("%.0f GB/s of GPU memory: the data sheet of %s", j.GPU.Bandwidth,
+			j.GPU.Name))
+	}
+	if (rates.Link.In == 0 || rates.Link.Out == 0) && j.GPU.Speed.Host > 0 {
+		const share = 0.85 // what copies reach of PCIe and of NVLink-C2C, as the model of time has it
+		each := j.GPU.Speed.Host * gigabyte * share
+		rates.Link.In, rates.Link.Out = cmp.Or(rates.Link.In, each), cmp.Or(rates.Link.Out, each)
+		sheet("%.3g GB/s in each direction between host and GPU: assumed, 85 %%", "; give yours to --link-in and "+
+			"--link-out", each/gigabyte)
+	}
+	if rates.FLOPS == 0 && passes == 0 && j.GPU.Speed.Half > 0 {
+		const share = 0.5 // between what training reaches of the data sheets of H100 and of RTX 4090
+		rates.FLOPS = j.GPU.Speed.Half * teraflops * share
+		sheet("%.3g TFLOP/s in the passes: assumed, half", "; give yours to --tflops", rates.FLOPS/teraflops)
+	}
+	return sources
 }
 
 // checkRate refuses what no machine can be.

@@ -180,7 +180,7 @@ func fileFlags(c *cobra.Command, q *job.Request) {
 func hardwareFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
 	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
-	flags.Var((*countFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
+	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	flags.Var((*bytesFlag)(&q.GPUMemory), "gpu-memory", "memory of one GPU, such as 79.1GiB (default: that of --gpu)")
 	flags.Var((*bytesFlag)(&q.HostMemory), "host-memory", "memory of one node, such as 512GiB")
@@ -374,6 +374,9 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	machine, sources, err := of(resolved)
 	if err != nil {
 		return nil, err
+	}
+	if steptime.UsesHost(resolved) {
+		sources = assume(resolved, &machine.Rates, sources)
 	}
 	if document.StepTime, err = report.NewStepTime(p, machine, sources); err != nil {
 		return nil, err

@@ -115,5 +115,5 @@ func planMegatron(c *cobra.Command, o planOptions) (*report.PlanDocument, error)
 	if err != nil {
 		return nil, err
 	}
-	return report.NewMegatronDocument(c.Root().Version, o.megatron.arguments, o.request, j, devices, verdict), nil
+	return report.NewMegatronDocument(c.Root().Version, o.megatron.arguments, o.request, j, devices, verdict)
 }

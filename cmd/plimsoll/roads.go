@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"plimsoll/fault"
@@ -88,11 +86,7 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 		return err
 	}
 	rates := machine.Rates
-	if rates.Device == 0 && j.GPU.Bandwidth > 0 {
-		rates.Device = j.GPU.Bandwidth * gigabyte
-		sources = append(sources, fmt.Sprintf("%.0f GB/s of GPU memory: the data sheet of %s", j.GPU.Bandwidth,
-			j.GPU.Name))
-	}
+	sources = assumeGPU(j, &rates, milliseconds(o.forward), assume(j, &rates, sources))
 	compared, err := plan.NewRoads(j, states, rates, roads.Job{Forward: milliseconds(o.forward),
 		Backward: milliseconds(o.backward)})
 	if err != nil {

@@ -65,7 +65,7 @@ func TestRoadsAsDocument(t *testing.T) {
 		return d
 	}
 	timeless := read("--host-profile", "none")
-	if timeless.Schema != report.RoadsSchema || len(timeless.Missing) != 4 || timeless.Best != "" {
+	if timeless.Schema != report.RoadsSchema || len(timeless.Missing) != 3 || timeless.Best != "" {
 		t.Errorf("schema %s, missing %q, best %q", timeless.Schema, timeless.Missing, timeless.Best)
 	}
 	for _, r := range timeless.Roads {
@@ -74,7 +74,7 @@ func TestRoadsAsDocument(t *testing.T) {
 		}
 	}
 	published := read("--machine", "gh200")
-	slow := read("--machine", "gh200", "--link-out", "17")
+	slow := read("--machine", "gh200", "--link-out", "136 Gbit/s")
 	if slow.Rates.Out != 17e9 || slow.Rates.In != published.Rates.In || published.Rates.Out != 170e9 {
 		t.Errorf("rates %+v and %+v", slow.Rates, published.Rates)
 	}
@@ -92,6 +92,13 @@ func TestRoadsAsDocument(t *testing.T) {
 	}
 	stated := read("--forward-ms", "100", "--link-in", "50", "--link-out", "50", "--host-bandwidth", "100",
 		"--gpu", "H100-80GB", "--host-profile", "none")
+	assumed := read("--gpu", "RTX-4090", "--host-profile", "none")
+	isStated := slices.ContainsFunc(assumed.Rates.Sources, func(s string) bool {
+		return strings.Contains(s, "71 GB/s of host memory: assumed")
+	})
+	if len(assumed.Missing) != 0 || assumed.Rates.Host != 71e9 || assumed.Best == "" || !isStated {
+		t.Errorf("missing %q, rates %+v, best %q", assumed.Missing, assumed.Rates, assumed.Best)
+	}
 	if stated.Rates.BackwardSeconds != 0.2 || stated.Rates.Device != 3350e9 || len(stated.Missing) != 0 {
 		t.Errorf("rates %+v, missing %q", stated.Rates, stated.Missing)
 	}
@@ -103,7 +110,8 @@ func TestRoadsRefuse(t *testing.T) {
 		"--link-in -1":            "--link-in is -1: expected a number from 0.001 to 1000000",
 		"--link-out 0":            "--link-out is 0: expected",
 		"--link-both 1e-12":       "--link-both is 1e-12: expected",
-		"--tflops NaN":            "--tflops is NaN: expected",
+		"--tflops NaN":            "expected a number, in TFLOP/s without a unit",
+		"--link-in 400gb/s":       "expected a number, in GB/s without a unit", // bits or bytes
 		"--backward-ms 3":         "--backward-ms is given without --forward-ms",
 		"--machine dgx":           `--machine is "dgx", expected rtx-4090, 8xh100 or gh200`,
 		"--offload-fraction -0.5": "--offload-fraction -0.5: expected",

@@ -2,7 +2,8 @@
 
 Makes a model of --config with random weights in bfloat16, starts --ranks processes that
 load it as --dtype with FSDP_CPU_RAM_EFFICIENT_LOADING, and prints one JSON document: the
-number of parameters, and of every rank the anonymous memory that it has more of than before.
+number of parameters, and of every rank the anonymous memory that it has more of than before,
+at most and at the end.
 """
 
 import argparse
@@ -11,11 +12,29 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 
 def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+class Peak(threading.Thread):
+    """Looks at the anonymous memory again and again, as the kernel keeps no peak of it."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.bytes, self.loaded = 0, threading.Event()
+
+    def run(self):
+        while not self.loaded.wait(0.0005):
+            self.bytes = max(self.bytes, anonymous())
+
+    def end(self):
+        self.loaded.set()
+        self.join()
+        return max(self.bytes, anonymous())
 
 
 def load(folder, dtype):
@@ -25,11 +44,12 @@ def load(folder, dtype):
 
     ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-    before = anonymous()
+    before, peak = anonymous(), Peak()
+    peak.start()
     model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    held = anonymous() - before
+    held = {"anonymous": anonymous() - before, "peak": peak.end() - before}
     dist.barrier()
-    print(json.dumps({"rank": rank, "anonymous": held, "parameters": sum(p.numel() for p in model.parameters())}))
+    print(json.dumps({"rank": rank} | held | {"parameters": sum(p.numel() for p in model.parameters())}))
 
 
 def main():
