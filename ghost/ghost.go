@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +27,8 @@ import (
 	"plimsoll/fault"
 	"plimsoll/gpu"
 	"plimsoll/ledger"
+	"plimsoll/simulate"
+	"plimsoll/version"
 )
 
 // Request says what to run, and on what.
@@ -81,7 +84,7 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 		return err
 	}
 	command := exec.Command(interpreter, append([]string{"-m", "plimsoll_stage"}, r.Command...)...)
-	command.Env = append(os.Environ(), r.variables(lib, scratch, string(settings))...)
+	command.Env = append(environment(), r.variables(lib, scratch, string(settings))...)
 	command.Stdout, command.Stderr = r.Output, r.Output
 	command.WaitDelay = 10 * time.Second
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -115,7 +118,7 @@ func (r Request) settings(scratch string) map[string]any {
 			"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled",
 			"MLFLOW_TRACKING_URI": "file:" + filepath.Join(scratch, "mlruns"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
 			"TORCHINDUCTOR_CACHE_DIR": filepath.Join(scratch, "inductor"), "TRITON_CACHE_DIR": filepath.Join(scratch, "triton"),
-			"PYTHONDONTWRITEBYTECODE": "1",
+			"PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
 		},
 	}
 }
@@ -149,8 +152,26 @@ func (r Request) variables(lib, scratch, settings string) []string {
 		"PLIMSOLL_GHOST_DEVICES=" + strconv.Itoa(r.GPUs),
 		"PLIMSOLL_GHOST_CAPACITY=" + strconv.FormatInt(int64(capacity), 10),
 		"PLIMSOLL_GHOST_MAJOR=" + strconv.Itoa(capability/10), "PLIMSOLL_GHOST_MINOR=" + strconv.Itoa(capability%10),
-		"PLIMSOLL_GHOST_NAME=" + name, "CUDA_VISIBLE_DEVICES=",
+		"PLIMSOLL_GHOST_NAME=" + name, "PLIMSOLL_GHOST_CONTEXT=" + strconv.FormatInt(int64(r.outside()), 10),
 	}
+}
+
+// outside returns the bytes that are taken of a GPU outside torch's allocator.
+func (r Request) outside() (bytes ledger.Bytes) {
+	if r.GPU.Memory == 0 {
+		return 0
+	}
+	for _, h := range simulate.Outside(version.Version{Major: 2}, r.GPU.Capability, r.GPUs*r.Nodes) {
+		bytes += h.Bytes
+	}
+	return bytes
+}
+
+// environment is that of this process, without what would hide GPUs.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, "CUDA_VISIBLE_DEVICES=")
+	})
 }
 
 // interpreterOf returns the Python that runs a program: itself, or the one that the first line of a script names.

@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/fault"
 	"plimsoll/ledger"
+	"plimsoll/plan"
 	"plimsoll/simulate"
 	"plimsoll/snapshot"
 	"plimsoll/version"
@@ -128,6 +129,10 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 	}
 	peak := r.GPU.Peak().PeakUsed
 	r.GPU.Interval = ledger.Interval{Lower: peak, Upper: peak, Confidence: ledger.Confidence, Sources: []ledger.Source{}}
+	for _, h := range r.GPU.Outside {
+		below, above, why := simulate.Apart(h)
+		plan.Widen(&r.GPU, ledger.Source{Name: h.Component.Title(), Below: below, Above: above, Reason: why})
+	}
 	return nil
 }
 

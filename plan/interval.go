@@ -233,8 +233,8 @@ func (s Spread) setIntervals(devices []ledger.Device) {
 	}
 }
 
-// widen adds a mechanism to the interval of a device's peak in use.
-func widen(d *ledger.Device, s ledger.Source) {
+// Widen adds a mechanism to the interval of a device's peak in use.
+func Widen(d *ledger.Device, s ledger.Source) {
 	peak, i := d.Peak().PeakUsed, d.Interval
 	below, above := ledger.Spread([]ledger.Source{{Below: peak - i.Lower, Above: i.Upper - peak}, s})
 	d.Interval = intervalOf(peak-below, peak+above, append(i.Sources, s))

@@ -72,7 +72,7 @@ func New(j *job.Job) (*Plan, error) {
 		return nil, err
 	}
 	p.Estimate = estimated.Devices[0].Peak().PeakUsed
-	widen(&p.Devices[0], ledger.Source{Name: "activations", Above: p.Estimate - p.Devices[0].Peak().PeakUsed,
+	Widen(&p.Devices[0], ledger.Source{Name: "activations", Above: p.Estimate - p.Devices[0].Peak().PeakUsed,
 		Reason: "the operations of the model are unknown: every matrix may keep its input and result in fp32"})
 	if p.Verdict.Result != DoesNotFit {
 		p.Verdict.Result = Unknown

@@ -34,9 +34,19 @@ func NewProgramDocument(version string, p PlannedProgram, devices []ledger.Devic
 	}
 	return &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: verdict.Result, Limit: newPlanLimit(verdict), Devices: devices,
-		Model: PlannedModel{Name: p.Command[len(p.Command)-1], Source: strings.Join(p.Command, " ")}, Program: &p,
+		Model: PlannedModel{Name: p.name(), Source: strings.Join(p.Command, " ")}, Program: &p,
 		Assumptions: []string{}, StateFormats: []plan.StateFormat{}, Inputs: []Input{},
 	}
+}
+
+// name returns the file of the program, or its first word.
+func (p *PlannedProgram) name() string {
+	for _, word := range p.Command {
+		if strings.HasSuffix(word, ".py") {
+			return word
+		}
+	}
+	return p.Command[0]
 }
 
 // programPage shows what the program held.
@@ -60,7 +70,7 @@ func (d *PlanDocument) programPage() *Page {
 	}
 	rest.add("not here", "host memory of the program, and workspaces of cuDNN")
 	return &Page{
-		Title:    "Plan of " + strings.Join(p.Command, " "),
+		Title:    "Plan of " + p.name(),
 		Sections: append(sections, Section{rest}),
 		Verdict:  d.programVerdict(),
 		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
@@ -72,7 +82,9 @@ func (d *PlanDocument) programPage() *Page {
 func (d *PlanDocument) programVerdict() string {
 	switch {
 	case d.Program.Failed != "":
-		return fmt.Sprintf("does not fit: the program ran out of memory, of %v on the GPU", d.Devices[0].Capacity)
+		peak := d.Devices[0].Peak()
+		return fmt.Sprintf("does not fit: the program runs out of memory: it needs %v of %v on the GPU in %s",
+			peak.PeakUsed, d.Devices[0].Capacity, phaseText(peak.Name, peak.Iteration))
 	case d.Limit == nil:
 		return fmt.Sprintf("no verdict: the GPU needs %v; give --gpu or --gpu-memory", d.Devices[0].Peak().PeakUsed)
 	}

@@ -36,15 +36,12 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	record, err := request.Run(ctx)
+	record, failed, err := runOut(ctx, request)
 	if err != nil {
 		return nil, err
 	}
 	p := report.PlannedProgram{Command: command, Torch: record.Torch, CUDA: record.CUDA, Ranks: record.Ranks,
-		Steps: record.Steps, Retries: record.Retries, Otherwise: []string{}, Unmodelled: []string{}}
-	if record.End.Kind == "failed" {
-		p.Failed = record.End.Message
-	}
+		Steps: record.Steps, Retries: record.Retries, Failed: failed, Otherwise: []string{}, Unmodelled: []string{}}
 	for _, note := range record.Notes {
 		p.Otherwise = append(p.Otherwise, note.Text)
 	}
@@ -52,6 +49,23 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 		p.Unmodelled = append(p.Unmodelled, fmt.Sprintf("%s (%s)", u.Name, ledger.Count(u.Calls)))
 	}
 	return report.NewProgramDocument(c.Root().Version, p, []ledger.Device{record.GPU}), nil
+}
+
+// runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed, and
+// the record says what it would have needed.
+func runOut(ctx context.Context, request ghost.Request) (record *ghost.Record, failed string, err error) {
+	record, err = request.Run(ctx)
+	if err != nil || record.End.Kind != "failed" {
+		return record, "", err
+	}
+	failed, capacity := record.End.Message, request.GPU.Memory
+	request.GPU.Memory = 0
+	enough, err := request.Run(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	enough.GPU.Capacity, enough.Retries = capacity, record.Retries
+	return enough, failed, nil
 }
 
 // planPatience is how long a program may take if nobody says otherwise.

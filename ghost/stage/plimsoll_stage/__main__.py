@@ -16,12 +16,13 @@ def main() -> int:
         if settings["environment"].get(name):
             os.environ[name] = settings["environment"][name]
     os.environ.update(settings["set"])
-    from plimsoll_stage import imports, launchers, record, values, weights, world, writes
+    from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
 
     recorder = record.Recorder(settings)
     writes.guard(settings, recorder)
     imports.after("torch", lambda torch: (values.install(torch, recorder), recorder.install(torch)))
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
+    imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
 
