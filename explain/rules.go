@@ -97,6 +97,8 @@ var rules = []rule{
 			"other processes held %v of the same GPU", others)},
 		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
 			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
+		row[evidence.GPUOutOfMemory]{besideUnlisted, GPU, "another process", Likely, gpuText(
+			"%v of the GPU were in use and not PyTorch's, by other processes or by this one's libraries", unlisted)},
 		row[evidence.GPUOutOfMemory]{enoughFree, GPU, "free memory at the failure", Likely, gpuText(
 			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds",
 			free)},

@@ -39,6 +39,7 @@ func newScene(in *Inputs) *scene {
 			s.levels = l
 		}
 	}
+	s.identifyProcesses()
 	s.setRecoveriesAside()
 	s.findings = append(s.findings, s.countedKills()...)
 	s.ranks = map[int]int{}
@@ -55,6 +56,15 @@ func newScene(in *Inputs) *scene {
 	s.order()
 	s.kills = s.linkedKills()
 	return s
+}
+
+// identifyProcesses tells the failed process from the others in every error of a GPU.
+func (s *scene) identifyProcesses() {
+	for i := range s.findings {
+		if f, ok := s.findings[i].Fact.(evidence.GPUOutOfMemory); ok {
+			s.findings[i].Fact = identified(f)
+		}
+	}
 }
 
 // dated returns the findings of a file. One without a time has the time of the last line before it that has one.
