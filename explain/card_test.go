@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +85,19 @@ func TestOwnProcess(t *testing.T) {
 	}
 }
 
+// TestSmallPieces: pieces that would have met the request, but are no share of the card, are ruled out as such.
+func TestSmallPieces(t *testing.T) {
+	e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+		oom(func(f *evidence.GPUOutOfMemory) {
+			f.Requested, f.Free = known(18*ledger.MiB), known(15*ledger.MiB)
+			f.Allocated, f.Reserved, f.Self = known(79*gib), known(79*gib+64*ledger.MiB), known(79*gib+gib/2)
+		}))}})
+	want := RuledOut{GPU, "fragmentation: only 64.0 MiB of 80.0 GiB were reserved without a tensor"}
+	if !slices.Contains(e.RuledOut, want) {
+		t.Errorf("%+v, expected %+v", e.RuledOut, want)
+	}
+}
+
 // TestMessagesOfGPUs explains messages of public threads.
 func TestMessagesOfGPUs(t *testing.T) {
 	for _, line := range shared(t, "gpu-messages.jsonl") {
@@ -107,4 +122,26 @@ func shared(t *testing.T, name string) []string {
 		t.Skipf("the failures are not here: %v", err)
 	}
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// TestLastLinesOfKills: whatever program says that a process was killed, the answer is never that nothing failed.
+func TestLastLinesOfKills(t *testing.T) {
+	killed := regexp.MustCompile(`\b137\b|\b[Kk]illed\b|signal 9|SIGKILL|have died`)
+	found := 0
+	for _, line := range shared(t, "last-lines.jsonl") {
+		var last struct{ Text string }
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
+			t.Fatal(err)
+		}
+		if !killed.MatchString(last.Text) {
+			continue
+		}
+		found++
+		if e := explained(t, last.Text); e.Cause.Resource == None {
+			t.Errorf("nothing failed, as explain says of %q", last.Text)
+		}
+	}
+	if found < 10 {
+		t.Errorf("%d lines say that a process was killed, expected 10 or more", found)
+	}
 }

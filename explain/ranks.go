@@ -102,8 +102,8 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 // consequences are exceptions that follow from the end of another process.
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
 	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
-	"DistBackendError",
-	"DistNetworkError", "DistStoreError"}
+	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
+	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException"}
 
 func isConsequence(e evidence.Exception) bool {
 	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
@@ -261,11 +261,11 @@ func (s *scene) tier(d *death) int {
 		if s.confirmed(d) {
 			return 0
 		}
-		return 2
+		return 1
 	case raised:
 		return 1
 	}
-	return 3
+	return 2
 }
 
 // confirmed reports whether the kernel, a counter or a batch system says that a process was killed for memory.
@@ -454,6 +454,10 @@ func (s *scene) linkedKills() []evidence.Finding {
 		return linked
 	case s.witness == nil || s.witness.how == killed || s.witness.how == exited:
 		return near
+	case s.witness.how == raised: // perhaps because the kernel had killed another process of the job
+		return slices.DeleteFunc(near, func(k evidence.Finding) bool {
+			return !k.Time.IsZero() && !s.witness.says[0].Time.IsZero() && apart(k, s.witness.says[0]).Abs() > sameKills
+		})
 	}
 	return nil
 }

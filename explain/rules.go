@@ -314,7 +314,7 @@ var strength = map[Confidence]int{Unknown: 0, Likely: 1, Certain: 2}
 // testimony returns the findings that may tell the cause of the first end.
 func (s *scene) testimony() []evidence.Finding {
 	w := s.witness
-	if w != nil && (w.how == lacked || w.how == raised) {
+	if w != nil && (w.how == lacked || w.how == raised && !s.killedForMemory()) {
 		return w.says[:1] // the error itself tells the cause
 	}
 	var found []evidence.Finding

@@ -32,8 +32,7 @@ func newScene(in *Inputs) *scene {
 	for _, source := range in.Sources {
 		s.findings = append(s.findings, dated(source.Findings)...)
 	}
-	for i := range in.Recordings {
-		r := &in.Recordings[i]
+	for _, r := range in.Recordings {
 		s.findings = append(s.findings, r.findings()...)
 		if l := r.lastLevels(); l != nil {
 			s.levels = l

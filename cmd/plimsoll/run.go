@@ -294,8 +294,8 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 
 // explainRun tells the user why the job has failed, if the recording tells which resource ran out.
 func explainRun(job *launch.Job) {
-	e := explain.Explain(explain.Inputs{Recordings: []explain.Recording{{Name: "the recording",
-		Records: job.Recorded()}}})
+	recording := explain.NewRecording("the recording", job.Recorded()...)
+	e := explain.Explain(explain.Inputs{Recordings: []*explain.Recording{recording}})
 	switch e.Cause.Resource {
 	case explain.None, explain.NotMemory, explain.Undetermined:
 		return
