@@ -22,12 +22,12 @@ func Explain(in Inputs) *Explanation {
 		s.conclude(e, claims)
 	case len(s.victims) > 0 || s.peersOnly() != nil:
 		s.concludeVictims(e)
-	case s.unended() != nil && !s.endedWell():
+	case s.unended() != nil && !s.index.endedWell:
 		s.concludeUnended(e)
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.endedWell() && len(s.recoveries) == 0 {
+		if s.index.endedWell && len(s.recoveries) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
@@ -316,16 +316,6 @@ func (s *scene) interrupted() bool {
 		}
 	}
 	return found
-}
-
-// trainer is who says that training ended well. Its process may fail afterwards.
-const trainer = "the trainer"
-
-// endedWell reports whether a launcher says that the job ended with exit code 0.
-func (s *scene) endedWell() bool {
-	return slices.ContainsFunc(all[evidence.ProcessEnded](s.findings), func(f seen[evidence.ProcessEnded]) bool {
-		return mannerOfProcess(f.fact) == unended && f.fact.By != trainer
-	})
 }
 
 // unended returns the first recording that has no end, or nil.

@@ -333,7 +333,7 @@ func (s *scene) testimony() []evidence.Finding {
 				found = append(found, f)
 			}
 		case evidence.TooManyProcesses:
-			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
+			if w == nil && fact.Group != "" && !s.index.trainerLog {
 				found = append(found, f)
 			}
 		case evidence.BatchEnd:
@@ -341,7 +341,7 @@ func (s *scene) testimony() []evidence.Finding {
 			// crashed.
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
 			// Kubernetes tries again to pull an image, and starts a container again.
-			overcome := reasonHas(fact, "image", "probe") && s.completed(fact.By)
+			overcome := reasonHas(fact, "image", "probe") && s.index.completed[fact.By]
 			if !s.killedForMemory() && !crash && !overcome {
 				found = append(found, f)
 			}

@@ -15,6 +15,8 @@ type scene struct {
 	findings []evidence.Finding
 	// recoveries are errors after which the program went on. They are not among the findings.
 	recoveries []evidence.Finding
+	index      index              // of the findings
+	killWords  killWords          // of the words
 	ranks      map[int]int        // by PID, as launchers name them
 	words      []evidence.Finding // of the kernel, its counters and batch systems
 	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
@@ -39,7 +41,9 @@ func newScene(in *Inputs) *scene {
 		}
 	}
 	s.identifyProcesses()
+	s.index = newIndex(s)
 	s.setRecoveriesAside()
+	s.index = newIndex(s)
 	s.findings = append(s.findings, s.countedKills()...)
 	s.ranks = map[int]int{}
 	for _, f := range s.findings {
@@ -52,6 +56,7 @@ func newScene(in *Inputs) *scene {
 			s.words = append(s.words, f)
 		}
 	}
+	s.killWords = wordsOfKills(s.words)
 	s.order()
 	s.kills = s.linkedKills()
 	return s
