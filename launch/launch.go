@@ -264,6 +264,11 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	for _, p := range a.processes {
 		result.PlacementChecks = append(result.PlacementChecks, p.placement)
 	}
+	if a.first == nil && !a.asked {
+		if why := host.KillsBehind(kills, host.LocalMemoryCounters()); why != "" {
+			j.Logf("%s", why)
+		}
+	}
 	if a.first != nil {
 		result.ExitCode = a.first.code
 		if a.first.signal != 0 {

@@ -466,6 +466,18 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
 }
 
+// TestFlagsOfTheCommand: flags after the first word of the command are the command's, with and without "--".
+func TestFlagsOfTheCommand(t *testing.T) {
+	for _, before := range [][]string{{}, {"--"}, {"--nproc", "1"}, {"--nproc", "1", "--"}} {
+		j := newJob(t, append(before, "printf", "%s;", "--epochs", "--nproc", "7", "--", "-x", "--json")...).start(t)
+		j.ends(t, 0)
+		if got := j.stdout.String(); got != "--epochs;--nproc;7;--;-x;--json;" {
+			t.Errorf("%q: the command got %q", before, got)
+		}
+	}
+	newJob(t, "--epochs", "3", "--", "true").start(t).ends(t, 2, "--epochs")
+}
+
 // TestBytesOfArguments: file names and values of variables are bytes, not text.
 func TestBytesOfArguments(t *testing.T) {
 	j := newJob(t, "--nproc", "2", "--", "sh", "-c", `printf '%s,%s,%s\n' "$1" "$2" "$LATIN"`, "sh", "", "\xe4\xff.txt")
