@@ -49,6 +49,8 @@ type Job struct {
 	CopyOutput bool
 	// HideErrors keeps what the ranks print to stderr from Stderr: only the recorder gets it.
 	HideErrors bool
+	// Heeding is called once the guard handles signals; nil for nothing.
+	Heeding func()
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 

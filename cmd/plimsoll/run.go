@@ -106,6 +106,7 @@ func runFlags(c *cobra.Command, o *runOptions) {
 }
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
+	o.job.Heeding = letQuit
 	o.request.Command, o.job.Command = command, command
 	copied := o.recordFile != "" || o.watch
 	o.request.CopyOutput, o.job.CopyOutput = copied, copied
@@ -322,5 +323,6 @@ func keepCommand() *cobra.Command {
 }
 
 func runKeep(c *cobra.Command) error {
+	letQuit() // the guard sends no signal before the keeper handles it
 	return launch.Keep(os.Stdin, os.Stdout, os.Stderr, logTo(c), keeperOf)
 }

@@ -291,6 +291,25 @@ func TestInterruptedEarly(t *testing.T) {
 	}
 }
 
+// TestQuitEarly: a SIGQUIT that comes when the keeper has just been started ends the job, and prints no stacks.
+func TestQuitEarly(t *testing.T) {
+	t.Parallel()
+	for range 5 {
+		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
+		if !await(func() bool { return len(j.processes(t)) > 1 }) {
+			t.Fatal("the keeper does not start")
+		}
+		if err := j.command.Process.Signal(syscall.SIGQUIT); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		j.isGone(t)
+		if code := j.command.ProcessState.ExitCode(); code != 131 || strings.Contains(j.stderr.String(), "goroutine") {
+			t.Fatalf("exit code %d, expected 131:\n%s", code, &j.stderr)
+		}
+	}
+}
+
 // TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
 	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
