@@ -204,7 +204,8 @@ func TestExplain(t *testing.T) {
 		"137 alone": {Inputs{Sources: log(ended(0, 77, 137, 0))}, Undetermined, "", Unknown},
 		"page cache": {Inputs{Sources: log(ended(0, 77, 137, 0), evidence.Counters{File: "memory.stat",
 			Values: map[string]int64{"anon": 1 << 30, "file": 99 << 30}}, events("", 0, 0))}, NotMemory, "", Likely},
-		"membind": {Inputs{Recordings: []*Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}}, NUMANode,
+		"membind": {Inputs{Recordings: []*Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}},
+			NUMANode,
 			"",
 			Likely},
 		"recorded cgroup": {Inputs{Recordings: []*Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 1)}},
@@ -298,7 +299,8 @@ func TestExplain(t *testing.T) {
 		"recording without an end, and a good one": {Inputs{Recordings: []*Recording{recorded(numa,
 			samples.RankEnd{}), cutOff()}}, None, "", Certain},
 		"recording without an end, and a kill": {Inputs{Recordings: []*Recording{cutOff()},
-			Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill("CONSTRAINT_NONE"))}}, Host, "", Certain},
+			Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill("CONSTRAINT_NONE"))}}, Host, "",
+			Certain},
 		"Xid": {Inputs{Sources: log(evidence.LibraryFailed{Library: driver, Status: "Xid 94"})}, NotMemory, "", Likely},
 		"RLIMIT_AS in a " +
 			"recording": {Inputs{Recordings: []*Recording{recorded(samples.Sample{Processes: []samples.Process{

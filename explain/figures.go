@@ -41,14 +41,14 @@ func capped(_ *scene, f evidence.GPUOutOfMemory) bool {
 		f.Reserved.Bytes+f.Requested.Bytes > f.Allowed.Bytes && f.Allowed.Bytes < f.Total.Bytes)
 }
 
-// relevantShare is the part of a card, as a divisor, from which on reserved memory that no tensor uses is worth a change.
+// relevantShare is the part of a GPU, as a divisor, from which on reserved memory without tensors is worth a change.
 const relevantShare = 50
 
 // fragmented holds if the unused pieces are a share of the card and would have met the request, and nothing beside
 // PyTorch dwarfs them.
 func fragmented(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes && slack(f) >= f.Total.Bytes/relevantShare &&
-		!enoughFree(nil, f) && !dwarfs(outside(f), slack(f)) && !dwarfs(others(f), slack(f)) &&
+	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes &&
+		slack(f) >= f.Total.Bytes/relevantShare && !enoughFree(nil, f) && !dwarfs(outside(f), slack(f)) && !dwarfs(others(f), slack(f)) &&
 		!dwarfs(unlisted(f), slack(f))
 }
 

@@ -93,9 +93,8 @@ func (q *queue) all() []numbered { return slices.Concat(q.kept, q.last) }
 // followedByEnd reports whether a rank of a sample is not in the next one.
 func followedByEnd(n, next *numbered) bool {
 	return slices.ContainsFunc(n.Sample.Processes, func(p samples.Process) bool {
-		return p.Role == samples.RankProcess && !slices.ContainsFunc(next.Sample.Processes, func(q samples.Process) bool {
-			return q.PID == p.PID && q.StartTime == p.StartTime
-		})
+		same := func(q samples.Process) bool { return q.PID == p.PID && q.StartTime == p.StartTime }
+		return p.Role == samples.RankProcess && !slices.ContainsFunc(next.Sample.Processes, same)
 	})
 }
 

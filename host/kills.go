@@ -67,9 +67,9 @@ func KillsBehind(before, after []MemoryCounter) string {
 	}
 	for _, counter := range after { // the innermost cgroup first, the host last
 		if kills := counter.Kills - known[counter.Name]; kills > 0 {
-			return fmt.Sprintf("the job ended with exit code 0, but the kernel's OOM killer killed a process of %s meanwhile "+
-				"(%s counted %d more); a shell's pipeline hides the end of its first command: set -o pipefail shows it",
-				counter.Group, counter.Name, kills)
+			return fmt.Sprintf("the job ended with exit code 0, but the kernel's OOM killer killed a process of %s "+
+				"meanwhile (%s counted %d more); a shell's pipeline hides the end of its first command: "+
+				"set -o pipefail shows it", counter.Group, counter.Name, kills)
 		}
 	}
 	return ""

@@ -188,8 +188,8 @@ func (s *store) send(text string, files ...*os.File) error {
 	if s.silent.Load() {
 		flags = unix.MSG_DONTWAIT // the keeper did not read the last one, either
 	}
-	// A signal interrupts a call that has a timeout, and the next call waits for all of it again. So one call waits for a
-	// part of the patience.
+	// A signal interrupts a call that has a timeout, and the next call waits for all of it again. So one call waits
+	// for a part of the patience.
 	err, until := error(unix.EINTR), time.Now().Add(keeperPatience)
 	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && flags == 0 && time.Now().Before(until) {
 		if !time.Now().Before(until) {

@@ -37,7 +37,8 @@ func (b budget) spends(t *testing.T, exit int, arguments ...string) {
 	took := command.ProcessState.UserTime() + command.ProcessState.SystemTime()
 	t.Logf("%v: %d MiB, %v", arguments, used.Maxrss>>10, took)
 	if used.Maxrss>>10 > b.memory || took > b.time {
-		t.Errorf("%v: %d MiB and %v, expected %d MiB and %v at most", arguments, used.Maxrss>>10, took, b.memory, b.time)
+		t.Errorf("%v: %d MiB and %v, expected %d MiB and %v at most", arguments, used.Maxrss>>10, took, b.memory,
+			b.time)
 	}
 }
 
@@ -46,10 +47,10 @@ func TestBudgetOfKills(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "dmesg.txt")
 	write(t, log, func(w io.Writer) {
 		for i := range 30_000 {
-			fmt.Fprintf(w, "[%d.1] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"+
-				"task_memcg=/user.slice,task=python,pid=%d,uid=1000\n", i, i+1)
-			fmt.Fprintf(w, "[%d.2] Out of memory: Killed process %d (python) total-vm:9kB, anon-rss:6kB, file-rss:8kB, "+
-				"shmem-rss:0kB, UID:1000 pgtables:14kB oom_score_adj:0\n", i, i+1)
+			fmt.Fprintf(w, "[%d.1] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,"+
+				"global_oom,task_memcg=/user.slice,task=python,pid=%d,uid=1000\n", i, i+1)
+			fmt.Fprintf(w, "[%d.2] Out of memory: Killed process %d (python) total-vm:9kB, anon-rss:6kB, "+
+				"file-rss:8kB, shmem-rss:0kB, UID:1000 pgtables:14kB oom_score_adj:0\n", i, i+1)
 			fmt.Fprintf(w, "srun: error: node%d: task %d: Killed\n", i, i)
 		}
 	})
