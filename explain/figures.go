@@ -48,7 +48,8 @@ const relevantShare = 50
 // PyTorch dwarfs them.
 func fragmented(_ *scene, f evidence.GPUOutOfMemory) bool {
 	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes &&
-		slack(f) >= f.Total.Bytes/relevantShare && !enoughFree(nil, f) && !dwarfs(outside(f), slack(f)) && !dwarfs(others(f), slack(f)) &&
+		slack(f) >= f.Total.Bytes/relevantShare && !enoughFree(nil, f) && !dwarfs(outside(f), slack(f)) &&
+		!dwarfs(others(f), slack(f)) &&
 		!dwarfs(unlisted(f), slack(f))
 }
 
