@@ -210,6 +210,7 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C optim/kernel/_asm vet ./...
 	$(GO) -C experiments vet ./...
 	$(GO) -C packaging vet ./...
+	$(GO) -C packaging test ./...
 	$(GO) -C browser vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
@@ -223,6 +224,14 @@ lint: ## Check format, vet, staticcheck and generated files
 licenses: ## Check the licenses of what the program contains, and write them to bin/NOTICES.txt
 	@mkdir -p bin
 	GO=$(GO) scripts/licenses bin/NOTICES.txt
+
+.PHONY: vulnerabilities
+vulnerabilities: ## Look for known vulnerabilities in what the program calls (needs https://vuln.go.dev)
+	GO=$(GO) scripts/vulnerabilities
+
+.PHONY: reproducible
+reproducible: ## Build the last commit twice, from two empty caches, and compare the results
+	GO=$(GO) scripts/reproducible
 
 .PHONY: generate
 generate: ## Write the assembly kernels again

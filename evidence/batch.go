@@ -299,10 +299,10 @@ var batchPatterns = []pattern{
 			`Please use an instance type with more memory`,
 		kind: TrainerLog, fact: batchKill("the hosting service"),
 	},
-	{ // jupyter_client/ioloop/restarter.py
+	{ // jupyter_client/ioloop/restarter.py, and what JupyterLab shows
 		name:       "Jupyter: kernel restarted",
-		literals:   []string{"KernelRestarter: restarting kernel"},
-		expression: `KernelRestarter: restarting kernel`,
+		literals:   []string{"KernelRestarter: restarting kernel", "appears to have died. It will restart"},
+		expression: `KernelRestarter: restarting kernel|The kernel (?:for .* )?appears to have died\. It will restart`,
 		kind:       TrainerLog, fact: batchEnd("Jupyter", "its kernel has died and starts again"),
 	},
 	{ // Grid Engine: qacct

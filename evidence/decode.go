@@ -21,7 +21,7 @@ const (
 	// headSize is how many bytes the reader looks at before it decides what a file is.
 	headSize = 64 << 10
 	// longestText is the limit of a decompressed text. A small compressed file can claim any size.
-	longestText = 8 << 30
+	longestText = 1 << 30
 	// deepestCompression is how often a file may be compressed.
 	deepestCompression = 3
 	// largestWindow bounds the memory of zstd.

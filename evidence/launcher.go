@@ -324,7 +324,36 @@ var launcherPatterns = []pattern{
 			return ended("shell")(m)
 		},
 	},
+	{ // GNU make, just, Weights & Biases, and scripts that print "$?"
+		name:     "runner: a command ended",
+		literals: []string{"] Error ", "was terminated on line", "Program failed with code", "exit="},
+		expression: `(?:make(?:\[\d+\])?: \*\*\* \[.*\] Error |Program failed with code |\bexit=)(?P<code>\d{1,3})[.\s]*$|` +
+			`error: Recipe .* was terminated on line \d+ by signal (?P<sig>\d{1,2})`,
+		kind: TrainerLog, fact: ended("shell"),
+	},
+	{ // a session of a shell
+		name:       "shell: the exit code, asked for",
+		literals:   []string{"echo $?"},
+		expression: `^\S*[$#%>] ?echo \$\?$`,
+		kind:       TrainerLog,
+		take:       func(r *reader, m *match) { r.begin(m.stream, askedCode{}) },
+	},
 }
+
+// askedCode is the line after "echo $?".
+type askedCode struct{}
+
+var codeAlone = lazyregexp.New(`^\d{1,3}$`)
+
+func (askedCode) line(r *reader, t *text) bool {
+	if !codeAlone.MatchString(t.string) {
+		return false
+	}
+	r.add(t, endOf("shell", atoi(t.string)))
+	return true
+}
+
+func (askedCode) end(*reader) {}
 
 // failures are the ranks in torchrun's summary.
 type failures struct {

@@ -152,27 +152,20 @@ func difference(now evidence.Counters, was map[string]int64, limit ledger.Bytes)
 	return c
 }
 
-// limitOf returns the limit of a cgroup, or 0.
+// limitOf returns the limit of a cgroup, or 0 if unknown: the first that is said of it or of no cgroup in particular.
 func (s *scene) limitOf(group string) ledger.Bytes {
-	for _, l := range all[evidence.Limit](s.findings) {
-		if l.fact.Name == "memory.max" && l.fact.Bytes.Known && (l.fact.Group == group || l.fact.Group == "") {
-			return l.fact.Bytes.Bytes
-		}
+	own, known := s.index.limits[group]
+	if general, ok := s.index.limits[""]; ok && (!known || general.place < own.place) {
+		own = general
 	}
-	return 0
+	return own.bytes
 }
 
 // peakAtLimit reports whether the memory of a cgroup has been as much as its limit allows.
 func (s *scene) peakAtLimit(group string) bool {
 	limit := s.limitOf(group)
-	return limit > 0 && slices.ContainsFunc(all[evidence.Counters](s.findings), func(c seen[evidence.Counters]) bool {
-		for _, name := range []string{"memory.peak", "memory.max_usage_in_bytes"} {
-			if peak, ok := c.fact.Values[name]; ok && c.fact.Group == group {
-				return ledger.Bytes(peak) >= limit-limit/1000
-			}
-		}
-		return false
-	})
+	peak, known := s.index.peaks[group]
+	return limit > 0 && known && peak >= limit-limit/1000
 }
 
 // value returns a number of /proc/meminfo, memory.stat or another file of counters, from its last reading.

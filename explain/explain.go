@@ -22,10 +22,12 @@ func Explain(in Inputs) *Explanation {
 		s.conclude(e, claims)
 	case len(s.victims) > 0 || s.peersOnly() != nil:
 		s.concludeVictims(e)
+	case s.unended() != nil && !s.index.endedWell:
+		s.concludeUnended(e)
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.endedWell() && len(s.recoveries) == 0 {
+		if s.index.endedWell && len(s.recoveries) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
@@ -65,7 +67,7 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 		e.Confidence = Likely
 	}
 	e.Cause = Cause{Resource: top.resource, Detail: top.detail}
-	if rank := s.rank(); rank != evidence.NoRank {
+	if rank := s.rankOfClaim(top); rank != evidence.NoRank {
 		e.Cause.Rank = &rank
 	}
 	if phase := s.phaseAt(top.at); phase != "" {
@@ -81,11 +83,14 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 }
 
 // contradicted reports whether two facts that are certain speak for different resources, or the kernel's counters did
-// not move although its log has a kill.
+// not move although its log has a kill, or an exception leaves open whether it followed from a kill.
 func (s *scene) contradicted(claims []claim) bool {
 	top := claims[0]
 	if top.sure != Certain {
 		return false
+	}
+	if s.afterKill(top) {
+		return true
 	}
 	for _, c := range claims[1:] {
 		o, counts := c.at.Fact.(oomCounts)
@@ -110,13 +115,30 @@ func (s *scene) sentence(top claim, phase *ledger.PhaseName) string {
 
 // who names the process that ended first.
 func (s *scene) who(top claim) string {
-	if rank := s.rank(); rank != evidence.NoRank {
+	if rank := s.rankOfClaim(top); rank != evidence.NoRank {
 		return fmt.Sprintf("Rank %d", rank)
 	}
 	if k, ok := top.at.Fact.(evidence.KernelKill); ok && k.PID > 0 {
 		return fmt.Sprintf("Process %d (%s)", k.PID, k.Name)
 	}
+	if _, counts := top.at.Fact.(oomCounts); counts && s.afterKill(top) {
+		return "A process of the job"
+	}
 	return "The job"
+}
+
+// rankOfClaim returns the rank that the claim is about. A rank that has raised an exception is not the process that the
+// kernel killed.
+func (s *scene) rankOfClaim(top claim) int {
+	if s.afterKill(top) {
+		return evidence.NoRank
+	}
+	return s.rank()
+}
+
+// afterKill reports whether the claim is that of a kill, and the first end that the files show is an exception.
+func (s *scene) afterKill(top claim) bool {
+	return s.witness != nil && s.witness.how == raised && mannerOf(top.at.Fact) != raised
 }
 
 var phaseWords = map[ledger.PhaseName]string{
@@ -296,14 +318,26 @@ func (s *scene) interrupted() bool {
 	return found
 }
 
-// trainer is who says that training ended well. Its process may fail afterwards.
-const trainer = "the trainer"
+// unended returns the first recording that has no end, or nil.
+func (s *scene) unended() *Recording {
+	if i := slices.IndexFunc(s.Recordings, func(r *Recording) bool { return r.end == nil }); i >= 0 {
+		return s.Recordings[i]
+	}
+	return nil
+}
 
-// endedWell reports whether a launcher says that the job ended with exit code 0.
-func (s *scene) endedWell() bool {
-	return slices.ContainsFunc(all[evidence.ProcessEnded](s.findings), func(f seen[evidence.ProcessEnded]) bool {
-		return mannerOfProcess(f.fact) == unended && f.fact.By != trainer
-	})
+// concludeUnended fills in an explanation in which nothing failed, but a recording stops in the middle of the job.
+func (s *scene) concludeUnended(e *Explanation) {
+	r := s.unended()
+	e.Cause = Cause{Resource: Undetermined, Text: fmt.Sprintf("%s has no end and shows no failure: its recorder was "+
+		"killed before the job ended, or the job still runs", r.Name)}
+	e.Confidence = Unknown
+	if s.levels != nil && s.levels.at.File == r.Name {
+		e.Evidence = append(e.Evidence, Evidence{r.Name, s.levels.at.Number, s.levels.at.Text,
+			fmt.Sprintf("the last sample: the host had %v of %v available", s.levels.node.Available,
+				s.levels.node.Memory)})
+	}
+	e.Collect = append(e.Collect, collectKernel)
 }
 
 // nothingText says that nothing failed, as far as the files tell.

@@ -56,17 +56,24 @@ func events(group string, oom, kills int64) evidence.Counters {
 }
 
 // recorded returns a recording whose only rank ended with a code or a signal, and whose last sample is as given.
-func recorded(sample samples.Sample, end samples.RankEnd, output ...string) Recording {
+func recorded(sample samples.Sample, end samples.RankEnd, output ...string) *Recording {
 	sample.Processes = append(sample.Processes, samples.Process{PID: 77, Role: samples.RankProcess, Name: "python",
 		Virtual: 9 * ledger.GiB, AddressSpaceLimit: -1, LockedLimit: -1,
 		Proportional: samples.Kinds{Anonymous: 5 * ledger.GiB}})
 	end.PID, end.Time = 77, 3*time.Second
-	return Recording{Name: "run.jsonl", Records: []samples.Record{
+	return NewRecording("run.jsonl", []samples.Record{
 		{Start: &samples.Start{Schema: samples.Schema, Began: time.Unix(1e9, 0)}},
 		{Time: time.Second, Sample: &sample},
 		{Time: 2 * time.Second, Output: &samples.Output{Stream: "stderr", Lines: output}},
 		{Time: 3 * time.Second, End: &samples.End{ExitCode: 1, Ranks: []samples.RankEnd{end}}},
-	}}
+	}...)
+}
+
+// cutOff returns a recording whose recorder was killed.
+func cutOff() *Recording {
+	r := recorded(samples.Sample{}, samples.RankEnd{})
+	r.end = nil
+	return r
 }
 
 const gib = ledger.GiB
@@ -135,7 +142,7 @@ func TestExplain(t *testing.T) {
 			evidence.Counters{File: "meminfo", Values: map[string]int64{"MemTotal": 64 << 30,
 				"MemAvailable": 60 << 30}})},
 			Host, "capacity", Likely},
-		"ENOMEM of unknown size": {Inputs{Recordings: []Recording{recorded(numa, samples.RankEnd{ExitCode: 1},
+		"ENOMEM of unknown size": {Inputs{Recordings: []*Recording{recorded(numa, samples.RankEnd{ExitCode: 1},
 			"MemoryError: std::bad_alloc", "Traceback (most recent call last):", "MemoryError")}}, Undetermined, "",
 			Unknown},
 		"overcommit": {Inputs{Sources: log(evidence.HostAllocationFailed{}, evidence.Limit{Name: "overcommit",
@@ -167,10 +174,10 @@ func TestExplain(t *testing.T) {
 		"thread":        {Inputs{Sources: log(evidence.TooManyProcesses{By: "threading"})}, Processes, "", Likely},
 		"SIGBUS":        {Inputs{Sources: log(ended(0, 1, 0, 7))}, SharedMemory, "", Likely},
 		"worker SIGBUS": {Inputs{Sources: log(evidence.WorkerEnded{Signal: "Bus error"})}, SharedMemory, "", Likely},
-		"SIGBUS with a full /dev/shm": {Inputs{Recordings: []Recording{recorded(samples.Sample{Node: samples.Node{
+		"SIGBUS with a full /dev/shm": {Inputs{Recordings: []*Recording{recorded(samples.Sample{Node: samples.Node{
 			SharedFiles: samples.FileSystem{Size: gib, Used: gib}}}, samples.RankEnd{Signal: 7})}}, SharedMemory, "",
 			Certain},
-		"SIGBUS with a free /dev/shm": {Inputs{Recordings: []Recording{recorded(samples.Sample{Node: samples.Node{
+		"SIGBUS with a free /dev/shm": {Inputs{Recordings: []*Recording{recorded(samples.Sample{Node: samples.Node{
 			SharedFiles: samples.FileSystem{Size: gib}}}, samples.RankEnd{Signal: 7})}}, Undetermined, "", Unknown},
 
 		"kernel, cgroup": {Inputs{Sources: log(kill("CONSTRAINT_MEMCG"))}, CGroup, "", Certain},
@@ -197,10 +204,11 @@ func TestExplain(t *testing.T) {
 		"137 alone": {Inputs{Sources: log(ended(0, 77, 137, 0))}, Undetermined, "", Unknown},
 		"page cache": {Inputs{Sources: log(ended(0, 77, 137, 0), evidence.Counters{File: "memory.stat",
 			Values: map[string]int64{"anon": 1 << 30, "file": 99 << 30}}, events("", 0, 0))}, NotMemory, "", Likely},
-		"membind": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}}, NUMANode,
+		"membind": {Inputs{Recordings: []*Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 0)}},
+			NUMANode,
 			"",
 			Likely},
-		"recorded cgroup": {Inputs{Recordings: []Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 1)}},
+		"recorded cgroup": {Inputs{Recordings: []*Recording{withKills(recorded(numa, samples.RankEnd{Signal: 9}), 1)}},
 			CGroup,
 			"", Certain},
 
@@ -267,9 +275,35 @@ func TestExplain(t *testing.T) {
 			Message: "arena: not enough device memory"})}, Undetermined, "", Unknown},
 		"a word of memory": {Inputs{Sources: log(evidence.Exception{Type: "ValueError",
 			Message: "load it elsewhere to save memory"})}, NotMemory, "", Likely},
+		"exception after a kill": {Inputs{Sources: []*evidence.Source{
+			from("log", evidence.TrainerLog, evidence.Exception{Type: "RuntimeError", Message: "a worker is gone"}),
+			from("dmesg", evidence.KernelLog, kill("CONSTRAINT_NONE"))}}, Host, "", Likely},
+		"exception of a peer after a kill": {Inputs{Sources: []*evidence.Source{
+			from("log", evidence.TrainerLog, evidence.Exception{Type: "ray.exceptions.ActorDiedError"}),
+			from("dmesg", evidence.KernelLog, kill("CONSTRAINT_MEMCG"))}}, CGroup, "", Certain},
+		"exception after a kill that a counter shows": {Inputs{Recordings: []*Recording{withKills(recorded(numa,
+			samples.RankEnd{ExitCode: 1}, "Traceback (most recent call last):", "  File \"t.py\", line 1, in <module>",
+			"ValueError: a worker is gone"), 1)}}, CGroup, "", Likely},
+		"exception after a kill that a batch system shows": {Inputs{Sources: log(evidence.Exception{Type: "ValueError"},
+			evidence.BatchKill{By: "Slurm", What: "StepId=7.0"})}, CGroup, "", Likely},
+		"exception after exit code 137": {Inputs{Sources: log(evidence.ProcessEnded{By: "shell",
+			Rank: evidence.NoRank, LocalRank: evidence.NoRank, ExitCode: 137},
+			evidence.Exception{Type: "ValueError"})}, Undetermined, "", Unknown},
+		"exception of rank 0 after rank 1 was killed": {Inputs{Sources: log(ended(1, 5, 0, 9),
+			ended(0, 4, 1, 0), evidence.Exception{Type: "ValueError"})}, Undetermined, "", Unknown},
+		"exception and a kill of somebody else's process": {Inputs{Sources: []*evidence.Source{
+			from("log", evidence.TrainerLog, ended(0, 4, 1, 0), evidence.Exception{Type: "ValueError"}),
+			from("dmesg", evidence.KernelLog, evidence.KernelKill{PID: 9, Name: "mysqld",
+				Constraint: "CONSTRAINT_NONE"})}}, NotMemory, "", Likely},
+		"recording without an end": {Inputs{Recordings: []*Recording{cutOff()}}, Undetermined, "", Unknown},
+		"recording without an end, and a good one": {Inputs{Recordings: []*Recording{recorded(numa,
+			samples.RankEnd{}), cutOff()}}, None, "", Certain},
+		"recording without an end, and a kill": {Inputs{Recordings: []*Recording{cutOff()},
+			Sources: []*evidence.Source{from("dmesg", evidence.KernelLog, kill("CONSTRAINT_NONE"))}}, Host, "",
+			Certain},
 		"Xid": {Inputs{Sources: log(evidence.LibraryFailed{Library: driver, Status: "Xid 94"})}, NotMemory, "", Likely},
 		"RLIMIT_AS in a " +
-			"recording": {Inputs{Recordings: []Recording{recorded(samples.Sample{Processes: []samples.Process{
+			"recording": {Inputs{Recordings: []*Recording{recorded(samples.Sample{Processes: []samples.Process{
 			{PID: 78, Role: samples.Child, Virtual: gib, AddressSpaceLimit: gib}}}, samples.RankEnd{ExitCode: 1},
 			"RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "+
 				"memory: you tried to allocate 988065536 bytes. Error code 12 (Cannot allocate memory)")}},
@@ -289,14 +323,14 @@ func TestExplain(t *testing.T) {
 }
 
 // withKills adds counters by which the kernel killed one process, and reached a cgroup's limit so many times.
-func withKills(r Recording, reached int64) Recording {
+func withKills(r *Recording, reached int64) *Recording {
 	counters := func(kills, reached int64) []samples.Counter {
 		return []samples.Counter{{Name: "cgroup /a memory.events oom_kill", Group: "cgroup /a", Limit: gib,
 			Kills:   kills,
 			Reached: reached}, {Name: "/proc/vmstat oom_kill", Group: "the host", Kills: 7 + kills}}
 	}
-	r.Records[0].Start.Counters = counters(0, 0)
-	r.Records[len(r.Records)-1].End.Counters = counters(1, reached)
+	r.start.Start.Counters = counters(0, 0)
+	r.end.End.Counters = counters(1, reached)
 	return r
 }
 
@@ -548,5 +582,52 @@ func TestPortInUse(t *testing.T) {
 		if e.Cause.Resource != resource {
 			t.Errorf("%s: %q, expected %q", message, e.Cause.Resource, resource)
 		}
+	}
+}
+
+// TestRankOfKill: a rank that raised an exception after the kernel killed another process was not killed itself.
+func TestRankOfKill(t *testing.T) {
+	raised := evidence.Finding{Line: evidence.Line{File: "log", Number: 1}, Rank: 3,
+		Fact: evidence.Exception{Type: "ValueError", Message: "a worker is gone"}}
+	e := Explain(Inputs{Sources: []*evidence.Source{
+		{Name: "log", Kind: evidence.TrainerLog, Findings: []evidence.Finding{raised}},
+		from("dmesg", evidence.KernelLog, kill("CONSTRAINT_NONE"))}})
+	if e.Cause.Rank != nil || !strings.HasPrefix(e.Cause.Text, "Process 77 (python) was killed") {
+		t.Errorf("%+v, expected process 77 and no rank", e.Cause)
+	}
+	if !slices.ContainsFunc(e.Evidence, func(v Evidence) bool { return strings.Contains(v.Says, "ValueError") }) {
+		t.Errorf("the evidence is %+v, expected the exception, too", e.Evidence)
+	}
+}
+
+// TestLongRecording: of a long recording the sample before the first end stays, and memory does not grow.
+func TestLongRecording(t *testing.T) {
+	const many = 10 * keptSamples
+	sample := func(i, pid int, available ledger.Bytes) *samples.Record {
+		return &samples.Record{Time: time.Duration(i) * time.Second, Sample: &samples.Sample{
+			Node:      samples.Node{Memory: 100 * gib, Available: available},
+			Processes: []samples.Process{{PID: pid, Role: samples.RankProcess}}}}
+	}
+	r := NewRecording("run.jsonl", samples.Record{Start: &samples.Start{Began: time.Unix(1e9, 0)}})
+	for i := range many {
+		r.Add(sample(i, 7, 50*gib-ledger.Bytes(i)))
+		r.Add(&samples.Record{Time: time.Duration(i) * time.Second,
+			Mark: &samples.Mark{Phase: ledger.Forward, Step: int64(i), Ended: &samples.Ended{}}})
+		r.Add(&samples.Record{Time: time.Duration(i) * time.Second,
+			Output: &samples.Output{Lines: []string{strings.Repeat("x", 64<<10)}}})
+	}
+	for i := range many {
+		r.Add(sample(many+i, 8, 10*gib))
+	}
+	r.Add(&samples.Record{Time: 2 * many * time.Second, End: &samples.End{Ranks: []samples.RankEnd{
+		{PID: 7, Time: many * time.Second, Signal: 9}}}})
+	if l := r.lastLevels(); l == nil || l.node.Available != 50*gib-(many-1) || l.at.Number != 1+3*(many-1)+1 {
+		t.Errorf("%+v, expected the last sample of process 7", l)
+	}
+	if n := len(r.samples.all()); n > keptSamples+1 {
+		t.Errorf("%d samples are kept, expected %d at most", n, keptSamples+1)
+	}
+	if n := r.outputs.size; n > keptOutput {
+		t.Errorf("%d bytes of output are kept, expected %d at most", n, keptOutput)
 	}
 }

@@ -25,17 +25,6 @@ func slack(f evidence.GPUOutOfMemory) ledger.Bytes {
 	return f.Reserved.Bytes - f.Allocated.Bytes
 }
 
-// others is what other processes held.
-func others(f evidence.GPUOutOfMemory) ledger.Bytes {
-	var sum ledger.Bytes
-	for _, p := range f.Others {
-		if p.Used.Known {
-			sum += p.Used.Bytes
-		}
-	}
-	return sum
-}
-
 // outside is what the process held beside PyTorch's allocator, or 0 if unknown.
 func outside(f evidence.GPUOutOfMemory) ledger.Bytes {
 	if !f.Self.Known || !f.Reserved.Known {
@@ -52,15 +41,19 @@ func capped(_ *scene, f evidence.GPUOutOfMemory) bool {
 		f.Reserved.Bytes+f.Requested.Bytes > f.Allowed.Bytes && f.Allowed.Bytes < f.Total.Bytes)
 }
 
+// relevantShare is the part of a GPU, as a divisor, from which on reserved memory without tensors is worth a change.
+const relevantShare = 50
+
+// fragmented holds if the unused pieces are a share of the card and would have met the request, and nothing beside
+// PyTorch dwarfs them.
 func fragmented(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes && !enoughFree(nil, f) &&
-		!(outsidePyTorch(nil, f) && outside(f) > 4*slack(f)) // which dwarfs the free pieces
+	return f.Requested.Known && slack(f) > 0 && slack(f) >= f.Requested.Bytes &&
+		slack(f) >= f.Total.Bytes/relevantShare && !enoughFree(nil, f) && !dwarfs(outside(f), slack(f)) &&
+		!dwarfs(others(f), slack(f)) &&
+		!dwarfs(unlisted(f), slack(f))
 }
 
-// besideOthers holds if the request would have been met without the other processes.
-func besideOthers(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return others(f) > f.Total.Bytes/10 && others(f) >= missing(f) && !enoughFree(nil, f)
-}
+func dwarfs(held, pieces ledger.Bytes) bool { return held > 2*pieces }
 
 // outsidePyTorch holds if the process has far more than the context of CUDA outside of PyTorch.
 func outsidePyTorch(_ *scene, f evidence.GPUOutOfMemory) bool {

@@ -4,7 +4,6 @@ import (
 	"plimsoll/evidence"
 	"plimsoll/job"
 	"plimsoll/ledger"
-	"plimsoll/samples"
 )
 
 // Inputs are what people have after a failure. All are optional.
@@ -13,7 +12,7 @@ type Inputs struct {
 	// Sources are the files, in the order in which the user named them.
 	Sources []*evidence.Source
 	// Recordings are runs that plimsoll has recorded, each in a file or in memory.
-	Recordings []Recording
+	Recordings []*Recording
 	// Plans are documents of plimsoll plan --out.
 	Plans []Plan
 	// Snapshots are of GPUs, by PyTorch.
@@ -27,12 +26,6 @@ type Inputs struct {
 	Parameters int64
 	// Peak and End are the bytes of a GPU that the user has read off, or 0.
 	Peak, End ledger.Bytes
-}
-
-// Recording is a run that plimsoll has recorded.
-type Recording struct {
-	Name    string // its file; "the recording" for one in memory
-	Records []samples.Record
 }
 
 // Plan is a plan document.

@@ -30,6 +30,11 @@ type death struct {
 	how  manner
 	// says has what the files say of it; the first one orders it among others.
 	says []evidence.Finding
+	// The others are set once says is complete.
+	pids  []int
+	first bool      // a launcher names this end as the first
+	ended time.Time // when a launcher saw it, or zero
+	tier  int       // the order in which ends are believed
 }
 
 const (
@@ -102,8 +107,8 @@ func mannerOfProcess(f evidence.ProcessEnded) manner {
 // consequences are exceptions that follow from the end of another process.
 var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExit", "KeyboardInterrupt",
 	"SignalException", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError",
-	"DistBackendError",
-	"DistNetworkError", "DistStoreError"}
+	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
+	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException"}
 
 func isConsequence(e evidence.Exception) bool {
 	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
@@ -116,9 +121,12 @@ func isConsequence(e evidence.Exception) bool {
 // order finds the ends of the ranks, and which was first.
 func (s *scene) order() {
 	deaths := s.deaths()
+	for _, d := range deaths {
+		d.tier = s.tierOf(d)
+	}
 	first := -1
 	for i, d := range deaths {
-		if d.how < taken && (first < 0 || s.earlier(d, deaths[first])) {
+		if d.how < taken && (first < 0 || earlier(d, deaths[first])) {
 			first = i
 		}
 	}
@@ -213,18 +221,26 @@ func (d *death) settle() {
 		}
 		return before(a, b)
 	})
+	d.pids = processes(d.says)
+	for _, f := range all[evidence.ProcessEnded](d.says) {
+		d.first = d.first || f.fact.First
+		// Launchers look at all ranks, so that their times tell more than the order of lines in a log.
+		if d.ended.IsZero() || f.Time.Before(d.ended) {
+			d.ended = f.Time
+		}
+	}
 }
 
 // earlier reports whether one end came before another. An error that says what was missing goes before an exception,
 // as programs also print exceptions that they handle.
-func (s *scene) earlier(a, b *death) bool {
-	if x, y := s.tier(a), s.tier(b); x != y {
-		return x < y
+func earlier(a, b *death) bool {
+	if a.tier != b.tier {
+		return a.tier < b.tier
 	}
-	if a.isFirst() != b.isFirst() {
-		return a.isFirst()
+	if a.first != b.first {
+		return a.first
 	}
-	if x, y := a.ended(), b.ended(); !x.IsZero() && !y.IsZero() && !x.Equal(y) {
+	if x, y := a.ended, b.ended; !x.IsZero() && !y.IsZero() && !x.Equal(y) {
 		return x.Before(y)
 	}
 	if order := before(a.says[0], b.says[0]); order != 0 {
@@ -233,27 +249,8 @@ func (s *scene) earlier(a, b *death) bool {
 	return a.how < b.how
 }
 
-// isFirst reports whether a launcher names this end as the first.
-func (d *death) isFirst() bool {
-	return slices.ContainsFunc(all[evidence.ProcessEnded](d.says), func(f seen[evidence.ProcessEnded]) bool {
-		return f.fact.First
-	})
-}
-
-// ended returns when a launcher saw the process end, or zero. Launchers look at all ranks, so that their times tell
-// more than the order of lines in a log.
-func (d *death) ended() time.Time {
-	var first time.Time
-	for _, f := range d.says {
-		if _, ok := f.Fact.(evidence.ProcessEnded); ok && (first.IsZero() || f.Time.Before(first)) {
-			first = f.Time
-		}
-	}
-	return first
-}
-
-// tier is the order in which ends are believed.
-func (s *scene) tier(d *death) int {
+// tierOf returns the order in which an end is believed.
+func (s *scene) tierOf(d *death) int {
 	switch d.how {
 	case lacked, faulted:
 		return 0
@@ -261,36 +258,47 @@ func (s *scene) tier(d *death) int {
 		if s.confirmed(d) {
 			return 0
 		}
-		return 2
+		return 1
 	case raised:
 		return 1
 	}
-	return 3
+	return 2
 }
 
 // confirmed reports whether the kernel, a counter or a batch system says that a process was killed for memory.
 func (s *scene) confirmed(d *death) bool {
-	for _, f := range s.words {
-		switch fact := f.Fact.(type) {
-		case evidence.KernelKill:
-			if pids := d.pids(); slices.Contains(pids, fact.PID) || s.mayBeOurs(fact.Name, pids, true) {
-				return true
-			}
-		case evidence.BatchKill:
-			return true
-		case oomCounts:
-			if fact.kills() > 0 {
-				return true
-			}
-		}
-	}
-	return false
+	w := &s.killWords
+	return w.counted || w.trainer || len(w.pids) > 0 && len(d.pids) == 0 ||
+		slices.ContainsFunc(d.pids, func(pid int) bool { return w.pids[pid] })
 }
 
-// pids returns the processes of an end.
-func (d *death) pids() []int {
+// killWords are what all words of kills say together.
+type killWords struct {
+	pids    map[int]bool // that the kernel has killed
+	trainer bool         // one of them has the name of a trainer
+	counted bool         // a counter or a batch system says so
+}
+
+func wordsOfKills(words []evidence.Finding) killWords {
+	w := killWords{pids: map[int]bool{}}
+	for _, f := range words {
+		switch fact := f.Fact.(type) {
+		case evidence.KernelKill:
+			w.pids[fact.PID] = true
+			w.trainer = w.trainer || trainerNames.MatchString(fact.Name)
+		case evidence.BatchKill:
+			w.counted = true
+		case oomCounts:
+			w.counted = w.counted || fact.kills() > 0
+		}
+	}
+	return w
+}
+
+// processes returns the processes of which findings speak.
+func processes(findings []evidence.Finding) []int {
 	var pids []int
-	for _, f := range d.says {
+	for _, f := range findings {
 		switch fact := f.Fact.(type) {
 		case evidence.ProcessEnded:
 			pids = append(pids, fact.PID)
@@ -319,13 +327,13 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
-	recovered, completed := make([]bool, len(s.findings)), s.completed("Slurm")
+	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact)) ||
-			completed && s.kindOf(f.File) == evidence.TrainerLog && isSlurmWarning(f.Fact)
+			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
 			if advances[i] {
@@ -355,18 +363,6 @@ func isSlurmWarning(fact evidence.Fact) bool {
 	return ok && kill.By == "Slurm" && kill.What == ""
 }
 
-// completed reports whether a batch system knows only ends with exit code 0.
-func (s *scene) completed(by string) bool {
-	well := false
-	for _, f := range all[evidence.ProcessEnded](s.findings) {
-		if f.fact.By == by && mannerOfProcess(f.fact) != unended {
-			return false
-		}
-		well = well || f.fact.By == by
-	}
-	return well
-}
-
 // enoughSteps is after how many later steps an error counts as handled. Other ranks may print a step more before they
 // notice that one has ended. A batch system may be slower.
 func enoughSteps(fact evidence.Fact) int {
@@ -379,7 +375,7 @@ func enoughSteps(fact evidence.Fact) int {
 // mayRecover reports whether a program can go on after what a finding says. In the log of a trainer the words of a
 // batch system may be a part of a message.
 func (s *scene) mayRecover(f evidence.Finding) bool {
-	if s.kindOf(f.File) != evidence.TrainerLog {
+	if s.index.kinds[f.File] != evidence.TrainerLog {
 		return false
 	}
 	if _, batch := f.Fact.(evidence.BatchKill); batch {
@@ -389,21 +385,6 @@ func (s *scene) mayRecover(f evidence.Finding) bool {
 	return how <= raised && how != killed
 }
 
-// kindOf returns the kind of a file.
-func (s *scene) kindOf(file string) evidence.Kind {
-	for _, source := range s.Sources {
-		if source.Name == file {
-			return source.Kind
-		}
-	}
-	for _, r := range s.Recordings {
-		if r.Name == file {
-			return evidence.TrainerLog
-		}
-	}
-	return evidence.Unknown
-}
-
 // nameWitness gives the first end a rank where its own lines name none, but a launcher names one rank that has failed
 // by itself.
 func (s *scene) nameWitness() {
@@ -411,7 +392,7 @@ func (s *scene) nameWitness() {
 	if w == nil || w.rank != evidence.NoRank {
 		return
 	}
-	same := func(v *death) bool { return v.isFirst() }
+	same := func(v *death) bool { return v.first }
 	if !slices.ContainsFunc(s.victims, same) {
 		same = func(v *death) bool { return v.how == exited || v.how == w.how || len(s.victims) == 1 }
 	}
@@ -432,16 +413,20 @@ func (s *scene) linkedKills() []evidence.Finding {
 	if len(kills) == 0 {
 		return nil
 	}
-	var wanted []int
+	var pids []int
+	wanted := map[int]bool{}
 	if s.witness != nil {
-		wanted = s.witness.pids()
+		pids = processes(s.witness.says) // also those that the witness got with its name
+	}
+	for _, pid := range pids {
+		wanted[pid] = true
 	}
 	var linked, near []evidence.Finding
 	for _, k := range kills {
-		if slices.Contains(wanted, k.fact.PID) {
+		if wanted[k.fact.PID] {
 			linked = append(linked, k.Finding)
 		}
-		if !s.mayBeOurs(k.fact.Name, wanted, s.witness != nil) {
+		if !s.mayBeOurs(k.fact.Name, pids, s.witness != nil) {
 			continue
 		}
 		if n := len(near); n > 0 && apart(near[n-1], k.Finding) > sameKills {
@@ -454,6 +439,10 @@ func (s *scene) linkedKills() []evidence.Finding {
 		return linked
 	case s.witness == nil || s.witness.how == killed || s.witness.how == exited:
 		return near
+	case s.witness.how == raised: // perhaps because the kernel had killed another process of the job
+		return slices.DeleteFunc(near, func(k evidence.Finding) bool {
+			return !k.Time.IsZero() && !s.witness.says[0].Time.IsZero() && apart(k, s.witness.says[0]).Abs() > sameKills
+		})
 	}
 	return nil
 }
@@ -466,9 +455,9 @@ var trainerNames = lazyregexp.New(`(?i)^(python|pt_|torchrun|deepspeed|accelerat
 // the PID does not.
 func (s *scene) mayBeOurs(name string, pids []int, failed bool) bool {
 	if trainerNames.MatchString(name) {
-		return failed || !s.endedWell()
+		return failed || !s.index.endedWell
 	}
-	return len(pids) == 0 && (failed || !s.hasTrainerLog())
+	return len(pids) == 0 && (failed || !s.index.trainerLog)
 }
 
 // killBesideCrash returns a kill of the kernel that may be of another process of the job than the one that has crashed,
@@ -478,7 +467,7 @@ func (s *scene) killBesideCrash() *evidence.Finding {
 		return nil
 	}
 	for _, k := range all[evidence.KernelKill](s.findings) {
-		if s.mayBeOurs(k.fact.Name, s.witness.pids(), true) {
+		if s.mayBeOurs(k.fact.Name, s.witness.pids, true) {
 			return &k.Finding
 		}
 	}
@@ -490,13 +479,9 @@ func (s *scene) gotSIGBUS(f evidence.HardwareFailed) bool {
 	if s.witness == nil {
 		return s.mayBeOurs(f.Name, nil, false)
 	}
-	pids := s.witness.pids()
+	pids := s.witness.pids
 	return slices.Contains(pids, f.PID) ||
 		(s.witness.how == faulted || s.witness.how == exited) && s.mayBeOurs(f.Name, pids, true)
-}
-
-func (s *scene) hasTrainerLog() bool {
-	return slices.ContainsFunc(s.Sources, func(f *evidence.Source) bool { return f.Kind == evidence.TrainerLog })
 }
 
 // apart is the time between two findings, or 0 if unknown.

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,27 +32,23 @@ type levels struct {
 func (r *Recording) findings() []evidence.Finding {
 	var found []evidence.Finding
 	output := newOutputs(r.Name)
-	var began time.Time
-	var start *samples.Start
-	for i, record := range r.Records {
-		at := evidence.Finding{Line: evidence.Line{File: r.Name, Number: i + 1}, Rank: evidence.NoRank,
-			Time: began.Add(record.Time)}
-		switch {
-		case record.Start != nil:
-			start, began = record.Start, record.Start.Began
-			at.Time = began
-			found = append(found, limitsOf(start.Limits, at)...)
-		case record.Mark != nil && record.Mark.Phase != "" && record.Mark.Source != samples.FromBehavior:
-			at.Rank = record.Mark.Rank
-			at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
-			found = append(found, at)
-		case record.Output != nil:
-			output.add(record.Output, at)
-		case record.End != nil:
-			found = append(found, endOf(record.End, at, began)...)
-			if start != nil {
-				found = append(found, countersOf(start, record.End, at)...)
-			}
+	for _, record := range r.outputs.all() {
+		output.add(record.Output, r.at(&record))
+	}
+	if r.start != nil {
+		found = limitsOf(r.start.Start.Limits, r.at(r.start))
+	}
+	for _, record := range r.marks.all() {
+		at := r.at(&record)
+		at.Rank = record.Mark.Rank
+		at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
+		found = append(found, at)
+	}
+	if r.end != nil {
+		at := r.at(r.end)
+		found = append(found, endOf(r.end.End, at, r.began())...)
+		if r.start != nil {
+			found = append(found, countersOf(r.start.Start, r.end.End, at)...)
 		}
 	}
 	return append(output.findings(), found...)
@@ -172,51 +169,54 @@ func countersOf(start *samples.Start, end *samples.End, at evidence.Finding) []e
 // lastLevels returns the last sample before a rank ended, or nil if there is none.
 func (r *Recording) lastLevels() *levels {
 	l := &levels{}
+	if r.start != nil {
+		l.bound = slices.DeleteFunc(slices.Clone(r.start.Start.Ranks), func(rank samples.BoundRank) bool {
+			return rank.MemoryPolicy != binding.PolicyBind
+		})
+	}
 	firstEnd := r.firstEnd()
-	marks := map[int]samples.Mark{}
 	found, before := false, time.Duration(0)
-	for i, record := range r.Records {
+	for _, record := range r.samples.all() {
 		if firstEnd > 0 && record.Time > firstEnd {
 			break
 		}
-		switch {
-		case record.Start != nil:
-			l.bound = slices.DeleteFunc(slices.Clone(record.Start.Ranks), func(rank samples.BoundRank) bool {
-				return rank.MemoryPolicy != binding.PolicyBind
-			})
-		case record.Mark != nil && record.Mark.Ended != nil:
-			marks[record.Mark.Rank] = *record.Mark
-		case record.Sample != nil && hasRanks(record.Sample):
-			found = true
-			l.at = evidence.Line{File: r.Name, Number: i + 1, Text: fmt.Sprintf("sample at %v", record.Time)}
-			if passed := record.Time - before; l.node.Memory > 0 && passed > 0 {
-				fallen := float64(l.node.Available - record.Sample.Node.Available)
-				l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
-			}
-			before = record.Time
-			l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
-			l.keep(record.Sample.Processes)
+		found = true
+		l.at = evidence.Line{File: r.Name, Number: record.number, Text: fmt.Sprintf("sample at %v", record.Time)}
+		if passed := record.Time - before; l.node.Memory > 0 && passed > 0 {
+			fallen := float64(l.node.Available - record.Sample.Node.Available)
+			l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
 		}
+		before = record.Time
+		l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
+		l.keep(record.Sample.Processes)
 	}
-	for _, m := range marks {
-		l.ended = append(l.ended, m)
-	}
+	l.ended = r.lastMeasured(firstEnd)
 	if !found {
 		return nil
 	}
 	return l
 }
 
+// lastMeasured returns the last mark of each rank that has measured, up to a time; 0 for the end.
+func (r *Recording) lastMeasured(until time.Duration) []samples.Mark {
+	last := map[int]samples.Mark{}
+	for _, record := range r.measured.all() {
+		if until > 0 && record.Time > until {
+			break
+		}
+		last[record.Mark.Rank] = *record.Mark
+	}
+	return slices.Collect(maps.Values(last))
+}
+
 // firstEnd returns the time at which the first rank ended by itself, or 0.
 func (r *Recording) firstEnd() time.Duration {
-	for _, record := range r.Records {
-		if record.End == nil {
-			continue
-		}
-		for _, rank := range record.End.Ranks {
-			if !rank.Asked {
-				return rank.Time
-			}
+	if r.end == nil {
+		return 0
+	}
+	for _, rank := range r.end.End.Ranks {
+		if !rank.Asked {
+			return rank.Time
 		}
 	}
 	return 0

@@ -68,6 +68,9 @@ func fragmentationCleared(_ *scene, top claim) string {
 	if !ok || top.detail != "capacity" || !f.Reserved.Known {
 		return ""
 	}
+	if slack(f) >= f.Requested.Bytes {
+		return fmt.Sprintf("fragmentation: only %v of %v were reserved without a tensor", slack(f), f.Total.Bytes)
+	}
 	return fmt.Sprintf("fragmentation: only %v were reserved without a tensor, less than the %v asked for", slack(f),
 		f.Requested.Bytes)
 }

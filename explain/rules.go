@@ -97,6 +97,8 @@ var rules = []rule{
 			"other processes held %v of the same GPU", others)},
 		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
 			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
+		row[evidence.GPUOutOfMemory]{besideUnlisted, GPU, "another process", Likely, gpuText(
+			"%v of the GPU were in use and not PyTorch's, by other processes or by this one's libraries", unlisted)},
 		row[evidence.GPUOutOfMemory]{enoughFree, GPU, "free memory at the failure", Likely, gpuText(
 			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds",
 			free)},
@@ -312,7 +314,7 @@ var strength = map[Confidence]int{Unknown: 0, Likely: 1, Certain: 2}
 // testimony returns the findings that may tell the cause of the first end.
 func (s *scene) testimony() []evidence.Finding {
 	w := s.witness
-	if w != nil && (w.how == lacked || w.how == raised) {
+	if w != nil && (w.how == lacked || w.how == raised && !s.killedForMemory()) {
 		return w.says[:1] // the error itself tells the cause
 	}
 	var found []evidence.Finding
@@ -331,7 +333,7 @@ func (s *scene) testimony() []evidence.Finding {
 				found = append(found, f)
 			}
 		case evidence.TooManyProcesses:
-			if w == nil && fact.Group != "" && !s.hasTrainerLog() {
+			if w == nil && fact.Group != "" && !s.index.trainerLog {
 				found = append(found, f)
 			}
 		case evidence.BatchEnd:
@@ -339,7 +341,7 @@ func (s *scene) testimony() []evidence.Finding {
 			// crashed.
 			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
 			// Kubernetes tries again to pull an image, and starts a container again.
-			overcome := reasonHas(fact, "image", "probe") && s.completed(fact.By)
+			overcome := reasonHas(fact, "image", "probe") && s.index.completed[fact.By]
 			if !s.killedForMemory() && !crash && !overcome {
 				found = append(found, f)
 			}

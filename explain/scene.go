@@ -15,6 +15,8 @@ type scene struct {
 	findings []evidence.Finding
 	// recoveries are errors after which the program went on. They are not among the findings.
 	recoveries []evidence.Finding
+	index      index              // of the findings
+	killWords  killWords          // of the words
 	ranks      map[int]int        // by PID, as launchers name them
 	words      []evidence.Finding // of the kernel, its counters and batch systems
 	kills      []evidence.Finding // of the kernel's OOM killer: those that concern the job
@@ -32,14 +34,16 @@ func newScene(in *Inputs) *scene {
 	for _, source := range in.Sources {
 		s.findings = append(s.findings, dated(source.Findings)...)
 	}
-	for i := range in.Recordings {
-		r := &in.Recordings[i]
+	for _, r := range in.Recordings {
 		s.findings = append(s.findings, r.findings()...)
 		if l := r.lastLevels(); l != nil {
 			s.levels = l
 		}
 	}
+	s.identifyProcesses()
+	s.index = newIndex(s)
 	s.setRecoveriesAside()
+	s.index = newIndex(s)
 	s.findings = append(s.findings, s.countedKills()...)
 	s.ranks = map[int]int{}
 	for _, f := range s.findings {
@@ -52,9 +56,19 @@ func newScene(in *Inputs) *scene {
 			s.words = append(s.words, f)
 		}
 	}
+	s.killWords = wordsOfKills(s.words)
 	s.order()
 	s.kills = s.linkedKills()
 	return s
+}
+
+// identifyProcesses tells the failed process from the others in every error of a GPU.
+func (s *scene) identifyProcesses() {
+	for i := range s.findings {
+		if f, ok := s.findings[i].Fact.(evidence.GPUOutOfMemory); ok {
+			s.findings[i].Fact = identified(f)
+		}
+	}
 }
 
 // dated returns the findings of a file. One without a time has the time of the last line before it that has one.

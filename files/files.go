@@ -13,6 +13,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 )
 
 // NotRegular is the error for a path that does not name a regular file.
@@ -67,11 +68,28 @@ func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, 
 	if err == nil && !info.Mode().IsRegular() {
 		err = notRegular(path, info)
 	}
+	if err == nil && isStream(info) {
+		err = &fs.PathError{Op: "open", Path: path, Err: errStream}
+	}
 	if err != nil {
 		_ = file.Close()
 		return nil, nil, err
 	}
 	return file, info, nil
+}
+
+// errStream is for a file whose reader waits for ever, although it says that it is a regular one.
+var errStream = errors.New("it is a stream without an end, expected a regular file: save what it has in one, as " +
+	"dmesg > dmesg.txt does")
+
+// streams are files of the kernel whose readers wait for the next line, and take the lines from other readers.
+var streams = []string{"/proc/kmsg", "/sys/kernel/tracing/trace_pipe", "/sys/kernel/debug/tracing/trace_pipe"}
+
+func isStream(info fs.FileInfo) bool {
+	return info.Size() == 0 && slices.ContainsFunc(streams, func(path string) bool {
+		stream, err := os.Stat(path)
+		return err == nil && os.SameFile(stream, info)
+	})
 }
 
 // wordings are what is said of common causes on every system. Linux says the same.

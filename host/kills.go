@@ -58,6 +58,23 @@ func MemoryCounters(root fs.FS) []MemoryCounter {
 	return counters
 }
 
+// KillsBehind says that the kernel has killed a process between two readings although the job ended with 0, or returns
+// "". A shell's pipeline has the exit code of its last command.
+func KillsBehind(before, after []MemoryCounter) string {
+	known := map[string]int64{}
+	for _, counter := range before {
+		known[counter.Name] = counter.Kills
+	}
+	for _, counter := range after { // the innermost cgroup first, the host last
+		if kills := counter.Kills - known[counter.Name]; kills > 0 {
+			return fmt.Sprintf("the job ended with exit code 0, but the kernel's OOM killer killed a process of %s "+
+				"meanwhile (%s counted %d more); a shell's pipeline hides the end of its first command: "+
+				"set -o pipefail shows it", counter.Group, counter.Name, kills)
+		}
+	}
+	return ""
+}
+
 // ExplainKill reports whether the kernel killed a process with SIGKILL between two readings, and names the limit that
 // was reached. The limit may belong to another cgroup than the killed process.
 func ExplainKill(before, after []MemoryCounter) string {

@@ -87,6 +87,9 @@ func (j *Job) Guard() (*Result, error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded()...)
 	defer signal.Stop(signals)
+	if j.Heeding != nil {
+		j.Heeding()
+	}
 	defer surviveClosedOutput()()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
@@ -150,15 +153,19 @@ func (j *Job) startKeeper(kept keptJob, signals <-chan os.Signal) (*Result, erro
 			j.listenToMarks()
 		}
 	}()
-	ended := make(chan answer)
+	ended, heeds := make(chan answer), make(chan struct{})
 	go func() {
-		a := j.receive(messages)
+		a := j.receive(messages, func() { close(heeds) })
 		_ = keeper.Wait() // its state tells how it ended
 		ended <- a
 	}()
+	// Before the keeper handles signals, SIGQUIT would make it print the stacks of its goroutines.
+	var heeded <-chan os.Signal
 	for {
 		select {
-		case s := <-signals:
+		case <-heeds:
+			heeds, heeded = nil, signals
+		case s := <-heeded:
 			_ = keeper.Process.Signal(s) // fails if it has ended
 		case a := <-ended:
 			<-told
@@ -195,6 +202,10 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 	for _, descriptor := range []int{lifelineDescriptor, answerDescriptor} {
 		unix.CloseOnExec(descriptor) // ranks must not inherit it
 	}
+	reply := os.NewFile(answerDescriptor, "answer")
+	if err := json.NewEncoder(reply).Encode(message{Heeds: true}); err != nil {
+		return fmt.Errorf("tell the guard: %w", err)
+	}
 	lifeline := os.NewFile(lifelineDescriptor, "lifeline")
 	kept := keptJob{}
 	if err := json.NewDecoder(lifeline).Decode(&kept); err != nil {
@@ -222,7 +233,7 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 		rank.Rank.Environment = append(rank.Environment, j.state.variables(rank.Environment)...)
 		j.Ranks = append(j.Ranks, rank.Rank)
 	}
-	j.relay = newRelay(os.NewFile(answerDescriptor, "answer"), j.state.process)
+	j.relay = newRelay(reply, j.state.process)
 	result, err := j.run(signals)
 	a := answer{Result: result}
 	if !errors.As(err, &a.NotStarted) && err != nil {

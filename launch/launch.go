@@ -49,6 +49,8 @@ type Job struct {
 	CopyOutput bool
 	// HideErrors keeps what the ranks print to stderr from Stderr: only the recorder gets it.
 	HideErrors bool
+	// Heeding is called once the guard handles signals; nil for nothing.
+	Heeding func()
 	// Logf tells the user something.
 	Logf func(format string, values ...any)
 
@@ -263,6 +265,11 @@ func (j *Job) outcome(a attempt, kills []host.MemoryCounter) *Result {
 	result := &Result{ByUser: a.asked}
 	for _, p := range a.processes {
 		result.PlacementChecks = append(result.PlacementChecks, p.placement)
+	}
+	if a.first == nil && !a.asked {
+		if why := host.KillsBehind(kills, host.LocalMemoryCounters()); why != "" {
+			j.Logf("%s", why)
+		}
 	}
 	if a.first != nil {
 		result.ExitCode = a.first.code

@@ -64,14 +64,16 @@ func root(pid, rank int, role samples.Role) probe.Root {
 	return probe.Root{Identity: probe.Identity{PID: pid}, Rank: rank, Role: role}
 }
 
-// receive records what the keeper tells, and returns its answer.
-func (j *Job) receive(messages io.Reader) answer {
+// receive records what the keeper tells, and returns its answer. It calls heeds once the keeper handles signals.
+func (j *Job) receive(messages io.Reader, heeds func()) answer {
 	for decoder := json.NewDecoder(messages); ; {
 		var m message
 		if err := decoder.Decode(&m); err != nil {
 			return answer{Failed: "it ended without a result"}
 		}
 		switch {
+		case m.Heeds:
+			heeds()
 		case m.Started != nil && m.Started.Rank == samples.NoRank:
 			j.recorder.Started(root(m.Started.PID, samples.NoRank, samples.Service))
 		case m.Started != nil:

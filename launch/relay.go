@@ -18,6 +18,7 @@ import (
 
 // message is what the keeper sends to the guard. Exactly one of its fields is set.
 type message struct {
+	Heeds   bool // the keeper handles signals: the first message
 	Started *startedProcess
 	Printed *printedText
 	Ended   *endedRank

@@ -38,13 +38,16 @@ func Open(file string) (*Recording, error) {
 // Read reads a recording. The file is the name for errors.
 func Read(file string, from io.Reader) (*Recording, error) {
 	r := &Recording{File: file}
+	compact := newCompactor()
 	cut, err := samples.Read(file, from, func(record *samples.Record) error {
 		switch {
 		case record.Start != nil:
 			r.Start = *record.Start
 		case record.Sample != nil:
+			compact.sample(record.Sample)
 			r.Samples = append(r.Samples, *record)
 		case record.Mark != nil:
+			compact.mark(record.Mark)
 			r.Marks = append(r.Marks, *record)
 		case record.End != nil:
 			end := *record

@@ -104,7 +104,7 @@ func newStore(address string) (*store, error) {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
 	// A keeper that does not read, such as a stopped one, must not block the service.
-	timeout := unix.NsecToTimeval(int64(keeperPatience))
+	timeout := unix.NsecToTimeval(int64(keeperPatience / 20))
 	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: SO_SNDTIMEO: %w", notifySocket, err), unix.Close(socket))
 	}
@@ -188,9 +188,14 @@ func (s *store) send(text string, files ...*os.File) error {
 	if s.silent.Load() {
 		flags = unix.MSG_DONTWAIT // the keeper did not read the last one, either
 	}
-	// The address is made anew for each call, as sending writes to it.
-	err := error(unix.EINTR) // a signal interrupts a call that has a timeout
-	for errors.Is(err, unix.EINTR) {
+	// A signal interrupts a call that has a timeout, and the next call waits for all of it again. So one call waits
+	// for a part of the patience.
+	err, until := error(unix.EINTR), time.Now().Add(keeperPatience)
+	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && flags == 0 && time.Now().Before(until) {
+		if !time.Now().Before(until) {
+			flags = unix.MSG_DONTWAIT
+		}
+		// The address is made anew for each call, as sending writes to it.
 		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, flags)
 	}
 	s.silent.Store(errors.Is(err, unix.EAGAIN))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -296,6 +297,22 @@ func TestKeeperThatDoesNotRead(t *testing.T) {
 	for range 10_000 {
 		s.alive() // dropped if too many are queued
 	}
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // as Go's scheduler does, and as SIGTERM comes
+		for tick := time.NewTicker(10 * time.Millisecond); ; {
+			select {
+			case <-tick.C:
+				threads, _ := os.ReadDir("/proc/self/task")
+				for _, thread := range threads {
+					id, _ := strconv.Atoi(thread.Name())
+					_ = unix.Tgkill(unix.Getpid(), id, unix.SIGURG)
+				}
+			case <-stop:
+				return
+			}
+		}
+	}()
 	began := time.Now()
 	for range 1000 { // the service waits for it only once
 		if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has taken no message for 200ms") {

@@ -4,12 +4,17 @@ package main
 
 import (
 	"errors"
+	"io"
+	"io/fs"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/reconcile"
 	"plimsoll/report"
+	"plimsoll/samples"
 )
 
 // compareOptions are the flags of the verb.
@@ -99,6 +104,16 @@ func runCompare(c *cobra.Command, o compareOptions, arguments []string) error {
 func readCompared(arguments []string) (planFile string, plan *report.PlanDocument, recording *reconcile.Recording,
 	err error) {
 	first, last := arguments[0], arguments[len(arguments)-1]
+	for _, file := range arguments {
+		if _, err := os.Stat(file); len(arguments) == 2 && errors.Is(err, fs.ErrNotExist) {
+			return "", nil, nil, fault.File(file).Inputf("no such file or directory: expected a plan or a recording").
+				WithHint("plimsoll plan --out writes plans, and plimsoll run --record writes recordings")
+		}
+	}
+	if len(arguments) == 2 && isRecorded(first) && isRecorded(last) {
+		return "", nil, nil, fault.File(first).Inputf("this is a recording, and %s is one, too: expected a plan and a "+
+			"recording", last).WithHint("name the plan that plimsoll plan --out has written, or one recording alone")
+	}
 	if len(arguments) == 2 && !report.IsRecording(last) && report.IsRecording(first) {
 		first, last = last, first
 	}
@@ -110,4 +125,16 @@ func readCompared(arguments []string) (planFile string, plan *report.PlanDocumen
 	}
 	recording, err = report.ReadRecording(last)
 	return planFile, plan, recording, err
+}
+
+// isRecorded reports whether a file begins as a recording does.
+func isRecorded(file string) bool {
+	opened, _, err := files.Open(file)
+	if err != nil {
+		return false
+	}
+	defer opened.Close()
+	head := make([]byte, 4<<10)
+	n, _ := io.ReadFull(opened, head)
+	return schemaOf(head[:n]) == samples.Schema
 }

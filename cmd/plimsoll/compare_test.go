@@ -129,7 +129,10 @@ func TestCompareExample(t *testing.T) {
 func TestCompareRefuses(t *testing.T) {
 	for want, arguments := range map[string][]string{
 		"there is no recording":        {examplePlan},
-		"this is not JSON":             {exampleRecording, exampleRecording},
+		"is one, too":                  {exampleRecording, exampleRecording},
+		"lost.jsonl: no such file":     {exampleRecording, "lost.jsonl"},
+		"lost.json: no such file":      {"lost.json", exampleRecording},
+		"away.jsonl: no such file":     {examplePlan, "away.jsonl"},
 		"no such file":                 {"missing.jsonl"},
 		"--learn needs a plan":         {exampleRecording, "--learn", "factors.json"},
 		"--tolerance is -1":            {exampleRecording, "--tolerance", "-1"},

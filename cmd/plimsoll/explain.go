@@ -329,9 +329,9 @@ func schemaOf(head []byte) string {
 }
 
 func (r *explainReader) recording(name string, from io.Reader) error {
-	recording := explain.Recording{Name: name}
+	recording := explain.NewRecording(name)
 	_, err := samples.Read(name, from, func(record *samples.Record) error {
-		recording.Records = append(recording.Records, *record)
+		recording.Add(record)
 		return nil
 	})
 	r.in.Recordings = append(r.in.Recordings, recording)

@@ -244,6 +244,20 @@ func limited(t *testing.T, memory int) controlGroups {
 	return groups
 }
 
+// TestKillBehindPipeline: the shell of a pipeline ends with 0 although the kernel has killed its first command.
+func TestKillBehindPipeline(t *testing.T) {
+	groups := limited(t, 256<<20)
+	touch := filepath.Join(programs(t), "touch-memory")
+	recording := filepath.Join(t.TempDir(), "run.jsonl")
+	j := newJob(t, "--record", recording, "bash", "-c", touch+" 512 0 2>&1 | cat")
+	groups.contain(j.command)
+	j.start(t).ends(t, 0, "exit code 0, but the kernel's OOM killer killed a process of cgroup", groups.name,
+		"pipefail")
+	if got := explained(t, recording); got.Cause.Resource != explain.CGroup {
+		t.Errorf("the resource is %q, expected %q:\n%s", got.Cause.Resource, explain.CGroup, show(got))
+	}
+}
+
 // TestFailuresThatLookLikeMemory makes ends that look as if memory had run out. The answer must not be sure of it.
 func TestFailuresThatLookLikeMemory(t *testing.T) {
 	open := []explain.Resource{explain.Undetermined, explain.NotMemory}

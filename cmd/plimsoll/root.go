@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,7 @@ const (
 	exitDiffers    = 4 // measured and planned bytes differ beyond the tolerance
 	exitFailed     = 5 // a failure was found
 	exitInterrupt  = 130
+	exitSignal     = 128 // and the number of the signal that ended the program
 )
 
 // outcome is an exit code for a command that has already printed its result.
@@ -36,6 +38,8 @@ func (o outcome) Error() string { return fmt.Sprintf("exit code %d", int(o)) }
 
 // run is the whole program; it returns the exit code.
 func run(arguments []string, stdout, stderr io.Writer) int {
+	letQuit = endAtQuit()
+	defer letQuit()
 	root := rootCommand()
 	root.SetArgs(arguments)
 	root.SetOut(stdout)
@@ -52,6 +56,28 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "plimsoll: %s\n", fault.Printable(err.Error()))
 	}
 	return code
+}
+
+// letQuit leaves SIGQUIT to whoever handles it from then on.
+var letQuit = func() {}
+
+// endAtQuit ends the program at SIGQUIT, as it ends other programs, until the returned function is called. Go's runtime
+// would print the stacks of all goroutines, and the user has only pressed Ctrl-\.
+func endAtQuit() (stop func()) {
+	if signal.Ignored(syscall.SIGQUIT) {
+		return func() {}
+	}
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT)
+	go func() {
+		if _, came := <-quit; came {
+			os.Exit(exitSignal + int(syscall.SIGQUIT))
+		}
+	}()
+	return sync.OnceFunc(func() {
+		signal.Stop(quit)
+		close(quit)
+	})
 }
 
 // typographic refuses a dash that a word processor has put in place of two hyphens.

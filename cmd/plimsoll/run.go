@@ -44,13 +44,14 @@ func runCommand() *cobra.Command {
 		job: launch.Job{Stdin: os.Stdin},
 	}
 	command := &cobra.Command{
-		Use:   "run [--nproc N] [flags] -- COMMAND...",
+		Use:   "run [--nproc N] [flags] [--] COMMAND...",
 		Short: "Start the ranks of a job, each bound to its cores and memory",
 		Long: `Run starts a program once for each rank of this host. Before its first
 instruction each rank is bound to whole cores and near memory. It gets the
 variables that torch.distributed reads, unless they are set. Run passes signals
 on, ends all ranks when one fails, and leaves no process behind. It ends with
-the program's exit code.
+the program's exit code. Flags after the first word of the command are the
+command's own, and so is all that follows --.
 
 Started by srun, torchrun or mpirun, run is one of their ranks, and binds within
 the CPUs and the memory that they gave it. The command may be torchrun itself.
@@ -63,7 +64,7 @@ when the first rank connects, and keeps the optimizer state when a rank dies.
 With --restarts, run starts the ranks again, and they find their state.`,
 		Example: `  plimsoll run --nproc 2 -- python train.py
   srun -n 8 plimsoll run -- python train.py
-  plimsoll run -- torchrun --nproc-per-node 2 train.py
+  plimsoll run torchrun --nproc-per-node 2 train.py --epochs 3
   plimsoll run --nproc 2 --plan plan.json -- python train.py
   plimsoll run --nproc 2 --dry-run -- python train.py`,
 		RunE: func(c *cobra.Command, arguments []string) error { return runJob(c, options, arguments) },
@@ -75,6 +76,7 @@ With --restarts, run starts the ranks again, and they find their state.`,
 func runFlags(c *cobra.Command, o *runOptions) {
 	flags := c.Flags()
 	flags.SortFlags = false
+	flags.SetInterspersed(false) // the flags of the command are not ours
 	flags.IntVar(&o.request.Ranks, "nproc", 0,
 		"`ranks` to start on this host (default 1, or the one that another launcher has started)")
 	flags.Var(&o.request.Binding.TrainerCores, "trainer-cores", "cores of each rank for the trainer: a number, or a "+
@@ -104,6 +106,7 @@ func runFlags(c *cobra.Command, o *runOptions) {
 }
 
 func runJob(c *cobra.Command, o runOptions, command []string) error {
+	o.job.Heeding = letQuit
 	o.request.Command, o.job.Command = command, command
 	copied := o.recordFile != "" || o.watch
 	o.request.CopyOutput, o.job.CopyOutput = copied, copied
@@ -294,8 +297,8 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 
 // explainRun tells the user why the job has failed, if the recording tells which resource ran out.
 func explainRun(job *launch.Job) {
-	e := explain.Explain(explain.Inputs{Recordings: []explain.Recording{{Name: "the recording",
-		Records: job.Recorded()}}})
+	recording := explain.NewRecording("the recording", job.Recorded()...)
+	e := explain.Explain(explain.Inputs{Recordings: []*explain.Recording{recording}})
 	switch e.Cause.Resource {
 	case explain.None, explain.NotMemory, explain.Undetermined:
 		return
@@ -320,5 +323,6 @@ func keepCommand() *cobra.Command {
 }
 
 func runKeep(c *cobra.Command) error {
+	letQuit() // the guard sends no signal before the keeper handles it
 	return launch.Keep(os.Stdin, os.Stdout, os.Stderr, logTo(c), keeperOf)
 }

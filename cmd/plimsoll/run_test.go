@@ -291,6 +291,25 @@ func TestInterruptedEarly(t *testing.T) {
 	}
 }
 
+// TestQuitEarly: a SIGQUIT that comes when the keeper has just been started ends the job, and prints no stacks.
+func TestQuitEarly(t *testing.T) {
+	t.Parallel()
+	for range 5 {
+		j := newJob(t, "--nproc", "2", "--", "sleep", "1000").start(t)
+		if !await(func() bool { return len(j.processes(t)) > 1 }) {
+			t.Fatal("the keeper does not start")
+		}
+		if err := j.command.Process.Signal(syscall.SIGQUIT); err != nil {
+			t.Fatal(err)
+		}
+		_ = j.wait(t)
+		j.isGone(t)
+		if code := j.command.ProcessState.ExitCode(); code != 131 || strings.Contains(j.stderr.String(), "goroutine") {
+			t.Fatalf("exit code %d, expected 131:\n%s", code, &j.stderr)
+		}
+	}
+}
+
 // TestInterruptedWhileWaiting interrupts commands that wait for another process.
 func TestInterruptedWhileWaiting(t *testing.T) {
 	silent := filepath.Join(t.TempDir(), "socket") // of a stopped service
@@ -464,6 +483,18 @@ func TestProgramThatCannotBeStarted(t *testing.T) {
 	newJob(t, "--nproc", "2", "--", "no-such-program-here").start(t).ends(t, 127, "rank 0 cannot be started",
 		"no-such-program-here")
 	newJob(t, "--", plain).start(t).ends(t, 126, "rank 0 cannot be started", "permission denied")
+}
+
+// TestFlagsOfTheCommand: flags after the first word of the command are the command's, with and without "--".
+func TestFlagsOfTheCommand(t *testing.T) {
+	for _, before := range [][]string{{}, {"--"}, {"--nproc", "1"}, {"--nproc", "1", "--"}} {
+		j := newJob(t, append(before, "printf", "%s;", "--epochs", "--nproc", "7", "--", "-x", "--json")...).start(t)
+		j.ends(t, 0)
+		if got := j.stdout.String(); got != "--epochs;--nproc;7;--;-x;--json;" {
+			t.Errorf("%q: the command got %q", before, got)
+		}
+	}
+	newJob(t, "--epochs", "3", "--", "true").start(t).ends(t, 2, "--epochs")
 }
 
 // TestBytesOfArguments: file names and values of variables are bytes, not text.
