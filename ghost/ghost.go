@@ -85,17 +85,27 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 	}
 	command := exec.Command(interpreter, append([]string{"-m", "plimsoll_stage"}, r.Command...)...)
 	command.Env = append(environment(), r.variables(lib, scratch, string(settings))...)
-	command.Stdout, command.Stderr = r.Output, r.Output
-	command.WaitDelay = 10 * time.Second
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := command.Start(); err != nil {
+	output, said, err := r.pipe()
+	if err != nil {
+		return err
+	}
+	command.Stdout, command.Stderr = output, output
+	command.SysProcAttr = withoutNetwork()
+	err = command.Start()
+	if err != nil { // in a container that forbids namespaces
+		command.SysProcAttr = alone()
+		err = command.Start()
+	}
+	_ = output.Close() // the program has it
+	if err != nil {
 		return fault.Inputf("%s cannot be started: %v", interpreter, err)
 	}
 	group := -command.Process.Pid
 	stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(group, syscall.SIGKILL) })
 	err = command.Wait()
 	stop()
-	_ = syscall.Kill(group, syscall.SIGKILL) // what it has started and left behind
+	_ = syscall.Kill(group, syscall.SIGKILL) // what it has started and left behind, and which may have the output open
+	<-said
 	if cause := context.Cause(ctx); cause != nil {
 		return fault.Inputf("%s was ended: %v", strings.Join(r.Command, " "), cause).
 			WithHint("give the program fewer layers or shorter sequences, or --patience more time")
@@ -105,6 +115,39 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 		return nil // the record says how it ended
 	}
 	return err
+}
+
+// pipe returns a file whose content goes to the output. said is closed when nobody has the file open any more.
+func (r Request) pipe() (file *os.File, said <-chan struct{}, err error) {
+	from, to, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer from.Close()
+		_, _ = io.Copy(r.Output, from)
+	}()
+	return to, done, nil
+}
+
+// alone starts a process in a group of its own, which ends with this process.
+func alone() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// withoutNetwork starts it in a network namespace, too, which has no interface. A user without privileges needs a user
+// namespace for that.
+func withoutNetwork() *syscall.SysProcAttr {
+	a := alone()
+	a.Cloneflags = syscall.CLONE_NEWNET
+	if user, group := os.Getuid(), os.Getgid(); user != 0 {
+		a.Cloneflags |= syscall.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: user, HostID: user, Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: group, HostID: group, Size: 1}}
+	}
+	return a
 }
 
 // settings are what the stage is told.
@@ -118,7 +161,7 @@ func (r Request) settings(scratch string) map[string]any {
 			"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled",
 			"MLFLOW_TRACKING_URI": "file:" + filepath.Join(scratch, "mlruns"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
 			"TORCHINDUCTOR_CACHE_DIR": filepath.Join(scratch, "inductor"), "TRITON_CACHE_DIR": filepath.Join(scratch, "triton"),
-			"PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
+			"TMPDIR": scratch, "TRITON_LIBCUDA_PATH": scratch, "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
 		},
 	}
 }

@@ -77,13 +77,13 @@ func readRecord(scratch string, of Request) (*Record, error) {
 		return nil, fmt.Errorf("the record of the program cannot be read: %w", err)
 	}
 	switch {
+	case r.End.Kind == "failed" && r.Failures == 0:
+		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
 	case r.Torch == "":
 		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
 	case r.CUDA == "":
 		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU", r.Torch).
 			WithHint("install a build of torch with CUDA beside it: it needs no GPU")
-	case r.End.Kind == "failed" && r.Failures == 0:
-		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
 	case r.Device == nil:
 		return nil, fault.Inputf("the program ended and has used no GPU")
 	case r.Steps == 0 && r.Failures == 0:

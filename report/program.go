@@ -68,6 +68,10 @@ func (d *PlanDocument) programPage() *Page {
 	if len(p.Otherwise) > 0 {
 		rest.add("otherwise", "%s", strings.Join(p.Otherwise, "; "))
 	}
+	if len(p.Unmodelled) > 0 {
+		rest.add("not modelled", "%s: functions of CUDA's libraries that were called and did nothing",
+			strings.Join(p.Unmodelled, ", "))
+	}
 	rest.add("not here", "host memory of the program, and workspaces of cuDNN")
 	return &Page{
 		Title:    "Plan of " + p.name(),

@@ -37,8 +37,6 @@ EXPORT result cuDevicePrimaryCtxRetain(void **context, int device) { *context = 
 EXPORT result cuCtxGetCurrent(void **context) { *context = &a_context; return SUCCESS; }
 EXPORT result cuCtxCreate_v2(void **context, unsigned flags, int device) { *context = &a_context; return SUCCESS; }
 EXPORT result cuCtxGetDevice(int *device) { *device = ghost_current; return SUCCESS; }
-EXPORT result cuCtxSynchronize(void) { return ghost_synchronized(); }
-EXPORT result cuStreamSynchronize(void *stream) { return ghost_synchronized(); }
 EXPORT result cuMemGetInfo_v2(size_t *free, size_t *total) {
 	*free = ghost_free_bytes(ghost_current), *total = ghost.capacity;
 	return SUCCESS;

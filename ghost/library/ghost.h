@@ -19,7 +19,7 @@
 enum { MOST_DEVICES = 64, PAGE = 2 << 20 };
 
 /* Results that runtime and driver have in common. */
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_VALUE = 1, INVALID_DEVICE = 101, NOT_READY = 600 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 
 /* What the environment says of the devices. */
 struct settings {
@@ -30,7 +30,6 @@ struct settings {
 	int major, minor;   /* compute capability */
 	int processors;     /* streaming multiprocessors */
 	int driver;         /* version of the driver, as cuDriverGetVersion has it */
-	int late;           /* whether events are ready at the next synchronization only */
 	const char *name;
 };
 extern struct settings ghost;
@@ -71,9 +70,8 @@ int ghost_set(void *to, int value, size_t bytes, size_t width);
 /* ghost_handle makes an object that a program only passes on. */
 void *ghost_handle(void);
 
-/* ghost_launched counts a kernel. ghost_synchronized makes everything that was recorded ready. */
+/* ghost_launched counts a kernel. */
 int ghost_launched(void);
-int ghost_synchronized(void);
 
 /* ghost_unmodelled counts a call of a function that has no model. */
 int ghost_unmodelled(int number, const char *name);

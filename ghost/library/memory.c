@@ -39,7 +39,6 @@ __attribute__((constructor)) static void begin(void) {
 	ghost.minor = (int)number("PLIMSOLL_GHOST_MINOR", 0);
 	ghost.processors = (int)number("PLIMSOLL_GHOST_PROCESSORS", 132);
 	ghost.driver = (int)number("PLIMSOLL_GHOST_DRIVER", 13020);
-	ghost.late = (int)number("PLIMSOLL_GHOST_LATE", 0);
 	if (getenv("PLIMSOLL_GHOST_NAME")) ghost.name = getenv("PLIMSOLL_GHOST_NAME");
 }
 

@@ -217,7 +217,6 @@ EXPORT result cudaPointerGetAttributes(struct pointer_attributes *a, const void 
 }
 
 EXPORT result cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-	ghost_synchronized();
 	return ghost_copy(to, from, bytes);
 }
 EXPORT result cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
@@ -244,14 +243,7 @@ EXPORT result cudaDeviceGetDefaultMemPool(void **pool, int device) { *pool = gho
 EXPORT result cudaMemPoolCreate(void **pool, const void *properties) { *pool = ghost_handle(); return SUCCESS; }
 EXPORT result cudaMemPoolGetAttribute(void *pool, int attribute, void *value) { memset(value, 0, 8); return SUCCESS; }
 
-/* Streams and events. In the late end of things an event is ready when the program has waited for anything. */
-
-static unsigned long synchronized_at = 1, recorded_at = 1;
-
-int ghost_synchronized(void) {
-	__atomic_store_n(&synchronized_at, __atomic_load_n(&recorded_at, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-	return SUCCESS;
-}
+/* Streams and events: everything is ready at once. */
 
 static result make_stream(struct stream **stream, int priority) {
 	*stream = ghost_handle();
@@ -267,9 +259,6 @@ EXPORT result cudaStreamGetPriority(struct stream *stream, int *priority) {
 	*priority = (uintptr_t)stream > 2 ? stream->priority : 0;
 	return SUCCESS;
 }
-EXPORT result cudaStreamSynchronize(void *stream) { return ghost_synchronized(); }
-EXPORT result cudaDeviceSynchronize(void) { return ghost_synchronized(); }
-EXPORT result cudaStreamQuery(void *stream) { return SUCCESS; }
 EXPORT result cudaStreamAddCallback(void *stream, void (*call)(void *, int, void *), void *data, unsigned flags) {
 	call(stream, SUCCESS, data);
 	return SUCCESS;
@@ -279,18 +268,9 @@ EXPORT result cudaLaunchHostFunc(void *stream, void (*call)(void *), void *data)
 	return SUCCESS;
 }
 
-EXPORT result cudaEventCreate(unsigned long **event) { *event = ghost_handle(); return SUCCESS; }
-EXPORT result cudaEventCreateWithFlags(unsigned long **event, unsigned flags) { *event = ghost_handle(); return SUCCESS; }
-EXPORT result cudaEventDestroy(unsigned long *event) { free(event); return SUCCESS; }
-EXPORT result cudaEventRecord(unsigned long *event, void *stream) {
-	*event = __atomic_add_fetch(&recorded_at, 1, __ATOMIC_RELAXED);
-	return SUCCESS;
-}
-EXPORT result cudaEventRecordWithFlags(unsigned long *event, void *stream, unsigned flags) { return cudaEventRecord(event, stream); }
-EXPORT result cudaEventQuery(unsigned long *event) {
-	return ghost.late && *event > __atomic_load_n(&synchronized_at, __ATOMIC_RELAXED) ? NOT_READY : SUCCESS;
-}
-EXPORT result cudaEventSynchronize(unsigned long *event) { return ghost_synchronized(); }
+EXPORT result cudaEventCreate(void **event) { *event = ghost_handle(); return SUCCESS; }
+EXPORT result cudaEventCreateWithFlags(void **event, unsigned flags) { *event = ghost_handle(); return SUCCESS; }
+EXPORT result cudaEventDestroy(void *event) { free(event); return SUCCESS; }
 EXPORT result cudaEventElapsedTime(float *milliseconds, void *from, void *to) { *milliseconds = 1; return SUCCESS; }
 EXPORT result cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) { *milliseconds = 1; return SUCCESS; }
 

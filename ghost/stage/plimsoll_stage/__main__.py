@@ -20,9 +20,16 @@ def main() -> int:
 
     recorder = record.Recorder(settings)
     writes.guard(settings, recorder)
-    imports.after("torch", lambda torch: (values.install(torch, recorder), recorder.install(torch)))
+
+    def on_torch(torch):
+        values.install(torch, recorder)
+        writes.keep_nothing(torch, recorder)
+        recorder.install(torch)
+
+    imports.after("torch", on_torch)
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
+    imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
 

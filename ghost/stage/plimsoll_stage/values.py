@@ -11,20 +11,25 @@ from typing import Any, Callable, List
 
 LARGE = 1 << 20  # bytes of a tensor of the host that is not computed
 SMALL = 1 << 18  # elements of a tensor of the device that is
+SMALL_OF_INTEGERS = 1 << 23  # the same of integers and booleans: masks of experts, for one
 
 # Operations whose results are computed on the host, whatever the types are: they make integers and booleans.
 _COMPUTED = """
     fill_.Scalar fill_.Tensor zero_ arange.start_out eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor gt.Scalar
     gt.Tensor le.Scalar le.Tensor ge.Scalar ge.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or
-    logical_not cumsum index_put_ scatter_.value where.self masked_fill_.Scalar any all max min clamp clamp_min bincount
-    isin.Tensor_Tensor masked_select remainder.Scalar floor_divide sort sort.stable topk prod.dim_int prod searchsorted.Tensor
-    repeat_interleave.Tensor argsort amax amin histc
+    logical_not cumsum index_put_ scatter_.value where.self masked_fill_.Scalar any all max min clamp clamp_min
+    isin.Tensor_Tensor remainder.Scalar floor_divide sort sort.stable topk prod.dim_int prod searchsorted.Tensor argsort amax
+    amin histc
 """.split()
 # Operations that are computed for integers and booleans alone.
 _OF_INTEGERS = """
     add.Tensor sub.Tensor mul.Tensor sum sum.dim_IntList gather index.Tensor index_select cat copy_ div.Tensor_mode _to_copy
-    neg argmax
+    neg argmax _foreach_copy_
 """.split()
+
+# Operations that choose among numbers which nobody has computed, and where the choice is in their results. It is balanced:
+# each place is chosen equally often.
+_CHOOSING = {"topk": 1, "sort": 1, "sort.stable": 1, "max.dim": 1, "min.dim": 1, "argmax": 0, "argmin": 0, "multinomial": 0}
 
 
 def install(torch: Any, recorder: Any) -> None:
@@ -118,7 +123,8 @@ def alias(torch: Any, x: Any) -> Any:
 
 
 def is_small(torch: Any, x: Any) -> bool:
-    return x.device.type == "cuda" and x.numel() <= SMALL and x.layout is torch.strided and not x.is_complex()
+    most = SMALL if x.is_floating_point() else SMALL_OF_INTEGERS
+    return x.device.type == "cuda" and x.numel() <= most and x.layout is torch.strided and not x.is_complex()
 
 
 class _TooLarge(Exception):
@@ -141,7 +147,7 @@ def _compute_small(torch: Any, recorder: Any) -> None:
     library = torch.library.Library("aten", "IMPL")
     recorder.keep(library)
     write = torch.Tensor.copy_.__wrapped__
-    for name in _COMPUTED + _OF_INTEGERS:
+    for name in dict.fromkeys([*_COMPUTED, *_OF_INTEGERS, *_CHOOSING]):
         _replace(torch, library, name, write, recorder)
     count = torch.arange
 
@@ -178,14 +184,32 @@ def _replace(torch: Any, library: Any, name: str, write: Callable[..., Any], rec
             for m, v in zip(made, value):
                 put(m, v)
 
+    def choose(made: Any, among: Any) -> None:
+        """Writes a balanced choice: the rows of the result, one after the other, take the places in turn."""
+        chosen = made[_CHOOSING[name]] if isinstance(made, (list, tuple)) else made
+        recorder.note("guesses", f"{base} chooses among numbers that were not computed: its choice is balanced")
+        if is_small(torch, chosen) and chosen.numel():
+            places = max(1, among.shape[-1] if among.dim() else 1)
+            turns = torch.ops.aten.arange.default(chosen.numel(), device="cpu")
+            write(alias(torch, chosen), turns.remainder(places).reshape(chosen.shape))
+
     def compute(keys, *arguments, **options):
         given: List[Any] = list(arguments)
         for i in tensors:
             if i < len(given) and not isinstance(given[i], torch.Tensor):
                 given[i] = torch.tensor(given[i])
-        first = given[0] if given and isinstance(given[0], torch.Tensor) else None
-        if only_integers and first is not None and (first.is_floating_point() or first.is_complex()):
-            return kernel.call_boxed(keys, *given, **options)
+        first = given[0] if given else None
+        if isinstance(first, (list, tuple)):
+            first = first[0] if first else None
+        if not isinstance(first, torch.Tensor):
+            first = None
+        if first is not None and (first.is_floating_point() or first.is_complex()):
+            if name in _CHOOSING:
+                made = kernel.call_boxed(keys, *given, **options)
+                choose(made, first)
+                return made
+            if only_integers:
+                return kernel.call_boxed(keys, *given, **options)
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
         except _TooLarge:
@@ -242,6 +266,33 @@ def _sizes_by_value(torch: Any, recorder: Any) -> None:
         return (torch.empty(x.shape, dtype=x.dtype, device=x.device),
                 *(torch.empty(n, dtype=torch.int64, device=x.device) for n in counts))  # fmt: skip
 
+    def bincount(x, weights=None, minlength=0):
+        if is_small(torch, x) and weights is None:
+            return copied(torch.ops.aten.bincount(alias(torch, x), None, minlength), x.device)
+        guess("bincount")
+        kind = torch.int64 if weights is None else weights.dtype
+        return torch.empty(max(minlength, 1), dtype=kind, device=x.device)
+
+    def masked_select(x, mask):
+        count = int(alias(torch, mask).expand(x.shape).sum()) if is_small(torch, mask) else None
+        if count is None:
+            guess("masked_select")
+            count = x.numel()
+        made = torch.empty(count, dtype=x.dtype, device=x.device)
+        if is_small(torch, x) and is_small(torch, mask) and count:
+            write(alias(torch, made), torch.ops.aten.masked_select(alias(torch, x), alias(torch, mask)))
+        return made
+
+    def repeat_interleave(repeats, output_size=None):
+        if is_small(torch, repeats):
+            return copied(torch.ops.aten.repeat_interleave.Tensor(alias(torch, repeats)), repeats.device)
+        guess("repeat_interleave")
+        count = repeats.numel() if output_size is None else output_size
+        return torch.empty(count, dtype=repeats.dtype, device=repeats.device)
+
+    library.impl("bincount", bincount, "CUDA")
+    library.impl("masked_select", masked_select, "CUDA")
+    library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
     library.impl("_unique2", unique2, "CUDA")
     library.impl("unique_consecutive", unique_consecutive, "CUDA")

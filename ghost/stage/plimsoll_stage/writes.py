@@ -1,14 +1,19 @@
-"""Writes: what a program saves goes nowhere, or to the scratch folder."""
+"""Writes: what a program saves goes nowhere, or to the scratch folder.
+
+Python's own ways to write are turned away quietly, so that a program that saves goes on. Landlock, a feature of Linux
+since 5.13, forbids all others, in this process and in those that it starts.
+"""
 
 import builtins
+import ctypes
 import os
 from typing import Any, Dict
 
-_REFUSED = "not written, as the program runs to be planned"
+_REFUSED = "was not written: the program runs to be planned"
 
 
 def guard(settings: Dict[str, Any], recorder: Any) -> None:
-    """Files that the program opens to write outside of the scratch folder are /dev/null. Folders are made nowhere."""
+    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes no folders there."""
     scratch = os.path.realpath(settings["scratch"])
     really_open, make, makes = builtins.open, os.mkdir, os.makedirs
 
@@ -18,7 +23,7 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
 
     def guarded(file, mode="r", *arguments, **options):
         if any(c in mode for c in "wax+") and not isinstance(file, int) and not is_ours(file):
-            recorder.note("writes", f"{os.fspath(file)} was {_REFUSED}")
+            recorder.note("writes", f"{os.fspath(file)} {_REFUSED}")
             return really_open(os.devnull, mode.replace("x", "w"), *arguments, **options)
         return really_open(file, mode, *arguments, **options)
 
@@ -31,3 +36,65 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
             makes(name, mode, exist_ok)
 
     builtins.open, os.mkdir, os.makedirs = guarded, mkdir, makedirs
+    if not _confine([scratch, "/dev", "/proc"]):
+        recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
+
+
+def keep_nothing(torch: Any, recorder: Any) -> None:
+    """torch.save writes files past Python, too. What goes to memory is written."""
+    save = torch.save
+
+    def skip(value, file, *arguments, **options):
+        if isinstance(file, (str, os.PathLike)):
+            recorder.note("writes", f"{os.fspath(file)} {_REFUSED}")
+        else:
+            save(value, file, *arguments, **options)
+
+    torch.save = skip
+
+
+def save_nothing(module: Any, recorder: Any) -> None:
+    """safetensors writes files past Python."""
+
+    def skip(tensors, filename, *arguments, **options):
+        recorder.note("writes", f"{os.fspath(filename)} {_REFUSED}")
+
+    for name in ("save_file", "save_model"):
+        if hasattr(module, name):
+            setattr(module, name, skip)
+
+
+# System calls and access rights of Landlock: linux/landlock.h.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_PATH_BENEATH = 1
+_NO_NEW_PRIVILEGES = 38
+_VERSION = 1  # a flag: asks which version of Landlock the kernel has
+_WRITE_FILE = 1 << 1
+# Removing and making files, folders, devices, sockets, pipes and links.
+_CHANGES = sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE = 1 << 13, 1 << 14  # moving between folders from version 2 on, shortening files from 3 on
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("access", ctypes.c_uint64), ("folder", ctypes.c_int32)]
+
+
+def _confine(folders: Any) -> bool:
+    """Allows writes below folders alone. Whether the kernel can."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    version = call(_CREATE_RULESET, None, 0, _VERSION)
+    handled = ctypes.c_uint64(_WRITE_FILE | _CHANGES | _REFER * (version >= 2) | _TRUNCATE * (version >= 3))
+    rules = call(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
+    if rules < 0:
+        return False
+    try:
+        for folder in folders:
+            opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+            rule = _PathBeneath(handled.value, opened)
+            call(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0)
+            os.close(opened)
+        ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        return call(_RESTRICT_SELF, rules, 0) == 0
+    finally:
+        os.close(rules)

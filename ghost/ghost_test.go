@@ -1,0 +1,179 @@
+//go:build linux
+
+package ghost
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"plimsoll/gpu"
+	"plimsoll/ledger"
+	"plimsoll/optim/optimtest"
+)
+
+// request is one that runs a program of testdata.
+func request(t *testing.T, words ...string) Request {
+	t.Helper()
+	if compilerOf() == "" && os.Getenv(LibraryVariable) == "" {
+		t.Skip("there is no C compiler")
+	}
+	python := optimtest.Python(t)
+	words[0] = filepath.Join("testdata", words[0])
+	return Request{Command: append([]string{python}, words...), GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute,
+		Output: &bytes.Buffer{}}
+}
+
+func run(t *testing.T, r Request) *Record {
+	t.Helper()
+	record, err := r.Run(t.Context())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.Output)
+	}
+	return record
+}
+
+// TestProgramPlansItself runs four matrices of 4 MiB under AdamW: all that they hold is known.
+func TestProgramPlansItself(t *testing.T) {
+	r := request(t, "linear.py")
+	r.GPU = gpu.Model{Name: "A100-80GB", Memory: 80 * ledger.GiB, Capability: 80}
+	record := run(t, r)
+	const matrices = 16 * ledger.MiB
+	held := map[ledger.PhaseName]map[ledger.Component]ledger.Bytes{}
+	for _, p := range record.GPU.Phases {
+		held[p.Name] = map[ledger.Component]ledger.Bytes{}
+		for _, h := range p.Components {
+			held[p.Name][h.Component] += h.Bytes
+		}
+	}
+	for _, c := range []struct {
+		phase     ledger.PhaseName
+		component ledger.Component
+		bytes     ledger.Bytes
+	}{
+		{ledger.Load, ledger.Parameters, matrices},
+		{ledger.Forward, ledger.Parameters, matrices},
+		{ledger.Step, ledger.Parameters, matrices},
+		{ledger.Step, ledger.Gradients, matrices},
+		{ledger.Step, ledger.OptimizerStates, 2 * matrices},
+	} {
+		if got := held[c.phase][c.component]; got != c.bytes {
+			t.Errorf("%s: %s hold %v, want %v", c.phase, c.component, got, c.bytes)
+		}
+	}
+	var names []string
+	for _, p := range record.GPU.Phases {
+		names = append(names, strings.TrimSpace(string(p.Name)+" "+string(p.Iteration)))
+	}
+	want := "load, forward first, backward first, step first, forward steady, backward steady, step steady"
+	if got := strings.Join(names, ", "); got != want {
+		t.Errorf("the phases are %s, want %s", got, want)
+	}
+	if record.Steps != 2 || record.End.Kind != "enough" || record.Ranks != 1 || len(record.Unmodelled) > 0 {
+		t.Errorf("%+v", record)
+	}
+	if peak := record.GPU.Peak(); peak.PeakReserved < 4*matrices || peak.PeakReserved > 6*matrices ||
+		peak.PeakUsed != peak.PeakReserved+record.GPU.Outside[0].Bytes {
+		t.Errorf("the peak is %+v", peak)
+	}
+}
+
+// TestValues runs a program that checks what integers, sizes by value, streams, graphs and pinned memory are like.
+func TestValues(t *testing.T) {
+	r := request(t, "values.py")
+	r.GPUs, r.GPU = 3, gpu.Model{Name: "A100", Memory: 8 * ledger.GiB, Capability: 80}
+	record := run(t, r)
+	if record.PinnedPeak < 3*ledger.MiB || record.ResidentPeak > 4*ledger.GiB || *record.Device != 2 {
+		t.Errorf("%v are pinned and %v resident, on device %d", record.PinnedPeak, record.ResidentPeak, *record.Device)
+	}
+	for _, kind := range []string{"guesses"} {
+		found := false
+		for _, n := range record.Notes {
+			found = found || n.Kind == kind
+		}
+		if !found {
+			t.Errorf("no note of %s: %v", kind, record.Notes)
+		}
+	}
+}
+
+// TestRunsOut runs a program on a GPU that is too small: PyTorch's own error says so.
+func TestRunsOut(t *testing.T) {
+	r := request(t, "linear.py")
+	r.GPU = gpu.Model{Name: "small", Memory: 500*ledger.MiB + r.outside(), Capability: 80}
+	r.GPU.Memory = 40*ledger.MiB + r.outside()
+	record := run(t, r)
+	if record.End.Kind != "failed" || record.Failures == 0 || record.Retries == 0 ||
+		!strings.Contains(record.End.Message, "CUDA out of memory. Tried to allocate") {
+		t.Errorf("ended with %+v, after %d failures and %d retries", record.End, record.Failures, record.Retries)
+	}
+}
+
+// TestRanks plays one of 16 ranks that torchrun would start. Nobody waits for the others.
+func TestRanks(t *testing.T) {
+	r := request(t, "ranks.py")
+	r.Command = append([]string{r.Command[0], "-m", "torch.distributed.run", "--nproc_per_node", "8", "--nnodes", "2",
+		"--rdzv_endpoint", "192.0.2.1:29500"}, r.Command[1:]...)
+	r.GPUs, r.Rank = 8, 3
+	record := run(t, r)
+	if record.Ranks != 16 || *record.Device != 3 || len(record.GPU.Outside) != 2 {
+		t.Errorf("%d ranks, on device %d, with %v", record.Ranks, *record.Device, record.GPU.Outside)
+	}
+}
+
+// TestNothingIsLeft runs a program that writes, connects and starts processes.
+func TestNothingIsLeft(t *testing.T) {
+	folder := t.TempDir()
+	kept := filepath.Join(folder, "kept")
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	record := run(t, request(t, "writes.py", folder))
+	entries, err := os.ReadDir(folder)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left are %v (%v)", entries, err)
+	}
+	for _, n := range record.Notes {
+		if n.Kind == "safety" {
+			t.Log(n.Text)
+		}
+	}
+	if left, _ := exec.Command("pgrep", "-f", "sleep 1000").Output(); len(left) > 0 {
+		t.Errorf("processes are left: %s", left)
+	}
+}
+
+// TestWhatCannotBePlanned names what is in the way.
+func TestWhatCannotBePlanned(t *testing.T) {
+	file := func(text string) string {
+		path := filepath.Join(t.TempDir(), "program.py")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	python := request(t, "linear.py").Command[0]
+	for says, command := range map[string][]string{
+		"there is no such program":              {"/nowhere/python", "x.py"},
+		"is no program of Python":               {"sh", "x.sh"},
+		"there is no such file":                 {python, "/nowhere/x.py"},
+		"did not import torch":                  {python, file("print(1)")},
+		"used no GPU":                           {python, file("import torch")},
+		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
+		"ValueError: of the program":            {python, file("import torch; raise ValueError('of the program')")},
+		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},
+	} {
+		r := Request{Command: command, GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute, Output: &bytes.Buffer{}}
+		if strings.Contains(says, "20ms") {
+			r.Patience = 20 * time.Millisecond
+		}
+		if _, err := r.Run(context.Background()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: %v, want %s\n%s", command[1:], err, says, r.Output)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+"""Checks the values that programs take decisions by, and what a device is like."""
+import torch
+
+cuda = torch.device("cuda", torch.cuda.device_count() - 1)
+assert torch.cuda.device_count() == 3 and torch.cuda.get_device_capability(cuda) == (8, 0), torch.cuda.get_device_capability(cuda)
+free, total = torch.cuda.mem_get_info(cuda)
+assert total == 8 << 30 and free <= total, (free, total)
+torch.cuda.set_device(cuda)
+x = torch.arange(12, device=cuda).reshape(3, 4)
+assert x.sum().item() == 66 and x[1].tolist() == [4, 5, 6, 7] and x.t()[2].tolist() == [2, 6, 10]
+assert (x % 5 == 0).nonzero().tolist() == [[0, 0], [1, 1], [2, 2]] and x.unique().numel() == 12
+assert torch.bincount(x.flatten() % 3).tolist() == [4, 4, 4] and x.cumsum(1)[2].tolist() == [8, 17, 27, 38]
+assert x[x > 8].tolist() == [9, 10, 11] and torch.cat([x, x]).shape == (6, 4) and x.max().item() == 11
+assert torch.repeat_interleave(torch.tensor([1, 2], device=cuda), torch.tensor([2, 3], device=cuda)).tolist() == [1, 1, 2, 2, 2]
+chosen = torch.randn(64, 8, device=cuda).topk(2).indices
+assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8, "a choice among unknown numbers is balanced"
+try:
+    torch.empty(9 << 30, dtype=torch.uint8, device=cuda)
+    raise SystemExit("9 GiB fit into 8")
+except torch.OutOfMemoryError as error:
+    assert "Tried to allocate 9.00 GiB" in str(error), error
+pinned = torch.empty(3 << 20, dtype=torch.uint8).pin_memory()
+assert pinned.is_pinned() and pinned.cuda().shape == pinned.shape
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    y = torch.ones(4, device=cuda)
+event = stream.record_event()
+event.synchronize()
+graph = torch.cuda.CUDAGraph()
+z = torch.zeros(4, device=cuda)
+with torch.cuda.graph(graph):
+    z += 1
+graph.replay()
+large = torch.zeros(1 << 34, dtype=torch.uint8)  # of the host, whose pages nobody touches
+assert large.to(torch.bfloat16).numel() == 1 << 34
+model = torch.nn.Conv2d(3, 8, 3).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(2, 3, 32, 32, device=cuda)).sum().backward()
+    optimizer.step()

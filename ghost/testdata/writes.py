@@ -1,0 +1,35 @@
+"""Tries to leave something behind: files, processes, messages."""
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import torch
+
+out = pathlib.Path(sys.argv[1])
+
+
+def fails(what, kind):
+    try:
+        what()
+    except kind:
+        return
+    raise SystemExit(f"{what} was not stopped")
+
+
+with open(out / "python", "w") as file:
+    file.write("text")
+torch.save({"x": 1}, out / "torch")
+os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
+fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
+fails(lambda: os.unlink(out / "kept"), PermissionError)
+assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subprocess.DEVNULL).returncode != 0
+fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=60), OSError)
+assert "LD_PRELOAD" not in os.environ
+subprocess.Popen(["sleep", "1000"])
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
