@@ -74,7 +74,7 @@ def test_training_has_the_bits_of_the_optimizer(kind, mode):
         assert_same_training(ours, theirs, ps, qs)
         assert vars(inner).get("count") == vars(theirs).get("count")
         assert count is None or count is inner.param_groups[0]["count"] and count == 9
-        assert ours._demands.recovery == (kind is Exchanging)  # a count dies with its process
+        assert ours._demands.recovers == (kind is Exchanging)  # a count dies with its process
 
 
 class KeepingTensorsItself(Rule):
