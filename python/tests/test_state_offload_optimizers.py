@@ -60,6 +60,27 @@ class Exchanging(Rule):
         return state["old"] - 0.3 * state["new"]
 
 
+class Drawing(Rule):
+    """Draws a number for each parameter, in their order."""
+
+    def update(self, p, group, state):
+        return p.grad + torch.rand(())
+
+
+def test_random_numbers_are_drawn_in_the_order_of_the_parameters():
+    ps, qs = parameters(), parameters()
+    theirs = Drawing(qs, lr=0.1, momentum=0.9)
+    drawn = torch.get_rng_state()
+    with pytest.raises(ValueError, match="Drawing updates a parameter by what it finds in others"):
+        wrap(Drawing(ps, lr=0.1))
+    with closing(wrap(Drawing(ps, lr=0.1), mode="whole", recovery=False, chunk_bytes=1)) as ours:
+        assert torch.equal(torch.get_rng_state(), drawn)  # trials draw none of the program's
+        for given, optimizer in ((ps, ours), (qs, theirs)):
+            torch.manual_seed(7)
+            steps(given, optimizer, 4)
+        assert all(map(torch.equal, ps, qs))
+
+
 @pytest.mark.parametrize("mode", ["chunked", "whole"])
 @pytest.mark.parametrize("kind", [CountingItself, CountingInATensor, Exchanging])
 def test_training_has_the_bits_of_the_optimizer(kind, mode):
@@ -115,7 +136,7 @@ def test_refusals():
     ps = parameters()
     with closing(wrap(Late(ps, lr=0.1))) as ours:
         steps(ps, ours, 2, 4)
-        with pytest.raises(RuntimeError, match="the state 'late' of group0.parameter0 a Tensor: expected None"):
+        with pytest.raises(RuntimeError, match="Late has changed the state 'late', which is a tensor or a number: expected None, for group0.parameter0"):
             steps(ps, ours, 1, 6)
 
 

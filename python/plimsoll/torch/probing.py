@@ -48,6 +48,7 @@ class Prober:
 
     def __init__(self, wrapped: Wrapped):
         self._wrapped, self._optimizer = wrapped, wrapped.optimizer
+        self._name = type(wrapped.optimizer).__name__
         self._found: Dict[Any, Asked] = {}
 
     def is_alone(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> bool:
@@ -66,7 +67,7 @@ class Prober:
         """The state that a parameter has in group ``g``, if it is a parameter of ``dtype``."""
         state = self._optimizer.state.get(parameter)
         if state:  # it is there already
-            return _kinds(parameter, state, name)
+            return _kinds(self._name, parameter, state, name)
         return self._asked(parameter, name, g, dtype).kinds
 
     def _asked(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Asked:
@@ -88,21 +89,31 @@ class Prober:
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     return self._steps(made, parameter, name, g, dtype)
             except Exception:  # whatever it is: a real parameter will tell
-                try:
-                    return self._steps(self._wrapped.twin(), parameter, name, g, dtype)
-                except Failed as error:
-                    raise TypeError(_failed(self._wrapped, error)) from error
+                return self._ask_with_numbers(parameter, name, g, dtype)
 
-    def _steps(self, made: Wrapped, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Asked:
+    def _ask_with_numbers(self, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype) -> Asked:
+        """The same, with a parameter that has memory."""
+        try:
+            found = self._steps(self._wrapped.twin(), parameter, name, g, dtype)
+        except Failed as error:
+            raise TypeError(_failed(self._wrapped, error)) from error
+        with contextlib.suppress(Failed):
+            of_zeros = self._steps(self._wrapped.twin(), parameter, name, g, dtype, scale=0)
+            _refuse_changing(self._name, name, found.kinds, of_zeros.kinds, "of numbers", "of zeros")
+        return found
+
+    def _steps(
+        self, made: Wrapped, parameter: torch.Tensor, name: str, g: int, dtype: torch.dtype, scale: float = 1
+    ) -> Asked:
         group, before = made.groups[g], self._wrapped.settings_of(g)
-        asked = _numbers_like(parameter, dtype).requires_grad_()
+        asked = _numbers_like(parameter, dtype, scale).requires_grad_()
         group["params"], found, kinds = [asked], {}, []
         with _collectives(parameter) as count:
             for _ in range(_STEPS):
                 asked.grad = _numbers_like(parameter, dtype)
                 found = made.call_alone(group, {**found})
-                kinds.append(_kinds(parameter, found.get(asked, {}), name, asked))
-        _refuse_changing(name, *kinds)
+                kinds.append(_kinds(self._name, parameter, found.get(asked, {}), name, asked))
+        _refuse_changing(self._name, name, *kinds)
         after = made.settings_of(g)
         changed = frozenset(key for key in after if key not in before or not is_same(before[key], after[key]))
         for key in changed:
@@ -110,32 +121,31 @@ class Prober:
         return Asked(kinds[-1], count() > 0, changed)
 
 
-def _numbers_like(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _numbers_like(parameter: torch.Tensor, dtype: torch.dtype, scale: float = 1) -> torch.Tensor:
     """Numbers in the place of a parameter or its gradient. They differ, and are not all 0: some optimizers then do nothing."""
     mine = torch.zeros_like(local(parameter).detach(), dtype=dtype)
-    return like(parameter, mine.copy_(torch.linspace(-1, 1, mine.numel(), device=mine.device).view(mine.shape)))
+    return like(parameter, mine.copy_(torch.linspace(-scale, scale, mine.numel(), device=mine.device).view(mine.shape)))
 
 
 def _without_rate(settings: Dict[Setting, Any]) -> Dict[Setting, Any]:
     return {setting: value for setting, value in settings.items() if setting.key != "lr"}
 
 
-def _refuse_changing(name: str, first: Kinds, second: Kinds) -> None:
-    """Refuses a state that has another form after the second step than after the first."""
-    key = next((k for k in second.nodes if first.nodes.get(k) != second.nodes[k]), None)
-    if key is not None and key in first.nodes:
-        raise TypeError(
-            f"the second step changes the state {difference(second.nodes[key], first.nodes[key], key)} as after the first step, of "
-            f"{name}. {_LEAVE}"
-        )
-    if key is not None:
-        raise TypeError(f"the second step adds {key!r} to the state of {name}: expected all of it after the first step. {_LEAVE}")
-    path = next((p for p in second.leaves if first.leaves[p] != second.leaves[p]), None)
-    if path is not None:
-        raise TypeError(
-            f"the second step makes the state {path!r} of {name} {_of_kind(second.leaves[path])}: expected "
-            f"{_of_kind(first.leaves[path])}, as after the first step. {_LEAVE}"
-        )
+def _refuse_changing(
+    owner: str, name: str, first: Kinds, second: Kinds, one: str = "after a step", other: str = "after two"
+) -> None:
+    """Refuses a state that has two forms."""
+    keys = [key for key in {**first.nodes, **second.nodes} if first.nodes.get(key) != second.nodes.get(key)]
+    paths = [path for path in second.leaves if first.leaves.get(path) != second.leaves[path]]
+    if not keys and not paths:
+        return
+    if not keys:
+        what = f"{paths[0]!r} is {_of_kind(second.leaves[paths[0]])} {other}: expected {_of_kind(first.leaves[paths[0]])}, as {one}"
+    elif keys[0] in first.nodes and keys[0] in second.nodes:
+        what = f"{difference(second.nodes[keys[0]], first.nodes[keys[0]], keys[0])} {other}, as {one}"
+    else:
+        what = f"{keys[0]!r} is there {other if keys[0] in second.nodes else one} alone: expected it always"
+    raise TypeError(f"{owner}: the state of {name} changes its form. {what}, as its place is fixed before the first step. {_LEAVE}")
 
 
 def _of_kind(kind: Kind) -> str:
@@ -185,7 +195,9 @@ def like(parameter: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
     return elements if sharding is None else sharding.whole(elements)
 
 
-def _kinds(parameter: torch.Tensor, state: Dict[str, Any], name: str, asked: Optional[torch.Tensor] = None) -> Kinds:
+def _kinds(
+    owner: str, parameter: torch.Tensor, state: Dict[str, Any], name: str, asked: Optional[torch.Tensor] = None
+) -> Kinds:
     """The kinds of a state, which ``asked`` has in place of the parameter."""
     try:
         found = flatten(state, beside=parameter if asked is None else asked)
@@ -193,10 +205,10 @@ def _kinds(parameter: torch.Tensor, state: Dict[str, Any], name: str, asked: Opt
             _refuse_growing(node)
     except Uncarried as error:
         raise TypeError(
-            f"the state {error.path!r} of {name} is {error.what}: expected tensors and numbers, in lists, dicts and objects of "
+            f"{owner}: the state {error.path!r} of {name} is {error.what}: expected tensors and numbers, in lists, dicts and objects of "
             f"them, each with memory of its own, which StateOffload can hold. {_LEAVE}"
         ) from None
-    return Kinds(found.nodes, {path: _kind(parameter, path, value, name) for path, value in found.leaves.items()})
+    return Kinds(found.nodes, {path: _kind(f"{owner}: the state {path!r} of {name}", parameter, value) for path, value in found.leaves.items()})
 
 
 def _refuse_growing(node: Node) -> None:
@@ -205,19 +217,18 @@ def _refuse_growing(node: Node) -> None:
             raise Uncarried(branch.path, "a deque, which grows")
 
 
-def _kind(parameter: torch.Tensor, key: str, value: Any, name: str) -> Kind:
+def _kind(what: str, parameter: torch.Tensor, value: Any) -> Kind:
     if not isinstance(value, torch.Tensor):
         return NumberKind(type(value), None)
     mine = local(value)
     if mine.layout is not torch.strided:
-        raise TypeError(f"the state {key!r} of {name} is {mine.layout}: expected a dense tensor. {_LEAVE}")
+        raise TypeError(f"{what} is {mine.layout}: expected a dense tensor. {_LEAVE}")
     if mine.device == local(parameter).device and (mine.dim() or mine.device.type != "cpu"):
         return Form.of(mine, sharding=Sharding.of(value))
     if mine.dim() == 0 and mine.device.type == "cpu" and mine.element_size() <= 8:
         return NumberKind(torch.Tensor, mine.dtype)
     raise TypeError(
-        f"the state {key!r} of {name} is on {mine.device}, but its parameter is on {local(parameter).device}: expected both on "
-        f"one device. {_LEAVE}"
+        f"{what} is on {mine.device}, but the parameter is on {local(parameter).device}: expected both on one device. {_LEAVE}"
     )
 
 
@@ -256,9 +267,17 @@ def refuse_shared(wrapped: Wrapped) -> None:
 
 def _failed(wrapped: Wrapped, error: Failed) -> str:
     return (
-        f"a step of {type(wrapped.optimizer).__name__} failed on parameters and gradients that StateOffload has made to learn what "
-        f"its state is: {str(error).rstrip('.')}. {_LEAVE}"
+        f"a step of {type(wrapped.optimizer).__name__} failed in a trial, by which StateOffload learns what its state is, with other "
+        f"parameters, without a closure and a graph of the gradients: {str(error).rstrip('.')}{_hint(wrapped, error)}. {_LEAVE}"
     )
+
+
+def _hint(wrapped: Wrapped, error: Failed) -> str:
+    if isinstance(error.__cause__, NotImplementedError):
+        return ", so it has no step: it updates parameters elsewhere, as in the backward pass"
+    if isinstance(error.__cause__, KeyError) and any(isinstance(key, torch.Tensor) for key in wrapped.optimizer.state):
+        return ", which is in the state that it makes before its first step: other parameters have none"
+    return ""
 
 
 class _Trial:
