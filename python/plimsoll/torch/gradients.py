@@ -149,7 +149,7 @@ class Gradients:
     def changed(self, slots: Sequence[Slot]) -> List[Slot]:
         """The slots whose gradients are not what autograd left."""
         accumulated = [(slot, slot.piece.parameter.grad) for slot in slots if slot.accumulated is not None]
-        return [slot for slot, gradient in accumulated if gradient is not None and not slot.accumulated.is_still(gradient)]
+        return [slot for slot, gradient in accumulated if gradient is not None and not slot.is_as_left(gradient)]
 
     def give_up(self) -> None:
         """Discards all gradients, as the step that waited for them is given up."""
