@@ -160,6 +160,7 @@ def check(name, folder, recovery, **options):
 
 
 def same_states(one, other):
+    one, other = ({key: entry for key, entry in state.items() if entry != {}} for state in (one, other))
     return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
 
 
