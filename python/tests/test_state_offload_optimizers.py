@@ -71,7 +71,7 @@ def test_random_numbers_are_drawn_in_the_order_of_the_parameters():
     ps, qs = parameters(), parameters()
     theirs = Drawing(qs, lr=0.1, momentum=0.9)
     drawn = torch.get_rng_state()
-    with pytest.raises(ValueError, match="Drawing updates a parameter by what it finds in others"):
+    with pytest.raises(ValueError, match="Drawing draws random numbers in the order of the parameters.*use mode='whole'"):
         wrap(Drawing(ps, lr=0.1))
     with closing(wrap(Drawing(ps, lr=0.1), mode="whole", recovery=False, chunk_bytes=1)) as ours:
         assert torch.equal(torch.get_rng_state(), drawn)  # trials draw none of the program's
@@ -191,6 +191,16 @@ def test_models_that_change_before_the_first_step():
         steps(ps, ours, 3)
         steps(qs, theirs, 3)
         assert_same_training(ours, theirs, ps, qs)
+
+
+@pytest.mark.parametrize("mode", ["chunked", "whole"])
+def test_models_that_change_after_the_first_step(mode):
+    model = torch.nn.Linear(8, 8)
+    with closing(wrap(torch.optim.AdamW(model.parameters()), mode=mode)) as ours:
+        steps(list(model.parameters()), ours, 1)
+        model.bfloat16()
+        with pytest.raises(RuntimeError, match="is torch.bfloat16 of .* and was torch.float32 of .*Convert the model before the first step"):
+            steps(list(model.parameters()), ours, 1)
 
 
 def test_a_state_that_is_being_saved_is_not_overwritten():

@@ -123,7 +123,8 @@ class Gradients:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
-                "moments and weights decay"
+                "moments and weights decay. A weight that was tied to another, or replaced, after the optimizer was made never gets one: "
+                "make the optimizer after that"
             )
 
     def collect(self, *, anew: bool) -> None:

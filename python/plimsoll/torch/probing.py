@@ -25,6 +25,7 @@ class NumberKind(NamedTuple):
 
 #: What a leaf of the state is: a tensor on the device, or a number on the host.
 Kind = Union[Form, NumberKind]
+_TRIALS = 12  # some optimizers do more in every tenth step
 _STEPS = 2  # what differs between them has no place that is known before
 
 
@@ -155,15 +156,22 @@ def _of_kind(kind: Kind) -> str:
 
 
 @contextlib.contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Leaves the random numbers of the program as they are: some optimizers draw some."""
-    numbers, more = random.getstate(), np.random.get_state()
+def _undisturbed(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Leaves the random numbers of the program as they are, and tells whether some were drawn."""
+    numbers, more, before = random.getstate(), np.random.get_state(), _drawn(device)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
+            yield lambda: _drawn(device) != before
     finally:
         random.setstate(numbers)
         np.random.set_state(more)
+
+
+def _drawn(device: torch.device) -> List[Any]:
+    """How far random numbers are."""
+    _, keys, place, *_ = np.random.get_state()
+    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [random.getstate(), keys.tobytes(), place, *(state.numpy().tobytes() for state in of_torch)]
 
 
 @contextlib.contextmanager
@@ -239,7 +247,7 @@ def refuse_dependent(wrapped: Wrapped) -> None:
     """Raises ValueError if an update depends on other parameters: if a few small ones get other bits one by one."""
     together, alone = _Trial(wrapped), _Trial(wrapped)
     try:
-        for step in range(3):
+        for step in range(_TRIALS):
             together.step(step, at_once=True)
             together.refuse_shared()
             try:
@@ -248,6 +256,11 @@ def refuse_dependent(wrapped: Wrapped) -> None:
                 break
     except Failed as error:
         raise TypeError(_failed(wrapped, error)) from error
+    if together.draws:
+        raise ValueError(
+            f"{type(wrapped.optimizer).__name__} draws random numbers in the order of the parameters, so its step cannot be made chunk "
+            "by chunk: use mode='whole'"
+        )
     if not together.same_as(alone):
         raise ValueError(
             f"{type(wrapped.optimizer).__name__} updates a parameter by what it finds in others, so its step cannot be made chunk by "
@@ -286,6 +299,7 @@ class _Trial:
     def __init__(self, wrapped: Wrapped):
         self._wrapped = wrapped.twin()
         self._state: State = {}
+        self.draws = False  # random numbers
         self.parameters: List[torch.Tensor] = []
         self._groups: List[int] = []
         for g, group in enumerate(self._wrapped.groups):
@@ -298,18 +312,18 @@ class _Trial:
                 self._groups.append(g)
 
     def step(self, step: int, *, at_once: bool) -> None:
-        """Makes a step, in one call or in one for each parameter, the last one first: random numbers tell the order."""
+        """Makes a step, in one call or in one for each parameter."""
         for i, p in enumerate(self.parameters):
-            p.grad = torch.full_like(p, (-1.0) ** i * 10.0 ** (i % 3 - step))
+            p.grad = torch.full_like(p, (-1.0) ** i * 10.0 ** (i % 3 - step % 3))
         numbers = range(len(self.parameters))
-        calls = [list(numbers)] if at_once else [[i] for i in reversed(numbers)]
+        calls = [list(numbers)] if at_once else [[i] for i in numbers]
         with contextlib.ExitStack() as stack:
-            for device in {p.device for p in self.parameters}:
-                stack.enter_context(_undisturbed(device))
+            draws = [stack.enter_context(_undisturbed(device)) for device in {p.device for p in self.parameters}]
             self._wrapped.begin()
             for call in calls:
                 self._call(call)
             self._wrapped.end()
+            self.draws |= any(has_drawn() for has_drawn in draws)
 
     def _call(self, numbers: List[int]) -> None:
         groups: Dict[int, List[torch.Tensor]] = {}
@@ -342,6 +356,9 @@ class _Trial:
         return type(self._wrapped.optimizer).__name__
 
     def same_as(self, other: "_Trial") -> bool:
-        return all(map(torch.equal, self.parameters, other.parameters)) and all(
-            is_same(self._wrapped.settings_of(g), other._wrapped.settings_of(g)) for g in set(self._groups)
+        pairs = list(zip(self.parameters, other.parameters))
+        return (
+            all(torch.equal(mine, others) for mine, others in pairs)
+            and all(is_same(self._state.get(mine), other._state.get(others)) for mine, others in pairs)
+            and all(is_same(self._wrapped.settings_of(g), other._wrapped.settings_of(g)) for g in set(self._groups))
         )

@@ -219,6 +219,7 @@ class StateOffload(torch.optim.Optimizer):
                 )
         self._refuse_torn()
         self._trained.check_groups(self.param_groups)
+        self._trained.check_forms()
         self._trained.check_frozen()
         refuse_sparse(self.param_groups, self._names)
         self._state.refuse_broken()
