@@ -1,5 +1,6 @@
 """Checkpoints of a held state: the service writes and reads them, and the device has no part in it."""
 
+import json
 import os
 import secrets
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -37,6 +38,7 @@ class Saved(NamedTuple):
 
 
 _SCHEMA = "plimsoll.state-offload/1"
+_LARGEST = 60 << 10  # a message of 64 KiB also has the directory
 
 
 class HeldSaver:
@@ -49,6 +51,12 @@ class HeldSaver:
     def save(self, directory: Any, step: int, optimizer: Dict[str, Any], training: Any) -> int:
         """Begins to save the state of a step, which the next steps may follow at once."""
         document = Saved(training, optimizer).document()
+        size, own = len(json.dumps(document)), len(json.dumps(optimizer))
+        if size > _LARGEST:
+            raise ValueError(
+                f"save: training has {size - own} bytes, and the options of the optimizer {own}: expected at most {_LARGEST} together; keep "
+                "larger things in files of their own"
+            )
         ranks, directory = all_ranks(), os.path.abspath(directory)
         identity = ranks.gather([secrets.token_hex(16)])[0]
 

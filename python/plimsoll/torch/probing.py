@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from plimsoll.torch.layout import is_sharded, local
 from plimsoll.torch.regions import Form, Sharding
 from plimsoll.torch.tree import Node, Spans, Uncarried, branches, difference, flatten, is_same, keep
-from plimsoll.torch.wrapped import Changed, Failed, Setting, State, Wrapped, check_setting
+from plimsoll.torch.wrapped import Changed, Failed, Setting, State, Wrapped, check_setting, options_of
 
 
 class NumberKind(NamedTuple):
@@ -293,6 +293,14 @@ def _hint(wrapped: Wrapped, error: Failed) -> str:
     return ""
 
 
+def _different(groups: List[Dict[str, Any]]) -> List[int]:
+    """Groups that differ in more than numbers, such as learning rates: two of each kind, as there may be one for each layer."""
+    kinds: Dict[str, List[int]] = {}
+    for g, group in enumerate(groups):
+        kinds.setdefault(repr([(k, v) for k, v in options_of(group).items() if type(v) not in (int, float)]), []).append(g)
+    return sorted(g for alike in kinds.values() for g in alike[:2])
+
+
 class _Trial:
     """Small parameters of all groups, and an optimizer for them, which takes them in the calls of a step."""
 
@@ -302,7 +310,8 @@ class _Trial:
         self.draws = False  # random numbers
         self.parameters: List[torch.Tensor] = []
         self._groups: List[int] = []
-        for g, group in enumerate(self._wrapped.groups):
+        for g in _different(self._wrapped.groups):
+            group = self._wrapped.groups[g]
             if "lr" in group and not group["lr"]:
                 group["lr"] = 1e-2  # with 0, as before a warm-up, no update depends on anything
             for p in [p for p in group["params"] if p.requires_grad and local(p).numel()][:2]:

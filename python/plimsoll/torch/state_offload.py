@@ -334,8 +334,8 @@ class StateOffload(torch.optim.Optimizer):
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, and returns its step. The service writes it while training goes on.
 
-        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
-        returns, such as the state of a scheduler.
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document that :meth:`load` returns, such as the
+        state of a scheduler. With the options of the parameter groups it has at most 60 KiB.
         """
         self._open_unless_closed()
         self._refuse_torn()
@@ -352,7 +352,8 @@ class StateOffload(torch.optim.Optimizer):
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them. Returns its training document.
 
-        With ``recovery`` the model gets its parameters, too. Otherwise the program loads the model's of the same step.
+        The options of the parameter groups become the saved ones, as with :meth:`load_state_dict`. With ``recovery`` the model
+        gets its parameters, too. Otherwise the program loads the model's of the same step.
         """
         self.open()
         self._refuse_resident("load", "load_state_dict")

@@ -163,7 +163,7 @@ class Wrapped:
         """The options of all groups, the attributes that steps change, and the named state, as JSON."""
         own = attributes_of(self.optimizer)
         return {
-            "groups": [encode_all(options_of(group)) for group in self.groups],
+            **_together([encode_all(options_of(group)) for group in self.groups]),
             "attributes": {key: encode(own[key], key) for key in self.originals if key in own},
             "named": [[encode(key, "state"), encode(value, str(key))] for key, value in self.named.items()],
         }
@@ -176,7 +176,8 @@ class Wrapped:
                 f"the checkpoint is of an optimizer with {saved} parameter groups, and this one has {len(self.groups)}: make the same "
                 "groups"
             )
-        for group, options in zip(self.groups, document["groups"]):
+        for group, own in zip(self.groups, document["groups"]):
+            options = {**document["shared"], **own}
             for key in set(encode_all(options_of(group))) - {*options, *self.optimizer.defaults}:
                 del group[key]  # a step has added it since
             for key, value in options.items():
@@ -196,6 +197,13 @@ class Wrapped:
 
 
 _MISSING = object()
+
+
+def _together(groups: List[_Options]) -> Dict[str, Any]:
+    """Options of groups, with those that all groups share once: a message has little room."""
+    first, *others = groups or [{}]
+    shared = {key: value for key, value in first.items() if all(key in g and g[key] == value for g in others)}
+    return {"shared": shared, "groups": [{k: v for k, v in group.items() if k not in shared} for group in groups]}
 
 
 def call(optimizer: Any, groups: List[_Options], state: Dict[Any, Any]) -> Dict[Any, Any]:
