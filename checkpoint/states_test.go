@@ -146,8 +146,8 @@ func TestStatesOfSeveralRanksAreNotGuessed(t *testing.T) {
 	}
 	saveStates(t, directory, first, second)
 	one, _ := restingStates(0, 1, "a")
-	if _, _, _, err := loadStates(directory, one); err == nil ||
-		!strings.Contains(err.Error(), `2 of them have "a.codes", each with other numbers, so that nothing tells which of these rank 0 of 1 needs`) {
+	const want = `2 of them have "a.codes", each with other numbers, so that nothing tells which of these rank 0 of 1`
+	if _, _, _, err := loadStates(directory, one); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("one of two is taken: %v", err)
 	}
 	if _, _, _, err := loadStates(directory, second); err != nil {

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plimsoll.torch.layout import is_sharded, local
 from plimsoll.torch.regions import Form, Sharding
-from plimsoll.torch.tree import Node, Spans, Uncarried, branches, difference, flatten, is_same, keep
+from plimsoll.torch.tree import Node, Spans, Uncarried, branches, by_type, difference, flatten, is_same, keep
 from plimsoll.torch.wrapped import Changed, Failed, Setting, State, Wrapped, check_setting, options_of
 
 
@@ -368,6 +368,6 @@ class _Trial:
         pairs = list(zip(self.parameters, other.parameters))
         return (
             all(torch.equal(mine, others) for mine, others in pairs)
-            and all(is_same(self._state.get(mine), other._state.get(others)) for mine, others in pairs)
+            and all(is_same(self._state.get(mine), other._state.get(others), by_type) for mine, others in pairs)
             and all(is_same(self._wrapped.settings_of(g), other._wrapped.settings_of(g)) for g in set(self._groups))
         )

@@ -90,6 +90,11 @@ def keep(path: str, value: Any) -> Node:
     return Constant(value)
 
 
+def by_type(path: str, value: Any) -> Node:
+    """Takes the type alone of what is no part of a tree."""
+    return Constant(type(value))
+
+
 def flatten(values: Mapping[Any, Any], unknown: Unknown = refuse, beside: Optional[torch.Tensor] = None) -> Flat:
     """The trees of a dict's values. ``unknown`` decides on values that are no part of a tree.
 
@@ -287,11 +292,11 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any, unknown: Unknown = keep) -> bool:
     """Whether two trees have the same containers, objects, numbers and tensors."""
     if one is other:
         return True
-    (a, mine), (b, others) = flatten({"": one}, keep), flatten({"": other}, keep)
+    (a, mine), (b, others) = flatten({"": one}, unknown), flatten({"": other}, unknown)
     return a == b and mine.keys() == others.keys() and all(_is_same(mine[path], others[path]) for path in mine)
 
 
