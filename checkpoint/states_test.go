@@ -155,7 +155,8 @@ func TestStatesOfSeveralRanksAreNotGuessed(t *testing.T) {
 	}
 }
 
-// TestStatesOfReplicas loads what two ranks have saved alike, as with DistributedDataParallel, into other numbers of ranks.
+// TestStatesOfReplicas loads what two ranks have saved alike, as with DistributedDataParallel, into other numbers of
+// ranks.
 func TestStatesOfReplicas(t *testing.T) {
 	directory := t.TempDir()
 	first, bytes := restingStates(0, 2, "a", "b")

@@ -182,6 +182,11 @@ class Scheduling(Rule):
         return p.grad
 
 
+class Plain(Rule):
+    def update(self, p, group, state):
+        return p.grad
+
+
 class Objects(Rule):
     """Counts in an object of its own."""
 
@@ -206,6 +211,13 @@ class Objects(Rule):
 def test_refusals_name_the_optimizer(kind, message, mode):
     with pytest.raises(TypeError, match=message):
         StateOffload(kind(parameters(), lr=0.1), mode=mode)
+
+
+def test_what_no_checkpoint_holds_is_refused_at_once():
+    inner = Plain(parameters(), lr=0.1)
+    inner.state["table"] = {"rows": torch.zeros(2000)}
+    with pytest.raises(TypeError, match="Plain has 'table.rows', which is a tensor of .*beside the state of its parameters"):
+        wrap(inner)
 
 
 def test_objects_that_a_step_changes_are_refused_and_stay_as_they_are():

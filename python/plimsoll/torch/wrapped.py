@@ -153,6 +153,7 @@ class Wrapped:
         for setting in settings:
             if setting.scope == _ITSELF:
                 self._keep_original(setting.key)
+        self.document()  # so that what cannot be saved is refused before there is a state
 
     def _keep_original(self, key: str) -> None:
         attributes = self.optimizer.__dict__
@@ -162,11 +163,17 @@ class Wrapped:
     def document(self) -> Dict[str, Any]:
         """The options of all groups, the attributes that steps change, and the named state, as JSON."""
         own = attributes_of(self.optimizer)
-        return {
-            **_together([encode_all(options_of(group)) for group in self.groups]),
-            "attributes": {key: encode(own[key], key) for key in self.originals if key in own},
-            "named": [[encode(key, "state"), encode(value, str(key))] for key, value in self.named.items()],
-        }
+        try:
+            return {
+                **_together([encode_all(options_of(group)) for group in self.groups]),
+                "attributes": {key: encode(own[key], key) for key in self.originals if key in own},
+                "named": [[encode(key, "state"), encode(value, str(key))] for key, value in self.named.items()],
+            }
+        except Uncarried as error:
+            raise TypeError(
+                f"{type(self.optimizer).__name__} has {error.path!r}, which is {error.what}, beside the state of its parameters: expected numbers, tensors of at most "
+                f"{SMALL} elements, and lists and dicts of them, which a checkpoint can hold; leave these parameters to the optimizer itself"
+            ) from None
 
     def load_document(self, document: Dict[str, Any], device: torch.device) -> None:
         """Takes what :meth:`document` has written. Raises ValueError for that of an optimizer with other groups."""
