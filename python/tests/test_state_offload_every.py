@@ -34,7 +34,7 @@ REFUSED = {
     "lomo": "it has no step",
     "lorarite": "another state for a parameter that it updates beside others",
     "magma": "shows the parameter groups or the state of another optimizer",
-    "nero": "'scale' is a number of type float of zeros: expected a number of type torch.float32",
+    "nero": "'scale' is a number of type float for a parameter of zeros: expected a number of type torch.float32",
     "sara": "'mask', which is in the state that it makes before its first step",
     "sophiah": "does not require grad",
     "spam": "has a SGD in its attribute 'warmup'.sgd",

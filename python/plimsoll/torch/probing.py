@@ -100,7 +100,7 @@ class Prober:
             raise TypeError(_failed(self._wrapped, error)) from error
         with contextlib.suppress(Failed):
             of_zeros = self._steps(self._wrapped.twin(), parameter, name, g, dtype, scale=0)
-            _refuse_changing(self._name, name, found.kinds, of_zeros.kinds, "of numbers", "of zeros")
+            _refuse_changing(self._name, name, found.kinds, of_zeros.kinds, "for others", "for a parameter of zeros")
         return found
 
     def _steps(
@@ -146,7 +146,7 @@ def _refuse_changing(
         what = f"{difference(second.nodes[keys[0]], first.nodes[keys[0]], keys[0])} {other}, as {one}"
     else:
         what = f"{keys[0]!r} is there {other if keys[0] in second.nodes else one} alone: expected it always"
-    raise TypeError(f"{owner}: the state of {name} changes its form. {what}, as its place is fixed before the first step. {_LEAVE}")
+    raise TypeError(f"{owner}: the state of {name} changes its form. {what}: its place is fixed before the first step. {_LEAVE}")
 
 
 def _of_kind(kind: Kind) -> str:
