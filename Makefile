@@ -115,7 +115,8 @@ stress: ## Run the tests STRESS_RUNS times (20) on a host made busy: cores, memo
 	GO=$(GO) scripts/stress $(STRESS_RUNS)
 
 PYTHON_ENVIRONMENT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/plimsoll/venv
-PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest
+PYTHON_PACKAGES := torch numpy deepspeed megatron-core transformers peft accelerate lightning pytest pytest-xdist hypothesis hatchling expecttest \
+	pytorch_optimizer
 # An environment that was made for other packages gets what it lacks.
 PYTHON_INSTALLED := $(PYTHON_ENVIRONMENT)/installed-$(shell echo $(PYTHON_PACKAGES) | tr ' ' '-')
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -190,7 +191,8 @@ type StatesTensor struct {
 	Bytes ledger.Bytes
 }
 
-// find returns the file in which a rank finds a tensor: its own or, if one file alone has the name, that.
+// find returns the file in which a rank finds a tensor: its own or, if all files with the name have the same bytes, as
+// ranks that hold copies of one state save them, the first of these.
 func (c *States) find(name string, rank, world int, part string) (*statesFile, error) {
 	var found []*statesFile
 	for _, f := range c.files {
@@ -205,15 +207,49 @@ func (c *States) find(name string, rank, world int, part string) (*statesFile, e
 	switch len(found) {
 	case 0:
 		e := c.unsuitable("it has no tensor %q in part %s", name, part)
-		if nearest := fault.Nearest(name, c.names(part)); nearest != "" {
-			e.Hint = fmt.Sprintf("it has %q", nearest)
-		}
+		e.Hint = c.hint(name, part)
 		return nil, e
 	case 1:
 		return found[0], nil
 	}
-	return nil, c.unsuitable("it is of %d ranks, and %d of them have %q, so that nothing tells which of these rank %d "+
-		"of %d needs", c.world, len(found), name, rank, world)
+	if slices.ContainsFunc(found[1:], func(f *statesFile) bool { return !sameBytes(found[0], f, name) }) {
+		return nil, c.unsuitable("it is of %d ranks, and %d of them have %q, each with other numbers, so that nothing "+
+			"tells which of these rank %d of %d needs", c.world, len(found), name, rank, world)
+	}
+	return found[0], nil
+}
+
+// sameBytes reports whether two files have the same tensor, by its checksums.
+func sameBytes(a, b *statesFile, name string) bool {
+	one, other := a.byName[name], b.byName[name]
+	return one.Type == other.Type && slices.Equal(one.Shape, other.Shape) &&
+		a.manifest.Block == b.manifest.Block && slices.Equal(one.Sums, other.Sums)
+}
+
+// hint says where a tensor is that a part lacks: in the part of another optimizer, or under a similar name.
+func (c *States) hint(name, part string) string {
+	for _, f := range c.files {
+		if f.byName[name] != nil {
+			return fmt.Sprintf("part %s has it: %s", f.manifest.Part, saidOf(f.manifest.Part, part))
+		}
+	}
+	if nearest := fault.Nearest(name, c.names(part)); nearest != "" {
+		return fmt.Sprintf("it has %q", nearest)
+	}
+	return ""
+}
+
+// saidOf says which name the optimizer had that saved a part. The Python client makes parts of names.
+func saidOf(saved, wanted string) string {
+	name, isNamed := strings.CutSuffix(saved, ".states")
+	switch {
+	case isNamed:
+		return fmt.Sprintf("the optimizer that saved it had name=%q; give this one the same name", name)
+	case saved == "states":
+		return fmt.Sprintf("the optimizer that saved it had no name; make this one without its name %q",
+			strings.TrimSuffix(wanted, ".states"))
+	}
+	return "give this optimizer the name of the one that saved it"
 }
 
 func (c *States) names(part string) []string {

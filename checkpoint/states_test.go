@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"plimsoll/dtype"
+	"plimsoll/fault"
 	"plimsoll/states"
 )
 
@@ -145,12 +146,57 @@ func TestStatesOfSeveralRanksAreNotGuessed(t *testing.T) {
 	}
 	saveStates(t, directory, first, second)
 	one, _ := restingStates(0, 1, "a")
-	if _, _, _, err := loadStates(directory, one); err == nil ||
-		!strings.Contains(err.Error(), `2 of them have "a.codes", so that nothing tells which of these rank 0 of 1 needs`) {
+	const want = `2 of them have "a.codes", each with other numbers, so that nothing tells which of these rank 0 of 1`
+	if _, _, _, err := loadStates(directory, one); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("one of two is taken: %v", err)
 	}
 	if _, _, _, err := loadStates(directory, second); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStatesOfReplicas loads what two ranks have saved alike, as with DistributedDataParallel, into other numbers of
+// ranks.
+func TestStatesOfReplicas(t *testing.T) {
+	directory := t.TempDir()
+	first, bytes := restingStates(0, 2, "a", "b")
+	second := first
+	second.Rank = 1
+	saveStates(t, directory, first, second)
+	for _, world := range []int{1, 2, 4} {
+		for rank := range world {
+			into, _ := restingStates(rank, world, "a", "b")
+			got, scalars, _, err := loadStates(directory, into)
+			if err != nil || fmt.Sprint(scalars) != "[7 8]" {
+				t.Fatalf("rank %d of %d: %v: %v", rank, world, scalars, err)
+			}
+			for name, want := range bytes {
+				if string(got[name]) != string(want) {
+					t.Errorf("rank %d of %d: %s differs", rank, world, name)
+				}
+			}
+		}
+	}
+}
+
+// TestStatesUnderAnotherNameAreNamed tells a program which name its optimizer had.
+func TestStatesUnderAnotherNameAreNamed(t *testing.T) {
+	for _, test := range []struct{ saved, wanted, hint string }{
+		{"first.states", "second.states", `part first.states has it: the optimizer that saved it had name="first"; give`},
+		{"first.states", "states", `had name="first"; give this one the same name`},
+		{"states", "second.states", `had no name; make this one without its name "second"`},
+	} {
+		directory := t.TempDir()
+		saved, _ := restingStates(0, 1, "a")
+		saved.Part = test.saved
+		saveStates(t, directory, saved)
+		wanted, _ := restingStates(0, 1, "a")
+		wanted.Part = test.wanted
+		_, _, _, err := loadStates(directory, wanted)
+		var input *fault.Input
+		if !errors.As(err, &input) || !strings.Contains(input.Hint, test.hint) {
+			t.Errorf("%s as %s: %v", test.saved, test.wanted, err)
+		}
 	}
 }
 

@@ -225,6 +225,16 @@ def test_goes_on_from_a_state_dict():
         other.load_state_dict({**saved, "param_groups": [{**g, "use_muon": not g["use_muon"]} for g in saved["param_groups"]]})
 
 
+def test_flags_that_a_loaded_group_lacks_are_those_of_torch():
+    model = nn.Linear(8, 12)
+    groups = [{"params": [model.weight], "use_muon": True}, {"params": [model.bias], "use_muon": False, "maximize": True}]
+    optimizer = plimsoll.torch.Muon(groups)
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["param_groups"][1]["maximize"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[1]["maximize"] is False
+
+
 def test_goes_on_from_the_state_of_torch():
     ours, theirs = nn.Linear(8, 12, bias=False), nn.Linear(8, 12, bias=False)
     a, b = plimsoll.torch.Muon(ours.parameters(), lr=0.02), torch.optim.Muon(theirs.parameters(), lr=0.5)

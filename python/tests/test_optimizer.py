@@ -786,6 +786,35 @@ def test_a_state_of_which_a_part_could_not_be_loaded_is_not_used(tmp_path):
     step()
 
 
+def test_weights_that_are_tied_after_the_constructor():
+    model = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20, bias=False))
+    optimizer = plimsoll.torch.AdamW(model.parameters(), model=model)
+    model[1].weight = model[0].weight
+    model(torch.arange(20)).sum().backward()
+    with pytest.raises(RuntimeError, match="weight that was tied to another, or replaced, after the optimizer was made never gets one"):
+        optimizer.step()
+
+
+FLAGS = ["maximize", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay"]
+
+
+@pytest.mark.parametrize("name, options", [("AdamW", {}), ("Adam", {}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})])
+def test_flags_that_a_loaded_group_lacks_are_those_of_torch(name, options):
+    """As in a state that an older release of torch has saved."""
+    loaded = []
+    for module in (torch.optim, plimsoll.torch):
+        model = network()
+        optimizer = getattr(module, name)(model.parameters(), maximize=True, **options)
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        for flag in FLAGS:
+            saved["param_groups"][0].pop(flag, None)
+        optimizer.load_state_dict(saved)
+        loaded.append({k: v for k, v in optimizer.param_groups[0].items() if k != "params"})
+    assert loaded[0] == loaded[1] and loaded[0]["maximize"] is False
+
+
 def test_a_save_ends_in_the_folder_that_it_began_in(tmp_path, monkeypatch):
     model = network()
     optimizer = plimsoll.torch.AdamW(model.parameters())

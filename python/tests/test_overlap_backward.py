@@ -513,6 +513,26 @@ def test_changes_in_all_steps_are_refused_before_one_has_begun(change):
     train(model, optimizer, 3)
 
 
+def test_clipping_by_a_factor_of_one_changes_nothing(tmp_path):
+    """As the Trainer does with max_grad_norm=0: its clip_grad_norm_(inf) writes every gradient."""
+    model, unclipped = network(torch.bfloat16), network(torch.bfloat16)
+    optimizer, theirs = make(model), make(unclipped)
+    for i in range(4):
+        backward(model, i)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        step(optimizer)
+        backward(unclipped, i)
+        step(theirs)
+    for each in (optimizer, theirs):
+        each.synchronize()
+    assert digest(model) == digest(unclipped)
+    backward(model, 4)
+    assert has_begun(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="was changed after it was accumulated"):
+        optimizer.step()
+
+
 def test_a_torn_state_of_several_types(tmp_path):
     def run(model, optimizer, count, first=0):
         for i in range(first, first + count):

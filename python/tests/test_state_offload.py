@@ -328,7 +328,7 @@ def test_optimizers_whose_parameters_depend_on_each_other():
 class Strange(torch.optim.SGD):
     def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
-            self.state[p]["what"] = "text"
+            self.state[p]["what"] = bytearray()
 
 
 class Growing(torch.optim.SGD):
@@ -350,7 +350,7 @@ def test_refusals():
         (lambda: wrap(torch.optim.SparseAdam(ps)), TypeError, "SparseAdam, whose gradients are sparse"),
         (lambda: wrap(torch.optim.Adam(ps, differentiable=True)), ValueError, "differentiable is True in parameter group 0"),
         (lambda: wrap(plimsoll.torch.AdamW(ps)), TypeError, "AdamW of plimsoll.torch, whose state is on the host already"),
-        (lambda: wrap(Strange(ps)), TypeError, "the state 'what' of group0.parameter0 is a str: expected tensors and numbers"),
+        (lambda: wrap(Strange(ps)), TypeError, "the state 'what' of group0.parameter0 is a bytearray: expected tensors and numbers"),
         (lambda: wrap(torch.optim.SGD(ps), mode="all"), ValueError, "mode is 'all': expected one of 'chunked', 'whole'"),
         (lambda: wrap(torch.optim.SGD(ps), chunk_bytes=0), ValueError, "chunk_bytes is 0"),
         (lambda: wrap(torch.optim.SGD(ps), fraction=1.5), ValueError, "fraction is 1.5: expected 0 to 1"),

@@ -60,6 +60,27 @@ class Exchanging(Rule):
         return state["old"] - 0.3 * state["new"]
 
 
+class Drawing(Rule):
+    """Draws a number for each parameter, in their order."""
+
+    def update(self, p, group, state):
+        return p.grad + torch.rand(())
+
+
+def test_random_numbers_are_drawn_in_the_order_of_the_parameters():
+    ps, qs = parameters(), parameters()
+    theirs = Drawing(qs, lr=0.1, momentum=0.9)
+    drawn = torch.get_rng_state()
+    with pytest.raises(ValueError, match="Drawing draws random numbers in the order of the parameters.*use mode='whole'"):
+        wrap(Drawing(ps, lr=0.1))
+    with closing(wrap(Drawing(ps, lr=0.1), mode="whole", recovery=False, chunk_bytes=1)) as ours:
+        assert torch.equal(torch.get_rng_state(), drawn)  # trials draw none of the program's
+        for given, optimizer in ((ps, ours), (qs, theirs)):
+            torch.manual_seed(7)
+            steps(given, optimizer, 4)
+        assert all(map(torch.equal, ps, qs))
+
+
 @pytest.mark.parametrize("mode", ["chunked", "whole"])
 @pytest.mark.parametrize("kind", [CountingItself, CountingInATensor, Exchanging])
 def test_training_has_the_bits_of_the_optimizer(kind, mode):
@@ -74,7 +95,7 @@ def test_training_has_the_bits_of_the_optimizer(kind, mode):
         assert_same_training(ours, theirs, ps, qs)
         assert vars(inner).get("count") == vars(theirs).get("count")
         assert count is None or count is inner.param_groups[0]["count"] and count == 9
-        assert ours._demands.recovery == (kind is Exchanging)  # a count dies with its process
+        assert ours._demands.recovers == (kind is Exchanging)  # a count dies with its process
 
 
 class KeepingTensorsItself(Rule):
@@ -115,7 +136,7 @@ def test_refusals():
     ps = parameters()
     with closing(wrap(Late(ps, lr=0.1))) as ours:
         steps(ps, ours, 2, 4)
-        with pytest.raises(RuntimeError, match="the state 'late' of group0.parameter0 a Tensor: expected None"):
+        with pytest.raises(RuntimeError, match="Late has changed the state 'late', which is a tensor or a number: expected None, for group0.parameter0"):
             steps(ps, ours, 1, 6)
 
 
@@ -170,6 +191,16 @@ def test_models_that_change_before_the_first_step():
         steps(ps, ours, 3)
         steps(qs, theirs, 3)
         assert_same_training(ours, theirs, ps, qs)
+
+
+@pytest.mark.parametrize("mode", ["chunked", "whole"])
+def test_models_that_change_after_the_first_step(mode):
+    model = torch.nn.Linear(8, 8)
+    with closing(wrap(torch.optim.AdamW(model.parameters()), mode=mode)) as ours:
+        steps(list(model.parameters()), ours, 1)
+        model.bfloat16()
+        with pytest.raises(RuntimeError, match="is torch.bfloat16 of .* and was torch.float32 of .*Convert the model before the first step"):
+            steps(list(model.parameters()), ours, 1)
 
 
 def test_a_state_that_is_being_saved_is_not_overwritten():

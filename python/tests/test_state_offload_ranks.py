@@ -82,3 +82,38 @@ def orthogonalized(rank, wraps, options):
 @pytest.mark.parametrize("options", [{"chunk_bytes": 1024, "fraction": 0.5}, *nightly({"chunk_bytes": 1024})], ids=str)
 def test_muon_orthogonalizes_whole_matrices(fully_shard, options):  # noqa: F811
     assert run(orthogonalized, True, options) == run(orthogonalized, False, {})
+
+
+class Counting(torch.optim.AdamW):
+    """Counts its steps in its groups, too, and goes slower by that."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            group["lr"] = 0.1 / group["count"]
+        return super().step(closure)
+
+
+def averaged(rank, steps, folder, saves):
+    """Weights after steps of DistributedDataParallel, with the same data on every rank."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8)))
+    optimizer = StateOffload(Counting(model.parameters()), chunk_bytes=256, model=model)
+    if steps[0]:
+        assert optimizer.load(folder) == {"epoch": 1} and optimizer.resumed_step == steps[0]
+    for step in range(*steps):
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if saves:
+        optimizer.save(folder, {"epoch": 1})
+        optimizer.saved()
+    return [p.detach().flatten().tolist() for p in model.parameters()]
+
+
+def test_replicas_go_on_as_another_number_of_ranks(tmp_path):
+    whole, *_ = run(averaged, (0, 5), str(tmp_path), False)
+    run(averaged, (0, 3), str(tmp_path), True)
+    for world in (1, 4):
+        assert run(averaged, (3, 5), str(tmp_path), False, world=world) == [whole] * world

@@ -1,5 +1,6 @@
 """How the service sees an optimizer of torch, and the options of its parameter groups."""
 
+import functools
 from numbers import Real
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Sequence, Tuple, Type
 
@@ -13,7 +14,7 @@ _REFUSED = {
     "amsgrad": "it needs a third moment, and the service holds two",
     "differentiable": "autograd cannot follow a step into the service",
 }
-# Flags of torch, with the values that apply if a parameter group does not name them.
+# Flags of torch, with the values that apply if a parameter group does not name them and torch says nothing else.
 _FLAGS = {
     "foreach": None,
     "fused": None,
@@ -106,7 +107,7 @@ class Algorithm(NamedTuple):
     ) -> None:
         """Adds the flags that groups of an older release of torch lack, and checks all groups."""
         for group in groups:
-            for flag, value in _FLAGS.items():
+            for flag, value in flags_of(self.reference).items():
                 if flag in defaults:
                     group.setdefault(flag, value)
             self.check_flags(group, name)
@@ -121,6 +122,15 @@ class Algorithm(NamedTuple):
             self.check_flags(group, name)
         self.check_agreement(groups, opened)
         return [[float(x) for x in self.hyperparameters(group)] for group in groups]
+
+
+@functools.lru_cache(maxsize=None)
+def flags_of(reference: Type[torch.optim.Optimizer]) -> Dict[str, Any]:
+    """The values that an optimizer of torch gives to flags which a loaded parameter group lacks."""
+    parameter = torch.zeros(1, device="cpu")
+    group: Dict[str, Any] = {"params": [parameter]}
+    reference([parameter]).__setstate__({"state": {}, "param_groups": [group]})
+    return {flag: group.get(flag, value) for flag, value in _FLAGS.items()}
 
 
 def _check_number(name: str, value: float) -> None:

@@ -165,7 +165,8 @@ class Cycle:
         self._prefetched = None
         for slot in slots.values():
             slot.await_filled()
-        self._update(regions, slots, step, fresh=fresh)
+        # In the order of the parameters, in which the optimizer may add numbers up or draw them.
+        self._update(sorted(regions, key=lambda region: region.index), slots, step, fresh=fresh)
         copied = None
         for i, region in enumerate(regions):
             copied = self._commit(region, slots[region.index], step, committed + i)

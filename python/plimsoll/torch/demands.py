@@ -9,6 +9,7 @@ from plimsoll.torch.control import settings_bytes
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import NumberKind, Prober
 from plimsoll.torch.regions import MASTER, MASTER_LOW, PARAMETER, Form, Layout, Scalar, Sharding, Stored, Wanted, lay_out
+from plimsoll.torch.wrapped import Wrapped
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -22,11 +23,18 @@ class Demands(NamedTuple):
     master: Optional[str]
     moments: str
     recovery: bool
+    #: Whether a step can be finished from what is held: see :meth:`Prober.is_alone`.
+    is_alone: bool = True
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether the arenas also have the parameters, which a load brings to the model."""
+        return self.recovery and self.fraction == 1
 
     @property
     def recovers(self) -> bool:
-        """Whether the next process can go on from the arenas alone: they then have parameters and gradients, too."""
-        return self.recovery and self.fraction == 1
+        """Whether the next process can go on from the arenas alone: they then have gradients, too."""
+        return self.keeps_parameters and self.is_alone
 
     def has_master(self, parameter: torch.Tensor) -> bool:
         return self.master is not None and parameter.dtype in _SIXTEEN_BITS
@@ -41,14 +49,17 @@ class Demands(NamedTuple):
 Placed = Tuple[Demands, Layout, List[Tuple[int, torch.Tensor]]]
 
 
-def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], demands: Demands) -> Placed:
+def demanded(wrapped: Wrapped, names: Dict[torch.Tensor, str], demands: Demands) -> Placed:
     """How the state can be held, its layout, and the parameters whose state stays on the device, with their groups."""
-    prober = Prober(optimizer)
+    optimizer, prober = wrapped.optimizer, Prober(wrapped)
+    is_alone = True
     for g, group in enumerate(optimizer.param_groups):
-        if any(prober.is_not_alone(p, names[p], g, _dtype(p, demands)) for p in group["params"] if p.requires_grad):
-            # Its options are a part of the state, and die with the process. Or ranks that died at other chunks of a step
-            # would not do the same together.
-            demands = demands._replace(recovery=False)
+        for p in group["params"]:
+            is_alone &= not p.requires_grad or prober.is_alone(p, names[p], g, _dtype(p, demands))
+    # Options that a step changes die with the process. And ranks that died at other chunks of a step that they make
+    # together would not do the same when they finish it.
+    demands = demands._replace(is_alone=is_alone)
+    wrapped.expect_changes(prober.changed)
     wanted = [
         _wanted(p, names[p], g, prober, demands)
         for g, group in enumerate(optimizer.param_groups)
@@ -61,7 +72,7 @@ def demanded(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str], d
         count += 1
     if demands.fraction == 1:
         count = len(wanted)  # also those without any state
-    layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups, count))
+    layout = lay_out(wanted[:count], demands.chunk_limit, settings_bytes(optimizer.param_groups, count), wrapped.has_more)
     return demands, layout, [(w.group, w.parameter) for w in wanted[count:]]
 
 
@@ -74,19 +85,19 @@ def _wanted(parameter: torch.Tensor, name: str, g: int, prober: Prober, demands:
     mine = local(parameter).detach()
     has_master = demands.has_master(mine)
     kinds = prober.kinds(parameter, name, g, _dtype(parameter, demands))
-    tensors = [Stored(key, kind, _at_rest(kind, mine, demands)) for key, kind in kinds.items() if isinstance(kind, Form)]
-    scalars = [Scalar(key, kind.number, kind.dtype) for key, kind in kinds.items() if isinstance(kind, NumberKind)]
+    tensors = [Stored(path, kind, _at_rest(kind, mine, demands)) for path, kind in kinds.leaves.items() if isinstance(kind, Form)]
+    scalars = [Scalar(path, kind.number, kind.dtype) for path, kind in kinds.leaves.items() if isinstance(kind, NumberKind)]
     gradient_dtype = getattr(parameter, "grad_dtype", None) or mine.dtype
     keeps_gradient = demands.recovers and not demands.whole
     return Wanted(
         parameter=parameter,
         name=name,
         group=g,
-        keys=tuple(kinds),
+        nodes=kinds.nodes,
         tensors=tuple(tensors),
         scalars=tuple(scalars),
         master=_master(parameter, name, demands) if has_master else None,
-        copy=Stored(PARAMETER, Form.of(mine), mine.dtype) if demands.recovers else None,
+        copy=Stored(PARAMETER, Form.of(mine), mine.dtype) if demands.keeps_parameters else None,
         gradient=Stored("gradient", Form.of(mine, gradient_dtype), gradient_dtype) if keeps_gradient else None,
     )
 

@@ -113,7 +113,7 @@ class GradientArena:
         if self._group.shared and slot.contiguous:
             self._share(slot)
         if self.takes_final is not None:
-            slot.accumulated = Seen(parameter.grad)
+            slot.leave(parameter.grad)
             if slot.fired == slot.expected:
                 self.takes_final(slot)
         if slot.fired == slot.expected and not self._waits:

@@ -154,7 +154,8 @@ class Gradients:
             raise RuntimeError(
                 f"{len(names)} parameters have no gradient, {names[0]} among them: every step updates all parameters. Freeze them before the "
                 "optimizer is made (requires_grad_(False)), or count their gradients as zero (missing_gradients='zero'), which lets their "
-                "moments and weights decay" + ("" if self._adds_up else ", or leave them alone (missing_gradients='keep')")
+                "moments and weights decay. A weight that was tied to another, or replaced, after the optimizer was made never gets one: "
+                "make the optimizer after that" + ("" if self._adds_up else ". Or leave them alone (missing_gradients='keep')")
             )
 
     def collect(self, *, anew: bool) -> None:
@@ -187,7 +188,7 @@ class Gradients:
     def changed(self, slots: Sequence[Slot]) -> List[Slot]:
         """The slots whose gradients are not what autograd left."""
         accumulated = [(slot, slot.piece.parameter.grad) for slot in slots if slot.accumulated is not None]
-        return [slot for slot, gradient in accumulated if gradient is not None and not slot.accumulated.is_still(gradient)]
+        return [slot for slot, gradient in accumulated if gradient is not None and not slot.is_as_left(gradient)]
 
     def give_up(self) -> None:
         """Discards all gradients, as the step that waited for them is given up."""

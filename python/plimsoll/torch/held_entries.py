@@ -8,6 +8,7 @@ from plimsoll.torch import masters
 from plimsoll.torch.cycle import Memory
 from plimsoll.torch.layout import local
 from plimsoll.torch.regions import MASTER, MASTER_LOW, Held, Region
+from plimsoll.torch.tree import Uncarried, difference, flatten, rebuild
 
 
 def read(memory: Memory, region: Region, held: Held) -> Dict[str, Any]:
@@ -16,11 +17,9 @@ def read(memory: Memory, region: Region, held: Held) -> Dict[str, Any]:
     if not control.has_state(held, step):
         return {}
     host = memory.region(region, step)
-    entry: Dict[str, Any] = dict.fromkeys(held.keys)
-    for stored in held.tensors:
-        entry[stored.key] = stored.form.whole(stored.within(host).to(stored.form.dtype, copy=True))
-    for scalar in held.scalars:
-        entry[scalar.key] = control.number(scalar, step)
+    leaves: Dict[str, Any] = {s.key: s.form.whole(s.within(host).to(s.form.dtype, copy=True)) for s in held.tensors}
+    leaves.update((scalar.key, control.number(scalar, step)) for scalar in held.scalars)
+    entry = rebuild(held.nodes, leaves)
     if held.master is not None:
         place = held.master.within(host)
         split = held.master.key == MASTER_LOW
@@ -30,22 +29,38 @@ def read(memory: Memory, region: Region, held: Held) -> Dict[str, Any]:
 
 def check(held: Held, entry: Dict[str, Any]) -> None:
     """Raises ValueError where an entry is not of this parameter and optimizer."""
-    missing = sorted(set(held.keys) - set(entry))
+    missing = sorted(set(held.nodes) - set(entry))
     if missing:
         raise ValueError(f"the state of {held.name} lacks {', '.join(missing)}: expected the state of an optimizer of the same class")
-    others = sorted(set(entry) - set(held.keys) - {MASTER})
+    others = sorted(set(entry) - set(held.nodes) - {MASTER})
     if others:
         raise ValueError(
             f"the state of {held.name} has also {', '.join(others)}: expected the state of an optimizer with the same options; make "
             "StateOffload of one that has the options of the saved one"
         )
+    leaves = _leaves(held, entry)
     for stored in held.tensors:
-        value = entry[stored.key]
+        value = leaves[stored.key]
         shape = tuple(local(value).shape) if isinstance(value, torch.Tensor) else None
         if shape != stored.form.size:
             raise ValueError(
                 f"the state {stored.key!r} of {held.name} has the shape {shape and list(shape)}: expected {list(stored.form.size)}"
             )
+
+
+def _leaves(held: Held, entry: Dict[str, Any]) -> Dict[str, Any]:
+    """The tensors and numbers of an entry. Raises ValueError where it is made otherwise than this optimizer's."""
+    try:
+        found = flatten({key: entry[key] for key in held.nodes})
+    except Uncarried as error:
+        raise ValueError(f"the state {error.path!r} of {held.name} is {error.what}: expected the state of an optimizer of the same class") from None
+    for key, node in found.nodes.items():
+        if node != held.nodes[key]:
+            raise ValueError(
+                f"the state of {held.name} differs at {difference(node, held.nodes[key], key)}, as of an optimizer of the same class "
+                "and options"
+            )
+    return found.leaves
 
 
 def step_of(entries: Iterable[Dict[str, Any]]) -> int:
@@ -72,10 +87,11 @@ def write(memory: Memory, region: Region, held: Held, entry: Optional[Dict[str, 
         held.copy.within(host).copy_(local(held.parameter).detach())
     if not entry:
         return
+    leaves = _leaves(held, entry)
     for stored in held.tensors:
-        stored.within(host).copy_(local(entry[stored.key]).detach())
+        stored.within(host).copy_(local(leaves[stored.key]).detach())
     for scalar in held.scalars:
-        control.set_number(scalar, step, _number(scalar, entry[scalar.key]))
+        control.set_number(scalar, step, _number(scalar, leaves[scalar.key]))
     if held.master is not None:
         _write_master(held, entry.get(MASTER), held.master.within(host))
 

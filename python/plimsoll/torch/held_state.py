@@ -159,7 +159,7 @@ class HeldState:
     def loaded(self) -> None:
         """Goes on with what a load has left in the arenas."""
         self._broken = False
-        if self._demands.recovers:
+        if self._demands.keeps_parameters:
             restore_parameters(self._memory)
 
     def prefetch(self) -> None:

@@ -9,6 +9,7 @@ from plimsoll.torch.control import Control
 from plimsoll.torch.layout import local
 from plimsoll.torch.probing import like
 from plimsoll.torch.regions import MASTER_LOW, Held, Region, Sharding, Stored
+from plimsoll.torch.tree import Uncarried, difference, flatten, rebuild
 from plimsoll.torch.wrapped import Wrapped
 
 Resident = Dict[torch.Tensor, Dict[str, Any]]  # the state of parameters whose state stays on the device, by parameter
@@ -19,6 +20,7 @@ class Batch:
 
     def __init__(self, wrapped: Wrapped, control: Optional[Control], step: int):
         self._wrapped, self._control, self._step = wrapped, control, step
+        self._name = type(wrapped.optimizer).__name__
         self._groups: Dict[int, List[torch.Tensor]] = {}
         self._state: Dict[torch.Tensor, Dict[str, Any]] = {}
         self._targets: List[Tuple[Held, torch.Tensor, Optional[torch.Tensor]]] = []  # with the slot's bytes
@@ -45,12 +47,9 @@ class Batch:
         self._targets.append((held, target, memory))
 
     def _entry(self, held: Held, memory: torch.Tensor) -> Dict[str, Any]:
-        entry: Dict[str, Any] = dict.fromkeys(held.keys)
-        for stored in held.tensors:
-            entry[stored.key] = stored.form.whole(stored.within(memory).to(stored.form.dtype))
-        for scalar in held.scalars:
-            entry[scalar.key] = self._control.number(scalar, self._step)
-        return entry
+        leaves: Dict[str, Any] = {s.key: s.form.whole(s.within(memory).to(s.form.dtype)) for s in held.tensors}
+        leaves.update((scalar.key, self._control.number(scalar, self._step)) for scalar in held.scalars)
+        return rebuild(held.nodes, leaves)
 
     def update(self) -> Dict[torch.Tensor, Dict[str, Any]]:
         """Makes the update. Returns the state that the wrapped optimizer has left."""
@@ -73,16 +72,15 @@ class Batch:
         self._targets, self._state = [], {}
 
     def _put_back(self, held: Held, target: torch.Tensor, memory: torch.Tensor) -> None:
-        entry = self._state.get(target, {})
-        _check_keys(held, entry)
-        moved = [(v, p) for v, p in _values(held, entry, memory) if v.data_ptr() != p.data_ptr() or v.dtype != p.dtype]
+        leaves = _leaves(self._name, held, self._state.get(target, {}), target)
+        moved = [(v, p) for v, p in _values(self._name, held, leaves, memory) if v.data_ptr() != p.data_ptr() or v.dtype != p.dtype]
         slot = memory.untyped_storage().data_ptr()
         # Optimizers may exchange the tensors of two keys: none may be overwritten before it is read.
         moved = [(v.clone() if v.untyped_storage().data_ptr() == slot else v, p) for v, p in moved]
         for value, place in moved:
             place.copy_(value)
         for scalar in held.scalars:
-            self._control.set_number(scalar, self._step + 1, _of_kind(held, scalar, entry[scalar.key]))
+            self._control.set_number(scalar, self._step + 1, _of_kind(self._name, held, scalar, leaves[scalar.key]))
         self._control.set_state(held, self._step + 1, True)
         if held.master is None:
             return
@@ -111,43 +109,50 @@ def _proxy(held: Held, memory: Optional[torch.Tensor]) -> torch.Tensor:
     return proxy
 
 
-def _check_keys(held: Held, entry: Dict[str, Any]) -> None:
-    if set(entry) != set(held.keys):
+def _leaves(name: str, held: Held, entry: Dict[str, Any], target: torch.Tensor) -> Dict[str, Any]:
+    """The tensors and numbers of an entry that is made as in the first two steps."""
+    if set(entry) != set(held.nodes):
         raise RuntimeError(
-            f"the optimizer has the state {', '.join(sorted(entry)) or 'of no key'} for {held.name}: expected "
-            f"{', '.join(held.keys) or 'none'}, as in its first two steps; its state must not grow"
+            f"{name} has the state {', '.join(sorted(entry)) or 'of no key'} for {held.name}: expected "
+            f"{', '.join(held.nodes) or 'none'}, as in its first two steps; its state must not grow"
         )
-    places = {s.key for s in (*held.tensors, *held.scalars)}
-    grown = sorted(key for key, value in entry.items() if value is not None and key not in places)
-    if grown:
+    try:
+        found = flatten({key: entry[key] for key in held.nodes}, beside=target)
+    except Uncarried as error:
         raise RuntimeError(
-            f"the optimizer has made the state {grown[0]!r} of {held.name} a {type(entry[grown[0]]).__name__}: expected None, as in "
-            "its first two steps; its state must not grow"
-        )
+            f"{name} has made the state {error.path!r} of {held.name} {error.what}: expected what it was in its first two steps"
+        ) from None
+    for key, node in found.nodes.items():
+        if node != held.nodes[key]:
+            raise RuntimeError(
+                f"{name} has changed the state {difference(node, held.nodes[key], key)}, for {held.name}, as in its first two "
+                "steps; its state must not grow"
+            )
+    return found.leaves
 
 
-def _values(held: Held, entry: Dict[str, Any], memory: torch.Tensor) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+def _values(name: str, held: Held, leaves: Dict[str, Any], memory: torch.Tensor) -> List[Tuple[torch.Tensor, torch.Tensor]]:
     """The tensors that the optimizer has left, with their places in the slot."""
-    return [(_of_form(held, stored, entry[stored.key]), stored.within(memory)) for stored in held.tensors]
+    return [(_of_form(name, held, stored, leaves[stored.key]), stored.within(memory)) for stored in held.tensors]
 
 
-def _of_form(held: Held, stored: Stored, value: Any) -> torch.Tensor:
+def _of_form(name: str, held: Held, stored: Stored, value: Any) -> torch.Tensor:
     found = local(value) if isinstance(value, torch.Tensor) else None
     if found is None or tuple(found.shape) != stored.form.size or found.dtype != stored.form.dtype:
         what = type(value).__name__ if found is None else f"{found.dtype} of {list(found.shape)}"
         raise RuntimeError(
-            f"the optimizer has made the state {stored.key!r} of {held.name} {what}: expected {stored.form.dtype} of "
+            f"{name} has made the state {stored.key!r} of {held.name} {what}: expected {stored.form.dtype} of "
             f"{list(stored.form.size)}, as in its first two steps"
         )
     if Sharding.of(value) != stored.form.sharding:
-        raise RuntimeError(f"the optimizer has sharded the state {stored.key!r} of {held.name} in another way than in its first two steps")
+        raise RuntimeError(f"{name} has sharded the state {stored.key!r} of {held.name} in another way than in its first two steps")
     return found.detach()
 
 
-def _of_kind(held: Held, scalar: Any, value: Any) -> Any:
+def _of_kind(name: str, held: Held, scalar: Any, value: Any) -> Any:
     found, expected = getattr(value, "dtype", None) or type(value).__name__, scalar.dtype or scalar.number.__name__
     if found != expected:
         raise RuntimeError(
-            f"the optimizer has made the state {scalar.key!r} of {held.name} a {found}: expected a {expected}, as in its first two steps"
+            f"{name} has made the state {scalar.key!r} of {held.name} a {found}: expected a {expected}, as in its first two steps"
         )
     return value

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Iterable, Literal, Mapping, Optional, Tu
 import torch
 
 from plimsoll.torch import layout, newton_schulz
+from plimsoll.torch.algorithm import flags_of
 from plimsoll.torch.arguments import Moments, Number, Parameters, Sharding, described
 from plimsoll.torch.entries import Entries, Entry
 from plimsoll.torch.matrix_groups import check_parameters, checked_adamw, checked_muon
@@ -132,8 +133,9 @@ class Muon(torch.optim.Optimizer):
                     f"parameter group {g} has use_muon={now['use_muon']}, but the state that is loaded was made with the other: give the "
                     "optimizer the groups that the state was saved with"
                 )
+            flags = {} if now["use_muon"] else flags_of(torch.optim.AdamW)
             for option, value in now.items():
-                group.setdefault(option, value)
+                group.setdefault(option, flags.get(option, value))
         super().__setstate__(state)
 
     # Opening

@@ -76,7 +76,7 @@ class ParameterArena:
             if slot.contiguous and parameter.data_ptr() != slot.weight.data_ptr():
                 raise RuntimeError(
                     f"parameter {slot.piece.name} has got other memory since the optimizer was opened (model.to(), or an assignment to "
-                    "its data): do that before the first step, or make a new optimizer"
+                    "its data): do that before the first step, write numbers in place (parameter.data.copy_(x)), or make a new optimizer"
                 )
 
     def pull(self, *, after_step: bool) -> None:

@@ -23,7 +23,7 @@ def finish_step(memory: Memory, wrapped: Wrapped, cycle: Cycle) -> None:
     """Finishes the step under way by the code that makes all steps, with the gradients that it began with."""
     control = memory.control
     options, without = control.described_step()
-    restore(wrapped.groups, options)
+    restore(wrapped.groups, options, _device(memory))
     gradients = [(h.parameter, h.parameter.grad) for h in memory.layout.held]
     try:
         for held in memory.layout.held:
@@ -33,6 +33,10 @@ def finish_step(memory: Memory, wrapped: Wrapped, cycle: Cycle) -> None:
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def _device(memory: Memory) -> torch.device:
+    return local(memory.layout.held[0].parameter).device
 
 
 def _gradient(memory: Memory, held: Held) -> torch.Tensor:

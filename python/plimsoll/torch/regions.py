@@ -6,13 +6,14 @@ gap and back: the new state of a chunk overwrites only what is dead, and never t
 
 import dataclasses
 import math
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from plimsoll import states
 from plimsoll.torch.layout import DTensor, is_sharded
 from plimsoll.torch.masters import BLOCK
+from plimsoll.torch.tree import Node
 
 ALIGNMENT = 256  # of each tensor in a region, in bytes
 COUNTER = 512  # bytes of the device for the number of committed regions
@@ -75,7 +76,7 @@ def _distinct(tensor: torch.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor in a region: as the optimizer has it (``form``), and at rest (``dtype``)."""
+    """A tensor in a region: as the optimizer has it (``form``), and at rest (``dtype``). ``key`` is its path in the state."""
 
     key: str
     form: Form
@@ -117,7 +118,7 @@ class Held:
     parameter: torch.Tensor
     name: str
     group: int
-    keys: Tuple[str, ...]  # of the state, in the optimizer's order
+    nodes: Mapping[str, Node]  # the trees of the state, by key, in the optimizer's order
     tensors: Tuple[Stored, ...]
     scalars: Tuple[Scalar, ...]
     master: Optional[Stored]
@@ -174,7 +175,7 @@ class Wanted:
     parameter: torch.Tensor
     name: str
     group: int
-    keys: Tuple[str, ...]
+    nodes: Mapping[str, Node]
     tensors: Tuple[Stored, ...]
     scalars: Tuple[Scalar, ...]
     master: Optional[Stored]
@@ -189,8 +190,10 @@ class Wanted:
         return sum(padded(t.even_bytes) for t in (*self.tensors, self.master) if t is not None)
 
 
-def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], settings_bytes: int) -> Layout:
-    """Cuts parameters into chunks of at most ``chunk_bytes`` of state, or into one where that is None."""
+def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], settings_bytes: int, has_more: bool = False) -> Layout:
+    """Cuts parameters into chunks of at most ``chunk_bytes`` of state, or into one where that is None. The optimizer
+    ``has_more`` where it also has a state beside that of its parameters.
+    """
     regions: List[Region] = []
     numbers, gradients, index = 0, 0, 0
     for chunk in _chunks(wanted, chunk_bytes):
@@ -212,10 +215,12 @@ def lay_out(wanted: Sequence[Wanted], chunk_bytes: Optional[int], settings_bytes
             gradient = w.gradient and dataclasses.replace(w.gradient, offset=gradients)
             gradients += padded(gradient.bytes) if gradient else 0
             placed.append(
-                Held(index, w.parameter, w.name, w.group, w.keys, tensors, scalars, master, place(w.copy), gradient, flag)
+                Held(index, w.parameter, w.name, w.group, w.nodes, tensors, scalars, master, place(w.copy), gradient, flag)
             )
             index += 1
         regions.append(Region(len(regions), tuple(placed), device_bytes, offset))
+    if (has_more or any(w.scalars for w in wanted)) and not any(region.bytes for region in regions):
+        regions[:1] = [dataclasses.replace(r, bytes=ALIGNMENT) for r in regions[:1]]  # a session has some bytes
     regions = regions or [Region(0, (), 0, 0)]
     return Layout(tuple(regions), states.Layout([r.bytes for r in regions]), gradients, settings_bytes)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import zlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -93,6 +94,8 @@ class Slot:
         self.fired = 0  # gradients that were accumulated since the last step
         self.expected = 1  # and their number before the last step
         self.accumulated: Optional[Seen] = None  # the gradient as autograd left it, where an update may take it early
+        self._content: Optional[int] = None  # a checksum of it then, where the program may write what is there already
+        self._is_rewritten = False  # whether the program has done so
         # Versions of the parameter that was brought into the model, once it is there.
         self.left: Optional[Tuple[int, int]] = None
         # Master weights of a state_dict whose weights are not those that the model had when it was loaded. The model
@@ -101,6 +104,22 @@ class Slot:
 
     def _gradient_in_arena(self) -> torch.Tensor:
         return _tensor(self._gradients, self.piece, self._gradients.memory)
+
+    def leave(self, gradient: torch.Tensor) -> None:
+        """Notes a gradient as autograd has left it. How programs treat gradients shows in the first step."""
+        self.accumulated = Seen(gradient)
+        is_asked_for = self.expected == 0 or self._is_rewritten and self.fired == self.expected
+        self._content = _content(gradient) if is_asked_for else None
+
+    def is_as_left(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient is what autograd has left, to the bit. It may have been clipped by a factor of 1."""
+        if self.accumulated.is_still(gradient):
+            return True
+        if self._content is None or self._content != _content(gradient):
+            return False
+        self._is_rewritten, self.accumulated = True, Seen(gradient)
+        self.seen = self.seen and Seen(gradient)
+        return True
 
     def versions(self) -> Tuple[int, int]:
         return _versions(self.piece.parameter)
@@ -132,6 +151,11 @@ def _tensors_on(tensor: torch.Tensor) -> int:
     storage = tensor.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return count(storage._cdata) - 1 if count is not None else 0
+
+
+def _content(gradient: torch.Tensor) -> int:
+    own = local(gradient.detach()).cpu().contiguous()
+    return zlib.crc32(own.reshape(-1).view(torch.uint8).numpy())
 
 
 def _tensor(arena: Arena, piece: Piece, memory: Any) -> torch.Tensor:

@@ -10,12 +10,13 @@ from plimsoll import states
 from plimsoll.torch import environment, layout, owners, regions
 from plimsoll.torch.demands import Demands, demanded
 from plimsoll.torch.entries import Copy, Entries, Entry
-from plimsoll.torch.held_checkpoint import HeldSaver, all_ranks
+from plimsoll.torch.held_checkpoint import HeldSaver, Saved, all_ranks
 from plimsoll.torch.held_state import Found, HeldState, why_torn
 from plimsoll.torch.refusals import check_arguments, refuse_optimizer, refuse_sparse
 from plimsoll.torch.signals import deferred
 from plimsoll.torch.step import refuse_capture
 from plimsoll.torch.trained import Trained
+from plimsoll.torch.tree import copied
 from plimsoll.torch.wrapped import Wrapped
 
 
@@ -74,7 +75,7 @@ class StateOffload(torch.optim.Optimizer):
     def _lay_out(self) -> None:
         names = self._names()
         self._trained, self._kinds = Trained(self.param_groups, names), self._kinds_of_parameters()
-        self._demands, self._layout, self._resident = demanded(self._wrapped.optimizer, names, self._demands)
+        self._demands, self._layout, self._resident = demanded(self._wrapped, names, self._demands)
 
     def _kinds_of_parameters(self) -> List[Any]:
         return [(p.requires_grad, p.dtype, layout.local(p).device) for g in self.param_groups for p in g["params"]]
@@ -135,9 +136,9 @@ class StateOffload(torch.optim.Optimizer):
             if torn is None and any(f.steps < step for f in found):
                 ranks.agree(f"finishing step {step}", lambda: state.finish_prepared(step))
             self._torn, self._resumed_step = torn, 0 if torn else step
-            before, self._wrapped.optimizer.state = self._wrapped.optimizer.state, {}
+            before = self._wrapped.take_state()
             if before and state.steps == 0:
-                state.replace(dict(before))
+                state.replace(before)
         except BaseException:
             state.close()
             raise
@@ -218,6 +219,7 @@ class StateOffload(torch.optim.Optimizer):
                 )
         self._refuse_torn()
         self._trained.check_groups(self.param_groups)
+        self._trained.check_forms()
         self._trained.check_frozen()
         refuse_sparse(self.param_groups, self._names)
         self._state.refuse_broken()
@@ -272,7 +274,10 @@ class StateOffload(torch.optim.Optimizer):
 
             return read
 
-        return {p: reader(p) for p in self._state.parameters_with_state()} if self._state is not None else {}
+        if self._state is None:
+            return {}
+        named = {key: lambda value=value: copied({"": value})[""] for key, value in self._wrapped.named.items()}
+        return {**{p: reader(p) for p in self._state.parameters_with_state()}, **named}
 
     def state_dict(self) -> Dict[str, Any]:
         """The state in the format of the wrapped optimizer, which can load it. It is read on the host.
@@ -294,7 +299,7 @@ class StateOffload(torch.optim.Optimizer):
         self._open_unless_closed()
         self._refuse_torn()
         self._state.refuse_broken()
-        optimizer.state = self._state.entries()
+        optimizer.state = {**self._state.entries(), **self._wrapped.named}
         try:
             return optimizer.state_dict()
         finally:
@@ -310,10 +315,11 @@ class StateOffload(torch.optim.Optimizer):
         if entries:
             self.open()
         groups = self.param_groups
+        ids = [i for g in state_dict["param_groups"] for i in g["params"]]
         try:
-            optimizer.load_state_dict({**state_dict, "state": {}})
+            optimizer.load_state_dict({**state_dict, "state": {k: v for k, v in entries.items() if k not in set(ids)}})
             if self._state is not None:
-                ids = [i for g in state_dict["param_groups"] for i in g["params"]]
+                self._wrapped.take_state()
                 given = zip(ids, (p for g in self.param_groups for p in g["params"]))
                 self._state.replace({p: entries[i] for i, p in given if i in entries})
         except Exception:
@@ -328,15 +334,15 @@ class StateOffload(torch.optim.Optimizer):
     def save(self, directory: Any, training: Any = None) -> int:
         """Begins to save the state to ``directory``, and returns its step. The service writes it while training goes on.
 
-        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document of at most 64 KiB that :meth:`load`
-        returns, such as the state of a scheduler.
+        All ranks call it, and later :meth:`saved`. ``training`` is a JSON document that :meth:`load` returns, such as the
+        state of a scheduler. With the options of the parameter groups it has at most 60 KiB.
         """
         self._open_unless_closed()
         self._refuse_torn()
         self._state.refuse_broken()
         self._refuse_resident("save", "state_dict")
         self.synchronize()
-        return self._saver.save(directory, self._state.steps, training)
+        return self._saver.save(directory, self._state.steps, self._wrapped.document(), training)
 
     def saved(self) -> int:
         """Waits until all ranks have written what :meth:`save` began, and makes it a checkpoint. Returns its step."""
@@ -346,15 +352,27 @@ class StateOffload(torch.optim.Optimizer):
     def load(self, directory: Any) -> Any:
         """Loads a checkpoint, or the newest in a folder of them. Returns its training document.
 
-        With ``recovery`` the model gets its parameters, too. Otherwise the program loads the model's of the same step.
+        The options of the parameter groups become the saved ones, as with :meth:`load_state_dict`. With ``recovery`` the model
+        gets its parameters, too. Otherwise the program loads the model's of the same step.
         """
         self.open()
         self._refuse_resident("load", "load_state_dict")
         self._state.forget()
-        training = self._saver.load(directory)
+        self._torn = f"the load of {directory} has failed"  # until all is there
+        saved = self._saver.load(directory, self._take)
         self._state.loaded()
         self._torn, self._resumed_step = None, self._state.steps
-        return training
+        return saved.training
+
+    def _take(self, saved: Saved) -> None:
+        """Takes what a checkpoint has beside the state of parameters."""
+        if saved.optimizer is not None:
+            self._wrapped.load_document(saved.optimizer, self._trained.device)
+        elif self._wrapped.has_more:
+            raise ValueError(
+                f"the checkpoint is of an earlier release, without what {type(self._wrapped.optimizer).__name__} has beside the state "
+                "of its parameters, such as a count of steps: save it with this release, or load a state_dict"
+            )
 
     def _refuse_resident(self, method: str, instead: str) -> None:
         if self._resident:

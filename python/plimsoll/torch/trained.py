@@ -1,7 +1,7 @@
 """The parameters of an optimizer, as they were when it was opened."""
 
 import operator
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -10,6 +10,11 @@ from plimsoll.torch import layout
 _REGROUPED = (
     "when the optimizer was opened, and the state belongs to those parameters. Close the optimizer, and make a new one of "
     "the parameters to train from now on"
+)
+
+_CONVERTED = (
+    "when the optimizer was opened (model.to(), or an assignment to its data), and the state belongs to that. Convert the model before "
+    "the first step, or close the optimizer, and make a new one"
 )
 
 
@@ -26,6 +31,7 @@ class Trained:
         self._names = names
         self._frozen = [p for p in everything if not p.requires_grad]
         self._groups: List[List[torch.Tensor]] = [list(g["params"]) for g in groups]
+        self._forms = [_form(p) for p in self.parameters]
 
     @property
     def are_sharded(self) -> bool:
@@ -51,6 +57,15 @@ class Trained:
             if len(group["params"]) != len(opened) or any(map(operator.is_not, group["params"], opened)):
                 raise RuntimeError(f"parameter group {g} has other parameters than {_REGROUPED}")
 
+    def check_forms(self) -> None:
+        """Refuses parameters that are of another type or shape than the state was made for, or on another device."""
+        for parameter, opened in zip(self.parameters, self._forms):
+            found = _form(parameter)
+            if found != opened:
+                raise RuntimeError(
+                    f"parameter {self._names[parameter]} is {_described(found)}, and was {_described(opened)} {_CONVERTED}"
+                )
+
     def check_frozen(self) -> None:
         """Refuses gradients of parameters that were frozen."""
         thawed = sorted(self._names[p] for p in self._frozen if p.requires_grad and p.grad is not None)
@@ -61,3 +76,13 @@ class Trained:
                 "without a gradient alone. Or close it now, and make a new one of all parameters that are trained; state_dict() "
                 "takes the others' state along"
             )
+
+
+def _form(parameter: torch.Tensor) -> Tuple[torch.dtype, Tuple[int, ...], torch.device]:
+    mine = layout.local(parameter)
+    return parameter.dtype, tuple(parameter.shape), mine.device
+
+
+def _described(form: Tuple[torch.dtype, Tuple[int, ...], torch.device]) -> str:
+    dtype, shape, device = form
+    return f"{dtype} of {list(shape)} on {device}"
