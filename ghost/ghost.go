@@ -2,10 +2,10 @@
 
 // Package ghost runs a training program on GPUs that are not there, and says what it held: the program plans itself.
 //
-// A library stands in for CUDA's (library/): device memory is address space, and kernels do nothing. So the program runs
-// under PyTorch's own allocator, autograd and engines, without a GPU and without the memory of its weights. Python code
-// under which it runs (stage/) plays one rank of the job, and leaves large tensors of the host alone. PyTorch records the
-// history of its memory, which package snapshot reads.
+// A library stands in for CUDA's (library/): device memory is address space, and kernels do nothing. So the program
+// runs under PyTorch's own allocator, autograd and engines, without a GPU and without the memory of its weights. Python
+// code under which it runs (stage/) plays one rank of the job, and leaves large tensors of the host alone. PyTorch
+// records the history of its memory, which package snapshot reads.
 package ghost
 
 import (
@@ -25,6 +25,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/simulate"
@@ -159,9 +160,11 @@ func (r Request) settings(scratch string) map[string]any {
 		},
 		"set": map[string]string{
 			"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled",
-			"MLFLOW_TRACKING_URI": "file:" + filepath.Join(scratch, "mlruns"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
-			"TORCHINDUCTOR_CACHE_DIR": filepath.Join(scratch, "inductor"), "TRITON_CACHE_DIR": filepath.Join(scratch, "triton"),
-			"TMPDIR": scratch, "TRITON_LIBCUDA_PATH": scratch, "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
+			"MLFLOW_TRACKING_URI":           "file:" + filepath.Join(scratch, "mlruns"),
+			"TORCHINDUCTOR_COMPILE_THREADS": "1",
+			"TORCHINDUCTOR_CACHE_DIR":       filepath.Join(scratch, "inductor"),
+			"TRITON_CACHE_DIR":              filepath.Join(scratch, "triton"),
+			"TMPDIR":                        scratch, "TRITON_LIBCUDA_PATH": scratch, "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
 		},
 	}
 }
@@ -226,7 +229,7 @@ func interpreterOf(program string) (string, error) {
 	if strings.HasPrefix(filepath.Base(program), "python") {
 		return path, nil
 	}
-	file, err := os.Open(path)
+	file, _, err := files.Open(path)
 	if err != nil {
 		return "", err
 	}

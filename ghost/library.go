@@ -69,9 +69,10 @@ func build(ctx context.Context) (string, error) {
 	}
 	compiler := compilerOf()
 	if compiler == "" {
-		return "", fault.Inputf("a program plans itself with a library that stands in for CUDA, which is not here, and " +
-			"there is no C compiler to make it").WithHint("install a C compiler (cc), or a package of Plimsoll that has " +
-			libraryName + "; or set " + LibraryVariable + " to its path")
+		return "", fault.Inputf("a program plans itself with a library that stands in for CUDA, which is not here, " +
+			"and there is no C compiler to make it").
+			WithHint("install a C compiler (cc), or a package of Plimsoll that has " + libraryName + "; or set " +
+				LibraryVariable + " to its path")
 	}
 	if err := os.MkdirAll(filepath.Dir(folder), 0o700); err != nil {
 		return "", err

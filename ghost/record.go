@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"plimsoll/fault"
+	"plimsoll/files"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 	"plimsoll/simulate"
@@ -62,9 +63,12 @@ type Note struct {
 	Text string `json:"text"`
 }
 
+// maxRecord is far above the size of any record.
+const maxRecord = 64 << 20
+
 // readRecord reads what a program has left in the scratch folder.
 func readRecord(scratch string, of Request) (*Record, error) {
-	text, err := os.ReadFile(filepath.Join(scratch, "record.json"))
+	text, err := files.Read(filepath.Join(scratch, "record.json"), maxRecord)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fault.Inputf("the program ended before it could be recorded").
 			WithHint("its output says why")
@@ -82,8 +86,8 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	case r.Torch == "":
 		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
 	case r.CUDA == "":
-		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU", r.Torch).
-			WithHint("install a build of torch with CUDA beside it: it needs no GPU")
+		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU",
+			r.Torch).WithHint("install a build of torch with CUDA beside it: it needs no GPU")
 	case r.Device == nil:
 		return nil, fault.Inputf("the program ended and has used no GPU")
 	case r.Steps == 0 && r.Failures == 0:
@@ -128,7 +132,8 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 		})
 	}
 	peak := r.GPU.Peak().PeakUsed
-	r.GPU.Interval = ledger.Interval{Lower: peak, Upper: peak, Confidence: ledger.Confidence, Sources: []ledger.Source{}}
+	r.GPU.Interval = ledger.Interval{Lower: peak, Upper: peak, Confidence: ledger.Confidence,
+		Sources: []ledger.Source{}}
 	for _, h := range r.GPU.Outside {
 		below, above, why := simulate.Apart(h)
 		plan.Widen(&r.GPU, ledger.Source{Name: h.Component.Title(), Below: below, Above: above, Reason: why})
@@ -203,7 +208,9 @@ func componentsOf(d *snapshot.Device, entry int) []ledger.Holding {
 	var all []ledger.Holding
 	for _, sum := range snapshot.ByComponent(holders) {
 		h := ledger.Holding{Component: sum.Component, Bytes: sum.Bytes}
-		places := slices.DeleteFunc(slices.Clone(holders), func(x snapshot.Holder) bool { return x.Component != sum.Component })
+		places := slices.DeleteFunc(slices.Clone(holders), func(x snapshot.Holder) bool {
+			return x.Component != sum.Component
+		})
 		slices.SortStableFunc(places, func(a, b snapshot.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
 		h.Why = fmt.Sprintf("%s (%v)", places[0].Place, places[0].Bytes)
 		if len(places) > 1 {

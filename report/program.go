@@ -54,8 +54,8 @@ func (d *PlanDocument) programPage() *Page {
 	p := d.Program
 	var job Facts
 	job.add("program", "%s", strings.Join(p.Command, " "))
-	job.add("run", "rank %d of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were computed",
-		p.Rank, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
+	job.add("run", "rank %d of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were "+
+		"computed", p.Rank, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
 	sections := []Section{{job}}
 	palette := paletteOf(d.Devices)
 	for i := range d.Devices {

@@ -16,8 +16,8 @@ type Span struct {
 	EndRequested, EndReserved ledger.Bytes
 }
 
-// Spans cuts the trace at times, which are in order, in microseconds since 1970. The first span begins with the trace and
-// ends before the first time.
+// Spans cuts the trace at times, which are in order, in microseconds since 1970. The first span begins with the trace
+// and ends before the first time.
 func (d *Device) Spans(times []int64) []Span {
 	spans := make([]Span, len(times)+1)
 	live, now := maps.Clone(d.initial), d.Start

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"plimsoll/optim/optimtest"
 )
 
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
@@ -119,6 +121,9 @@ func checkCommand(t *testing.T, command string, shown []string) {
 	arguments := strings.Fields(command)
 	if arguments[0] != "plimsoll" {
 		t.Fatalf("%s: expected a plimsoll command", command)
+	}
+	if at := slices.Index(arguments, "--"); at >= 0 && arguments[at+1] == "python" {
+		arguments[at+1] = optimtest.Python(t)
 	}
 	for i, argument := range arguments {
 		if slices.Contains(writtenInDocs, argument) {

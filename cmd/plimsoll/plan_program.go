@@ -51,8 +51,8 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 	return report.NewProgramDocument(c.Root().Version, p, []ledger.Device{record.GPU}), nil
 }
 
-// runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed, and
-// the record says what it would have needed.
+// runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed,
+// and the record says what it would have needed.
 func runOut(ctx context.Context, request ghost.Request) (record *ghost.Record, failed string, err error) {
 	record, err = request.Run(ctx)
 	if err != nil || record.End.Kind != "failed" {
