@@ -164,7 +164,10 @@ func (r Request) settings(scratch string) map[string]any {
 			"TORCHINDUCTOR_COMPILE_THREADS": "1",
 			"TORCHINDUCTOR_CACHE_DIR":       filepath.Join(scratch, "inductor"),
 			"TRITON_CACHE_DIR":              filepath.Join(scratch, "triton"),
-			"TMPDIR":                        scratch, "TRITON_LIBCUDA_PATH": scratch, "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": filepath.Join(scratch, "extensions"),
+			"TMPDIR":                        scratch,
+			"TRITON_LIBCUDA_PATH":           scratch,
+			"PYTHONDONTWRITEBYTECODE":       "1",
+			"TORCH_EXTENSIONS_DIR":          filepath.Join(scratch, "extensions"),
 		},
 	}
 }
