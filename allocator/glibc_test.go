@@ -93,6 +93,20 @@ func TestGlibcTrim(t *testing.T) {
 	}
 }
 
+// TestGlibcSplits: a chunk is split where what is left could be a chunk.
+func TestGlibcSplits(t *testing.T) {
+	for rest, want := range map[ledger.Bytes]int{alignment: 0, 2 * alignment: 1, 3 * alignment: 1} {
+		g := NewGlibc()
+		freed := g.Allocate(10*alignment - header)
+		g.Allocate(alignment) // keeps the chunk from the top
+		g.Free(freed)
+		g.Allocate(10*alignment - rest - header)
+		if got := g.free.Len(); got != want {
+			t.Errorf("of a chunk with %v to spare, %d chunks are free, want %d", rest, got, want)
+		}
+	}
+}
+
 func TestGlibcProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := NewGlibc()

@@ -31,12 +31,12 @@ func newZeRO3(e *deepSpeed) *zero3 {
 	n := len(e.parameters)
 	d := &zero3{deepSpeed: e, shards: make([]tensor, n), secondary: make([]tensor, n)}
 	for _, group := range e.groups {
-		var sum int64
+		shards := make([]int64, len(group))
 		for i, p := range group {
-			if sum += e.shardOf(p.Elements); sum >= e.recipe.Sizes.SubGroup || i == len(group)-1 {
-				d.subGroups = append(d.subGroups, subGroup{flat: e.addFlat(sum)})
-				sum = 0
-			}
+			shards[i] = e.shardOf(p.Elements)
+		}
+		for _, elements := range subGroups(shards, e.recipe.Sizes.SubGroup) {
+			d.subGroups = append(d.subGroups, subGroup{flat: e.addFlat(elements)})
 		}
 	}
 	if e.offloads() { // Twin-Flow keeps the first sub-groups on the GPU
@@ -54,6 +54,19 @@ func newZeRO3(e *deepSpeed) *zero3 {
 	d.coordinator = newCoordinator(e, d.persistent)
 	d.coordinator.partition = d.partition
 	return d
+}
+
+// subGroups cuts the parameters of a group, of which a rank has so many elements each, into sub-groups: one ends with the
+// parameter that fills it (stage3.py, _create_fp16_sub_groups).
+func subGroups(shards []int64, size int64) (elements []int64) {
+	var sum int64
+	for i, n := range shards {
+		if sum += n; sum >= size || i == len(shards)-1 {
+			elements = append(elements, sum)
+			sum = 0
+		}
+	}
+	return elements
 }
 
 func (e *deepSpeed) shardOf(n int64) int64 {
