@@ -97,6 +97,12 @@ test-experiments: ## Run the tests of the two studies
 parts: python ## Run the parts of the build that a change needs beside make test (.ci/parts.toml)
 	$(GO) run ./cmd/ci run
 
+.PHONY: ghost
+ghost: ## Make the library that stands in for CUDA, beside the program (needs a C compiler; plan makes it by itself)
+	mkdir -p bin
+	$(CC) -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Werror \
+		-o bin/libplimsoll_ghost.so ghost/library/*.c -ldl -lpthread
+
 .PHONY: all-stamps
 all-stamps: python ## Run every part of the build, whether its inputs have changed or not
 	$(GO) run ./cmd/ci run -all

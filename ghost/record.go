@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -212,7 +213,7 @@ func componentsOf(d *snapshot.Device, entry int) []ledger.Holding {
 			return x.Component != sum.Component
 		})
 		slices.SortStableFunc(places, func(a, b snapshot.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
-		h.Why = fmt.Sprintf("%s (%v)", places[0].Place, places[0].Bytes)
+		h.Why = fmt.Sprintf("%s (%v)", strings.Replace(places[0].Place, snapshot.NoPlace, "autograd", 1), places[0].Bytes)
 		if len(places) > 1 {
 			h.Why += fmt.Sprintf(", and %d more lines", len(places)-1)
 		}

@@ -2,6 +2,8 @@ package report
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"plimsoll/ledger"
@@ -35,8 +37,22 @@ func NewProgramDocument(version string, p PlannedProgram, devices []ledger.Devic
 	return &PlanDocument{
 		Schema: PlanSchema, Version: version, Verdict: verdict.Result, Limit: newPlanLimit(verdict), Devices: devices,
 		Model: PlannedModel{Name: p.name(), Source: strings.Join(p.Command, " ")}, Program: &p,
-		Assumptions: []string{}, StateFormats: []plan.StateFormat{}, Inputs: []Input{},
+		Assumptions: []string{}, StateFormats: []plan.StateFormat{}, Inputs: p.files(),
 	}
+}
+
+// files are the files that the command names: run --plan refuses others.
+func (p *PlannedProgram) files() []Input {
+	inputs := []Input{}
+	for _, word := range p.Command {
+		if !slices.Contains([]string{".py", ".json", ".yaml", ".yml", ".toml"}, filepath.Ext(word)) {
+			continue
+		}
+		if sum, err := hashOf(word); err == nil {
+			inputs = append(inputs, Input{word, sum})
+		}
+	}
+	return inputs
 }
 
 // name returns the file of the program, or its first word.

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// noPlace is the place of memory without frames.
-const noPlace = "(no Python frames)"
+// NoPlace is the place of memory without frames: autograd's threads have none.
+const NoPlace = "(no Python frames)"
 
 // place names the line of the source that asked for memory: the innermost Python frame outside of torch, else the
 // innermost frame.
 func (r *records) place(stack uint32) string {
 	frames := r.stacks.of(stack)
 	if len(frames) == 0 {
-		return noPlace
+		return NoPlace
 	}
 	for _, n := range frames {
 		file := r.texts.all[r.frames.all[n].file]
