@@ -213,7 +213,8 @@ func componentsOf(d *snapshot.Device, entry int) []ledger.Holding {
 			return x.Component != sum.Component
 		})
 		slices.SortStableFunc(places, func(a, b snapshot.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
-		h.Why = fmt.Sprintf("%s (%v)", strings.Replace(places[0].Place, snapshot.NoPlace, "autograd", 1), places[0].Bytes)
+		place := strings.Replace(places[0].Place, snapshot.NoPlace, "autograd", 1)
+		h.Why = fmt.Sprintf("%s (%v)", place, places[0].Bytes)
 		if len(places) > 1 {
 			h.Why += fmt.Sprintf(", and %d more lines", len(places)-1)
 		}

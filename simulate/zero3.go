@@ -56,8 +56,8 @@ func newZeRO3(e *deepSpeed) *zero3 {
 	return d
 }
 
-// subGroups cuts the parameters of a group, of which a rank has so many elements each, into sub-groups: one ends with the
-// parameter that fills it (stage3.py, _create_fp16_sub_groups).
+// subGroups cuts the parameters of a group, of which a rank has so many elements each, into sub-groups: one ends with
+// the parameter that fills it (stage3.py, _create_fp16_sub_groups).
 func subGroups(shards []int64, size int64) (elements []int64) {
 	var sum int64
 	for i, n := range shards {
