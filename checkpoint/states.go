@@ -205,7 +205,7 @@ func (c *States) find(name string, rank, world int, part string) (*statesFile, e
 	switch len(found) {
 	case 0:
 		e := c.unsuitable("it has no tensor %q in part %s", name, part)
-		if nearest := fault.Nearest(name, c.names(part)); nearest != "" {
+		if nearest := fault.NearestParameter(name, c.names(part)); nearest != "" {
 			e.Hint = fmt.Sprintf("it has %q", nearest)
 		}
 		return nil, e
