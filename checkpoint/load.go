@@ -103,7 +103,7 @@ func (c *Checkpoint) lacks(name string) error {
 	if nearest := fault.NearestParameter(name, c.names); nearest != "" {
 		return e.WithHint(fmt.Sprintf("it has %q", nearest))
 	}
-	return e.WithHint("if it has it by another name, plimsoll checkpoint convert --rename writes a copy with other names")
+	return e.WithHint("if it has it by another name, plimsoll checkpoint convert --rename writes a copy with this one")
 }
 
 // at returns a source that holds an element: a preferred one or, without any, the one

@@ -14,8 +14,9 @@ import (
 	"plimsoll/shard"
 )
 
-// Rename is a rule that gives parameters of a checkpoint other names. A * in From stands for one part of a name, between
-// its dots. The first * in To is the part that the first * in From has found, and so on: numbers of layers stay.
+// Rename is a rule that gives parameters of a checkpoint other names. A * in From stands for one part of a name,
+// between its dots. The first * in To is the part that the first * in From has found, and so on: layers keep their
+// numbers.
 type Rename struct {
 	From, To string
 	where    fault.Position // where it was read, if it was in a file
@@ -205,8 +206,8 @@ func (c *Checkpoint) renamed(rules []Rename) (map[string]string, error) {
 			renamed, by, used[i] = to, i, true
 		}
 		if other, twice := taken[renamed]; twice {
-			return nil, fault.File(c.path).Inputf("with --rename both %q and %q have the name %q", other, name, renamed).
-				WithHint("give each parameter a name of its own")
+			return nil, fault.File(c.path).Inputf("with --rename both %q and %q have the name %q", other, name,
+				renamed).WithHint("give each parameter a name of its own")
 		}
 		if err := (shard.Piece{Name: renamed, Range: shard.Range{Count: 1}}).Validate(); err != nil {
 			return nil, fault.File(c.path).Inputf("with --rename %v", err)
@@ -240,5 +241,6 @@ func (c *Checkpoint) absent(template, name string, isInTemplate func(string) boo
 	if len(left) == 0 {
 		return e.WithHint("convert the checkpoint of a job that trains it")
 	}
-	return e.WithHint(fmt.Sprintf("if the checkpoint has it by another name, give --rename FROM=%s with that name", name))
+	return e.WithHint(fmt.Sprintf("if the checkpoint has it by another name, give --rename FROM=%s with that name",
+		name))
 }

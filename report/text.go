@@ -91,8 +91,8 @@ func (f Facts) text(l layout) string {
 // lines returns a value in lines of the layout's width.
 func (l layout) lines(value string) []string { return wrapped(value, l.width) }
 
-// oneLine returns a text whose line breaks are shown and not made: a name with one would make lines of its own. What has
-// no picture is escaped here already, so that a layout counts the columns that are shown, and ends no colors of a name.
+// oneLine returns a text whose line breaks are shown and not made: a name with one would make lines of its own. It
+// escapes what has no picture, so that a layout counts the columns that are shown, and ends no color of a name.
 func oneLine(value string) string { return safe.Escaped(strings.ReplaceAll(value, "\n", `\n`)) }
 
 // wrapped breaks a text into lines of up to width characters; 0 is any.

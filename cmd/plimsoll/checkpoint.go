@@ -182,8 +182,8 @@ the names of OUT before the two are compared.`,
 		"where a file of torch.save has none")
 	command.Flags().StringArrayVar(&flags.weights, "weights", nil, "`FILE` of safetensors or torch.save with the "+
 		"weights, where a file of torch.save has none (repeat it for several)")
-	command.Flags().StringArrayVar(&flags.rename, "rename", nil, "`FROM=TO`: the parameter FROM of PATH is TO in OUT; a "+
-		"* stands for one part of a name, such as the number of a layer. Also a file of such lines, or with a JSON "+
+	command.Flags().StringArrayVar(&flags.rename, "rename", nil, "`FROM=TO`: the parameter FROM of PATH is TO in OUT; "+
+		"a * stands for one part of a name, such as the number of a layer. Also a file of such lines, or with a JSON "+
 		"object (repeat it for several)")
 	command.Flags().Var((*countFlag)(&flags.ranks), "ranks", "number of ranks to shard the state for")
 	return command

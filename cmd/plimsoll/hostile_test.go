@@ -29,7 +29,11 @@ var hostileTexts = []string{
 	"\u202e\u2066\u200b\u200d\u2028\u2029\u00ad\ufeff\U000e0041",
 	"=cmd|' /C calc'!A0\u200f\x1b[2J",
 	"\u202a <img src=x onerror=alert(1)> ![x](https://evil.test) @everyone #123 </script><script>alert(1)</script>",
+	"title\n" + forgedVerdict + " of it\r",
 }
+
+// forgedVerdict is a line that only plimsoll may say.
+const forgedVerdict = "fits: all"
 
 // hostileRuns is how many documents each command line reads in each format.
 func hostileRuns() int {
@@ -122,6 +126,9 @@ func (h *hostileReader) read(t *testing.T, path string, arguments []string) {
 	}
 	of := h.line + " --format " + h.format + " with " + strconv.Quote(path)
 	checkShown(t, of+": stderr", stderr.String())
+	if strings.Contains(stderr.String(), "\n"+forgedVerdict) {
+		t.Errorf("%s: stderr has a line that a name has made: %s", of, stderr.String())
+	}
 	h.check(t, of+": stdout", stdout.Bytes())
 	h.check(t, of+": the file", written)
 	if reaches.Match(slices.Concat(stdout.Bytes(), stderr.Bytes(), written)) {
@@ -165,6 +172,9 @@ func (h *hostileReader) check(t *testing.T, of string, text []byte) {
 			t.Errorf("%s has %q: %.300q", of, raw, near(string(text), raw))
 		}
 	}
+	if h.format == "" && bytes.Contains(text, []byte("\n"+forgedVerdict)) {
+		t.Errorf("%s has a line that a name has made: %.300q", of, near(string(text), forgedVerdict))
+	}
 	if strings.Contains(h.line, "--to csv") {
 		checkNoFormula(t, of, text)
 	}
@@ -174,7 +184,8 @@ func (h *hostileReader) check(t *testing.T, of string, text []byte) {
 func checkShown(t *testing.T, of, text string) {
 	t.Helper()
 	for i, r := range text {
-		if r == utf8.RuneError || r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+		if r == utf8.RuneError || r != '\n' && r != '\t' &&
+			unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
 			t.Errorf("%s has %U: %.300q", of, r, text[max(0, i-100):min(len(text), i+100)])
 			return
 		}
@@ -276,7 +287,8 @@ func TestHostileProcess(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	at := func(name string) string { return filepath.Join(folder, name) }
-	script := "#!/bin/sh\nprintf '%s\\n' 'torch.OutOfMemoryError: CUDA out of memory. " + hostileTexts[0] + "'\nexit 3\n"
+	script := "#!/bin/sh\nprintf '%s\\n' 'torch.OutOfMemoryError: CUDA out of memory. " + hostileTexts[0] +
+		"'\nexit 3\n"
 	if err := os.WriteFile(at(hostileName), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +349,8 @@ func TestHostileParameters(t *testing.T) {
 	t.Parallel()
 	folder := filepath.Join(t.TempDir(), hostileName)
 	rename := "model.norm.weight=" + strings.TrimPrefix(hostileName, "=")
-	if _, said, code := runs("checkpoint", "convert", "../../examples/checkpoints", folder, "--rename", rename); code != 0 {
+	_, said, code := runs("checkpoint", "convert", "../../examples/checkpoints", folder, "--rename", rename)
+	if code != exitDone {
 		t.Fatal(said)
 	}
 	for _, line := range []string{"inspect", "inspect --json", "inspect --markdown", "verify"} {
@@ -348,7 +361,7 @@ func TestHostileParameters(t *testing.T) {
 		checkShown(t, line, stdout+stderr)
 	}
 	for _, arguments := range [][]string{
-		{"--rename", strings.TrimPrefix(hostileName, "=") + "=" + "model.embed_tokens.weight"}, {"--rename", hostileName},
+		{"--rename", strings.TrimPrefix(hostileName, "=") + "=model.embed_tokens.weight"}, {"--rename", hostileName},
 		{"--rename", hostileName + "=\x1b[2J"}, {"--to", "megatron", "--like", "../../examples/megatron"},
 	} {
 		stdout, stderr, code := runs(append([]string{"checkpoint", "convert", folder, filepath.Join(t.TempDir(), "o")},

@@ -31,8 +31,8 @@ const (
 	shortMutations = 6
 )
 
-// mutated is a command line that reads a document. FILE stands for a mutated copy of the document, FOLDER for the folder
-// of that copy, OUT for a path at which there is nothing, and MODEL, PLAN and RECORDING for documents that are whole.
+// mutated is a command line that reads a document. FILE stands for a mutated copy of the document, FOLDER for the
+// folder of that copy, OUT for a path at which there is nothing, and MODEL, PLAN and RECORDING for whole documents.
 type mutated struct {
 	line      string
 	documents []string // patterns of files. An element "FOLDER: pattern" takes the folder along
@@ -152,7 +152,7 @@ func madeDocuments(t *testing.T) (folder string) {
 		}
 	}
 	write("config.json", littleLlama)
-	write("names.txt", "# other names\nmodel.layers.*.mlp.weight = layers.*.mlp.weight\nmodel.norm.weight=norm.weight\n")
+	write("names.txt", "# other names\nmodel.layers.*.mlp.weight = layers.*.mlp.weight\nmodel.norm.weight=norm\n")
 	write("names.json", `{"model.layers.*.mlp.weight": "layers.*.mlp.weight"}`)
 	for _, line := range []string{
 		"plan --out plan-zero.json --zero 2 --zero-offload optimizer --model config.json" + little,
