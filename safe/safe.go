@@ -15,6 +15,9 @@ import (
 // character.
 func Text(text string) string { return Escaped(redact(text)) }
 
+// Line is Text in one line: a line break is shown and not made, so that a name makes no line of its own.
+func Line(text string) string { return strings.ReplaceAll(Text(text), "\n", `\n`) }
+
 // Escaped escapes control characters except tabs and line breaks, and characters that have no picture of their own:
 // those that change the direction of a text (Trojan Source, CVE-2021-42574), joiners, and separators of lines.
 func Escaped(text string) string {
