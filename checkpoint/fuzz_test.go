@@ -469,7 +469,7 @@ func FuzzTorchLike(f *testing.F) {
 		if err != nil {
 			return
 		}
-		like, err := c.likeOf(document, nil)
+		like, err := c.likeOf("optimizer.pt", document, nil)
 		if err != nil {
 			return
 		}

@@ -100,10 +100,10 @@ func (c *Checkpoint) unsuitable(format string, arguments ...any) error {
 
 func (c *Checkpoint) lacks(name string) error {
 	e := fault.File(c.path).Inputf("the checkpoint has no parameter %q", name)
-	if nearest := fault.Nearest(name, c.names); nearest != "" {
-		e.Hint = fmt.Sprintf("it has %q", nearest)
+	if nearest := fault.NearestParameter(name, c.names); nearest != "" {
+		return e.WithHint(fmt.Sprintf("it has %q", nearest))
 	}
-	return e
+	return e.WithHint("if it has it by another name, plimsoll checkpoint convert --rename writes a copy with this one")
 }
 
 // at returns a source that holds an element: a preferred one or, without any, the one

@@ -40,7 +40,7 @@ func (c *Checkpoint) checkTemplate(like *Checkpoint, program string) error {
 	for _, name := range like.names {
 		own := c.parameters[name]
 		if own == nil {
-			return fmt.Errorf("it has the parameter %q, which the checkpoint %s does not have", name, c.path)
+			return c.absent(like.path, name, func(own string) bool { return like.parameters[own] != nil })
 		}
 		if shape := like.parameters[name].Shape; !slices.Equal(own.Shape, shape) {
 			return fmt.Errorf("parameter %q has the shape %v, and in the checkpoint %v", name, shape, own.Shape)

@@ -233,7 +233,7 @@ func (c *States) hint(name, part string) string {
 			return fmt.Sprintf("part %s has it: %s", f.manifest.Part, saidOf(f.manifest.Part, part))
 		}
 	}
-	if nearest := fault.Nearest(name, c.names(part)); nearest != "" {
+	if nearest := fault.NearestParameter(name, c.names(part)); nearest != "" {
 		return fmt.Sprintf("it has %q", nearest)
 	}
 	return ""

@@ -32,7 +32,7 @@ func (c *Checkpoint) WriteTorchLike(
 	}
 	var l *torchLike
 	err = withArchive(ctx, like, torchKind, quantizedClass, nil, func(a *archive, document any) (err error) {
-		l, err = c.likeOf(document, list)
+		l, err = c.likeOf(like, document, list)
 		return err
 	})
 	if err != nil {
@@ -42,17 +42,20 @@ func (c *Checkpoint) WriteTorchLike(
 }
 
 // likeOf finds the checkpoint's parameters in the state_dict of an optimizer. Both have the same ones.
-func (c *Checkpoint) likeOf(document any, names []string) (*torchLike, error) {
+func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLike, error) {
 	all, err := parametersOf(document, names)
 	if err != nil {
 		return nil, err
 	}
 	l := &torchLike{groups: items(member(document, "param_groups"))}
+	isIn := func(name string) bool {
+		return slices.ContainsFunc(all, func(p torchParameter) bool { return p.name == name })
+	}
 	taken, states := map[string]bool{}, stateByKey(member(document, "state"))
 	for _, p := range all {
 		own := c.parameters[p.name]
 		if own == nil {
-			return nil, fmt.Errorf("it has the parameter %q, which the checkpoint %s does not have", p.name, c.path)
+			return nil, c.absent(like, p.name, isIn)
 		}
 		taken[p.name] = true
 		if err := c.checkLike(own.Piece, states[p.key]); err != nil {

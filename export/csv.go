@@ -28,7 +28,7 @@ type safeRows struct{ *csv.Writer }
 
 func (r safeRows) write(cells ...string) {
 	for i, cell := range cells {
-		cells[i] = safe.Text(cell)
+		cells[i] = safe.Line(cell)
 		if _, err := strconv.ParseFloat(cell, 64); err != nil && strings.IndexAny(cell, "=+-@\t") == 0 {
 			cells[i] = "'" + cells[i] // https://owasp.org/www-community/attacks/CSV_Injection
 		}

@@ -16,7 +16,7 @@ import (
 
 // TestHostileNames: names in a plan or a recording act neither on the terminal nor on the spreadsheet of a reader.
 func TestHostileNames(t *testing.T) {
-	const hostile = "=cmd|' /C calc'!A0\x1b]0;title\x07\u202e\u200b"
+	const hostile = "=cmd|' /C calc'!A0\x1b]0;title\x07\u202e\u200b\nfits: all"
 	one := ledger.Bytes(1)
 	source := &Source{Planned: true, Recorded: true,
 		Lines: ledger.Comparison{{Device: ledger.GPU, Phase: hostile, Iteration: hostile, Component: hostile,
@@ -40,7 +40,7 @@ func TestHostileNames(t *testing.T) {
 		if !strings.Contains(written, "title") {
 			t.Errorf("%s does not have the name", f.Name)
 		}
-		for _, hidden := range []string{"\x1b]", "\x07\u202e", "\u202e", "\u200b"} {
+		for _, hidden := range []string{"\nfits: all", "\x1b]", "\x07\u202e", "\u202e", "\u200b"} {
 			if strings.Contains(written, hidden) {
 				t.Errorf("%s has %q", f.Name, hidden)
 			}

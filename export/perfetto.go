@@ -58,7 +58,7 @@ func (m *message) number(field protowire.Number, value uint64) {
 }
 
 func (m *message) text(field protowire.Number, value string) {
-	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), safe.Text(value))
+	*m = protowire.AppendString(protowire.AppendTag(*m, field, protowire.BytesType), safe.Line(value))
 }
 
 func (m *message) message(field protowire.Number, value message) {

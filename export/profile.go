@@ -32,7 +32,7 @@ func writeProfile(w io.Writer, s *Source) error {
 	}
 	frames := map[string]*profile.Location{}
 	frame := func(name string) *profile.Location {
-		name = safe.Text(name)
+		name = safe.Line(name)
 		if frames[name] == nil {
 			id := uint64(len(frames) + 1)
 			f := &profile.Function{ID: id, Name: name}
@@ -66,8 +66,8 @@ func writeProfile(w io.Writer, s *Source) error {
 		p.Sample = append(p.Sample, &profile.Sample{Value: values,
 			Location: []*profile.Location{frame(l.Component.Title()), frame(phaseOf(l.Phase, l.Iteration)),
 				frame(device(l.Device, l.Rank))},
-			Label: map[string][]string{"component": {safe.Text(string(l.Component))},
-				"device": {device(l.Device, l.Rank)}, "phase": {safe.Text(phaseOf(l.Phase, l.Iteration))}},
+			Label: map[string][]string{"component": {safe.Line(string(l.Component))},
+				"device": {device(l.Device, l.Rank)}, "phase": {safe.Line(phaseOf(l.Phase, l.Iteration))}},
 		})
 	}
 	return p.Write(w)

@@ -5,6 +5,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -129,6 +130,20 @@ func Nearest(name string, candidates []string) string {
 		}
 	}
 	return best
+}
+
+// NearestParameter is Nearest for names of parameters. Their numbers are those of layers, experts and projections: a
+// candidate with other numbers is another parameter, and no misspelling of the name.
+func NearestParameter(name string, candidates []string) string {
+	numbers := numbersIn(name)
+	return Nearest(name, slices.DeleteFunc(slices.Clone(candidates), func(c string) bool {
+		return !slices.Equal(numbersIn(c), numbers)
+	}))
+}
+
+// numbersIn returns the numbers in a name, in their order, as they are written.
+func numbersIn(name string) []string {
+	return strings.FieldsFunc(name, func(r rune) bool { return r < '0' || r > '9' })
 }
 
 // editDistance returns the number of letters to insert, delete, replace or swap with their neighbour that make a into b

@@ -69,6 +69,21 @@ func TestNearest(t *testing.T) {
 	}
 }
 
+// TestNearestParameter: a parameter of another layer, expert or projection is no misspelling.
+func TestNearestParameter(t *testing.T) {
+	known := []string{"layers.3.mlp.weight", "layers.13.mlp.w1", "layers.1.experts.3.w1", "norm.weight"}
+	for name, want := range map[string]string{
+		"layers.3.mlp.wieght": "layers.3.mlp.weight", "layer.3.mlp.weight": "layers.3.mlp.weight",
+		"layers.13.mpl.w1": "layers.13.mlp.w1", "norms.weight": "norm.weight",
+		"layers.13.mlp.weight": "", "layers.13.mlp.w2": "", "layers.3.experts.1.w1": "", "layers.03.mlp.weight": "",
+		"layers.1.experts.3.w2": "", "norm.1.weight": "", "layers.mlp.weight": "",
+	} {
+		if got := NearestParameter(name, known); got != want {
+			t.Errorf("nearest to %q is %q, want %q", name, got, want)
+		}
+	}
+}
+
 func TestOneOf(t *testing.T) {
 	for want, names := range map[string][]string{
 		"":                   nil,

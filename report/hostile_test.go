@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode"
+	"unicode/utf8"
 
 	"plimsoll/explain"
 )
@@ -95,6 +97,9 @@ func checkHostile(t *testing.T, page *Page) {
 	}
 	written["html"] = text.String()
 	for format, text := range written {
+		if format == "text true" { // text false has no colors to take for those of a name
+			text = ownColors.ReplaceAllString(text, "")
+		}
 		for _, r := range text {
 			if r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
 				t.Errorf("%s has %U: %.300q", format, r, around(text, string(r)))
@@ -108,6 +113,29 @@ func checkHostile(t *testing.T, page *Page) {
 	for _, live := range []string{"@everyone", "https://evil", "www.evil", "#123", " <img"} {
 		if text := written["markdown false"]; strings.Contains(text, live) {
 			t.Errorf("Markdown has %q: %.300q", live, around(text, live))
+		}
+	}
+}
+
+// ownColors are what a page draws with.
+var ownColors = regexp.MustCompile(`\x1b\[[0-9;]*m`)
+
+// TestHostileNamesAreLaidOut: a layout counts the columns of names as they are shown, and ends no color of theirs.
+func TestHostileNamesAreLaidOut(t *testing.T) {
+	name := "\x1b[31m" + strings.Repeat("red\u202e ", 12)
+	table := &Table{Columns: []Column{{Title: "name"}, {Title: "name\x1b[1m"}}, Rows: [][]any{{name, "a"}, {"b", name}}}
+	page := &Page{Screen: Screen{Width: 60}, Verdict: name,
+		Sections: []Section{{Paragraph(name), Facts{{name, []string{name}}}, List{name}, Tree{{Text: name}}, table}}}
+	var text bytes.Buffer
+	if err := page.Write(&text, Text); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(text.String(), `[0m`) {
+		t.Errorf("a color of a name is ended:\n%s", text.String())
+	}
+	for line := range strings.Lines(text.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 60 {
+			t.Errorf("a line of %d columns: %s", n, line)
 		}
 	}
 }

@@ -125,8 +125,8 @@ func (p *Page) Write(w io.Writer, format Format) error {
 	return err
 }
 
-// safeText returns the text of the page with nothing in it that acts on a terminal, beside colors. A page with names
-// that would act has no colors: nobody could tell its own from theirs.
+// safeText returns the text of the page with nothing in it that acts on a terminal, beside colors. Layouts escape names
+// (oneLine). A page in which one would act all the same has no colors: nobody could tell its own from theirs.
 func (p *Page) safeText() string {
 	plain := *p
 	plain.Screen.Color = false

@@ -6,6 +6,8 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/list"
 	"github.com/jedib0t/go-pretty/v6/text"
+
+	"plimsoll/safe"
 )
 
 // screen is the width of dense text.
@@ -89,8 +91,9 @@ func (f Facts) text(l layout) string {
 // lines returns a value in lines of the layout's width.
 func (l layout) lines(value string) []string { return wrapped(value, l.width) }
 
-// oneLine returns a text whose line breaks are shown and not made: a name with one would make lines of its own.
-func oneLine(value string) string { return strings.ReplaceAll(value, "\n", `\n`) }
+// oneLine returns a text whose line breaks are shown and not made: a name with one would make lines of its own. It
+// escapes what has no picture, so that a layout counts the columns that are shown, and ends no color of a name.
+func oneLine(value string) string { return safe.Escaped(strings.ReplaceAll(value, "\n", `\n`)) }
 
 // wrapped breaks a text into lines of up to width characters; 0 is any.
 func wrapped(value string, width int) []string {

@@ -13,11 +13,14 @@ import (
 
 // Text returns a text that is safe to show, in any format: in a string of JSON or JavaScript an escape means the same
 // character.
-func Text(text string) string { return escape(redact(text)) }
+func Text(text string) string { return Escaped(redact(text)) }
 
-// escape escapes control characters except tabs and line breaks, and characters that have no picture of their own:
+// Line is Text in one line: a line break is shown and not made, so that a name makes no line of its own.
+func Line(text string) string { return strings.ReplaceAll(Text(text), "\n", `\n`) }
+
+// Escaped escapes control characters except tabs and line breaks, and characters that have no picture of their own:
 // those that change the direction of a text (Trojan Source, CVE-2021-42574), joiners, and separators of lines.
-func escape(text string) string {
+func Escaped(text string) string {
 	if strings.IndexFunc(text, isHidden) < 0 && utf8.ValidString(text) {
 		return text
 	}

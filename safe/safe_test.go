@@ -65,6 +65,12 @@ func FuzzText(f *testing.F) {
 	})
 }
 
+func TestLine(t *testing.T) {
+	if got, want := Line("a\nfits: all\x1b[2J"), `a\nfits: all\u001b[2J`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestDocumentsStayValid: what is taken out of a document leaves a document.
 func TestDocumentsStayValid(t *testing.T) {
 	for _, text := range []string{

@@ -97,7 +97,7 @@ type conversion struct {
 	state, moments, to, from string
 	ranks                    int
 	names, like              string
-	weights                  []string
+	weights, rename          []string
 }
 
 // choice is a flag with a list of values.
@@ -147,7 +147,10 @@ executed.
 With --like, OUT takes the place of a state that the trainer itself has saved:
 of a file of torch.save, such as optimizer.pt of Hugging Face's Trainer, or with
 --to deepspeed or megatron of a checkpoint of ZeRO 1 to 3 or of Megatron. OUT
-has its order, its hyperparameters and all else that is no optimizer state.`,
+has its order, its hyperparameters and all else that is no optimizer state.
+
+Programs may have other names for the same parameter. With --rename, PATH has
+the names of OUT before the two are compared.`,
 		Example: `  plimsoll checkpoint convert checkpoints converted --ranks 4
   plimsoll checkpoint convert checkpoints converted --state fp32 --moments bf16
   plimsoll checkpoint convert checkpoints optimizer.pt --to torch
@@ -161,7 +164,9 @@ has its order, its hyperparameters and all else that is no optimizer state.`,
   plimsoll checkpoint convert checkpoints out --to megatron \
     --like saved/iter_0000100
   plimsoll checkpoint convert checkpoints new.pt --to torch \
-    --like optimizer.pt --names names.json`,
+    --like optimizer.pt --names names.json
+  plimsoll checkpoint convert checkpoints out --to megatron \
+    --like saved/iter_0000100 --rename names.txt`,
 		Args: paths("PATH", "OUT"),
 		RunE: func(c *cobra.Command, arguments []string) error {
 			return runConvert(c, arguments[0], arguments[1], flags)
@@ -177,6 +182,9 @@ has its order, its hyperparameters and all else that is no optimizer state.`,
 		"where a file of torch.save has none")
 	command.Flags().StringArrayVar(&flags.weights, "weights", nil, "`FILE` of safetensors or torch.save with the "+
 		"weights, where a file of torch.save has none (repeat it for several)")
+	command.Flags().StringArrayVar(&flags.rename, "rename", nil, "`FROM=TO`: the parameter FROM of PATH is TO in OUT; "+
+		"a * stands for one part of a name, such as the number of a layer. Also a file of such lines, or with a JSON "+
+		"object (repeat it for several)")
 	command.Flags().Var((*countFlag)(&flags.ranks), "ranks", "number of ranks to shard the state for")
 	return command
 }
@@ -236,10 +244,17 @@ func (f conversion) checkFiles() error {
 }
 
 func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint.Conversion) error {
+	rules, err := checkpoint.ReadRenames(flags.rename)
+	if err != nil {
+		return err
+	}
 	interruptible(c)
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
 	opened, err := open(c, path, flags, progress)
 	if err != nil {
+		return err
+	}
+	if err := opened.Rename(rules); err != nil {
 		return err
 	}
 	if class := opened.Quantized(); class != "" {

@@ -103,7 +103,8 @@ func replaced(t *testing.T, list []string, stride int, arguments ...string) {
 				if err := os.WriteFile(name, text, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				ends[checkEnd(t, fmt.Sprintf("%s with %s = %.40v", path, strings.Join(place, "."), value), command)]++
+				change := fmt.Sprintf("%s with %s = %.40v", path, strings.Join(place, "."), value)
+				ends[checkEnd(t, change, command, exitDone, exitInput, exitDoesNotFit)]++
 			}
 		})
 	}
@@ -132,17 +133,17 @@ func parsedCommand(t *testing.T, arguments []string) *cobra.Command {
 	return command
 }
 
-// checkEnd runs a command, which must end with a result or with a refusal of its input, soon and in little memory.
-func checkEnd(t *testing.T, change string, command *cobra.Command) (code int) {
+// checkEnd runs a command, which must end with one of some exit codes, soon and in little memory.
+func checkEnd(t *testing.T, change string, command *cobra.Command, documented ...int) (code int) {
 	t.Helper()
 	if peakMemory(t) > mostMemory/2 {
 		debug.FreeOSMemory() // what earlier commands have left is not this one's
 	}
 	resetPeak(t)
 	before := usedSeconds(t)
-	said := command.RunE(command, nil)
+	said := runsParsed(command)
 	code = exitCode(t.Context(), said)
-	if !slices.Contains([]int{exitDone, exitInput, exitDoesNotFit}, code) {
+	if !slices.Contains(documented, code) {
 		t.Errorf("%s: exit code %d\n%.2000v", change, code, said)
 	}
 	if seconds := usedSeconds(t) - before; seconds > mostSeconds {
@@ -152,6 +153,16 @@ func checkEnd(t *testing.T, change string, command *cobra.Command) (code int) {
 		t.Errorf("%s: %d MiB", change, peak>>20)
 	}
 	return code
+}
+
+// runsParsed runs a command. A panic, which would end the program, is an error that is no refusal.
+func runsParsed(command *cobra.Command) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return command.RunE(command, command.Flags().Args())
 }
 
 // decoded returns the document of a JSON or YAML file, or nil where the file has none, such as a template.

@@ -49,11 +49,16 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		c, err = root.ExecuteC()
 	}
+	return ended(c, err)
+}
+
+// ended says why a command has failed, unless it has said so itself, and returns the exit code.
+func ended(c *cobra.Command, err error) int {
 	code := exitCode(c.Context(), err)
 	hintFor(c, err)
 	var said outcome
 	if err != nil && !errors.As(err, &said) {
-		fmt.Fprintf(stderr, "plimsoll: %s\n", fault.Printable(err.Error()))
+		fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s\n", fault.Printable(err.Error()))
 	}
 	return code
 }
