@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// budget is a command line with what it may take of the processor and of memory. The real program runs it.
-type budget struct {
+// verbBudget is a command line with what it may take of the processor and of memory. The real program runs it.
+type verbBudget struct {
 	command string
 	seconds time.Duration // of the processor: other programs do not change it much
 	memory  int64
@@ -22,7 +22,7 @@ type budget struct {
 
 const mebibyte = 1 << 20
 
-var budgets = []budget{
+var budgets = []verbBudget{
 	{"models", 5 * time.Second, 500 * mebibyte, false},
 	{"plan --model llama-3-70b --gpus 8 --nodes 8 --gpu H100-80GB --fsdp 2 --seq-len 4096", 5 * time.Second,
 		300 * mebibyte, false},
