@@ -50,20 +50,22 @@ func sumOf(arenas []arena) ledger.Bytes {
 
 // moments returns the state at every sample.
 func (r *Recording) moments() []moment {
-	at := mapsAt(r)
 	all := make([]moment, len(r.Samples))
-	last := map[identity]*samples.Process{}
+	last, known := map[identity]*process{}, map[identity]*maps{}
 	for i := range r.Samples {
 		m := moment{ranks: map[int]*rankMoment{}}
-		for k := range r.Samples[i].Sample.Processes {
-			p := &r.Samples[i].Sample.Processes[k]
-			m.add(p, at[i][identityOf(p)])
-			before := last[identityOf(p)]
+		for k := range r.Samples[i].Processes {
+			p := &r.Samples[i].Processes[k]
+			if p.Mappings != nil {
+				known[p.identity] = newMaps(p)
+			}
+			m.add(p, known[p.identity])
+			before := last[p.identity]
 			if p.Role == samples.RankProcess && p.Rank >= 0 && before != nil && p.Peak > before.Peak &&
 				p.Phase == before.Phase && p.Iteration == before.Iteration {
 				m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
 			}
-			last[identityOf(p)] = p
+			last[p.identity] = p
 		}
 		all[i] = m
 	}
@@ -71,7 +73,7 @@ func (r *Recording) moments() []moment {
 }
 
 // add adds a process. Its arenas go to the ranks whose state they are.
-func (m *moment) add(p *samples.Process, known *maps) {
+func (m *moment) add(p *process, known *maps) {
 	h := heldBy(p, known)
 	if known != nil {
 		for _, a := range known.arenas {
@@ -172,7 +174,7 @@ func (p *peak) marked(near *rankMoment, ended *samples.Ended) *peak {
 
 // near returns what the rank held at the last sample before a mark, or at the first one after it.
 func (r *Recording) near(all []moment, rank int, mark samples.Record) *rankMoment {
-	after, _ := slices.BinarySearchFunc(r.Samples, mark, compareTimes)
+	after, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
 	for i := after - 1; i >= 0; i-- {
 		if m := all[i].ranks[rank]; m != nil && m.pids != nil {
 			return m
