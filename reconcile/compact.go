@@ -9,8 +9,8 @@ import (
 	"plimsoll/samples"
 )
 
-// sample is what a comparison reads of a sample. A recording of hours has a hundred thousand of them, and the records as
-// they are read would take ten times as much memory.
+// sample is what a comparison reads of a sample. A recording of hours has a hundred thousand of them, and the records
+// as they are read would take four times as much memory.
 type sample struct {
 	Time      time.Duration
 	Processes []process
@@ -81,8 +81,8 @@ func newCompactor() *compactor {
 // sample returns what a comparison reads of a sample.
 func (c *compactor) sample(record *samples.Record) sample {
 	from := record.Sample
-	s := sample{Time: record.Time, Kills: from.Node.Kills, Groups: c.groupsOf(from.Groups), GPUs: slices.Clone(from.GPUs),
-		Processes: make([]process, len(from.Processes))}
+	s := sample{Time: record.Time, Kills: from.Node.Kills, Groups: c.groupsOf(from.Groups),
+		GPUs: slices.Clone(from.GPUs), Processes: make([]process, len(from.Processes))}
 	for i := range from.Processes {
 		s.Processes[i] = c.process(&from.Processes[i])
 	}

@@ -136,7 +136,7 @@ func (r *Recording) gpu(m *measurement, all []moment, rank int) ledger.Device {
 		}
 	}
 	for i := range r.Samples {
-		of := all[i].ranks[rank]
+		of := all[i].find(rank)
 		if of == nil {
 			continue
 		}
@@ -187,8 +187,8 @@ func (r *Recording) used(sample int, pids []int) ledger.Bytes {
 // usedBefore returns what the driver counted for a rank at the last sample before a mark.
 func (r *Recording) usedBefore(all []moment, rank int, mark samples.Record) ledger.Bytes {
 	i, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
-	if i == 0 || all[i-1].ranks[rank] == nil {
+	if i == 0 || all[i-1].find(rank) == nil {
 		return 0
 	}
-	return r.used(i-1, all[i-1].ranks[rank].pids)
+	return r.used(i-1, all[i-1].find(rank).pids)
 }

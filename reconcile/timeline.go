@@ -133,7 +133,7 @@ func (r *Recording) hostTrack(all []moment, rank int) Track {
 				counted = m.Ended.Holdings
 			}
 		}
-		m := all[i].ranks[rank]
+		m := all[i].find(rank)
 		if m == nil {
 			m = &rankMoment{}
 		}
@@ -183,7 +183,7 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 	}
 	used := Curve{Component: ledger.UnexplainedGPU, Title: "used, as the driver counts"}
 	for i := range all {
-		if m := all[i].ranks[rank]; m != nil {
+		if m := all[i].find(rank); m != nil {
 			used.Points = append(used.Points, Point{r.Samples[i].Time, r.used(i, m.pids)})
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/activity"
 	"plimsoll/evidence"
 	"plimsoll/explain"
 	"plimsoll/fault"
@@ -132,8 +133,8 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 	if err := o.check(arguments); err != nil {
 		return err
 	}
-	r := &explainReader{stdin: c.InOrStdin(), in: explain.Inputs{Version: c.Root().Version,
-		Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
+	r := &explainReader{stdin: c.InOrStdin(), progress: terminalProgress(c), in: explain.Inputs{
+		Version: c.Root().Version, Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
 	for _, name := range arguments {
 		if err := r.argument(name); err != nil {
 			return err
@@ -206,8 +207,9 @@ type explainReader struct {
 	stdin     io.Reader
 	in        explain.Inputs
 	request   job.Request
-	snapshots []string // files
-	members   int      // of archives, that were read
+	snapshots []string          // files
+	members   int               // of archives, that were read
+	progress  activity.Progress // nil if nobody sees it
 }
 
 // onlySnapshots reports whether there is nothing to explain beside snapshots.
@@ -299,7 +301,9 @@ const headOfFile = 1 << 20
 
 // read reads a file by its content.
 func (r *explainReader) read(name string, file io.Reader) error {
-	from := bufio.NewReaderSize(file, headOfFile)
+	watched, end := r.watch(name, file)
+	defer end()
+	from := bufio.NewReaderSize(watched, headOfFile)
 	head, err := from.Peek(headOfFile)
 	switch {
 	case err != nil && !errors.Is(err, io.EOF):
@@ -324,6 +328,35 @@ func (r *explainReader) read(name string, file io.Reader) error {
 		return r.zip(name, file)
 	}
 	return r.text(text)
+}
+
+// longRead is the size from which on a file may take seconds: it may be compressed.
+const longRead = 4 << 20
+
+// watch returns a reader that says how far a long file has been read, and what to call at its end.
+func (r *explainReader) watch(name string, from io.Reader) (watched io.Reader, end func()) {
+	file, isFile := from.(*os.File)
+	if r.progress == nil || !isFile {
+		return from, func() {}
+	}
+	info, err := file.Stat()
+	if err != nil || info.Size() < longRead {
+		return from, func() {}
+	}
+	r.progress.Begin("reading "+name, info.Size(), activity.Bytes)
+	return &watchedReader{from, r.progress}, r.progress.End
+}
+
+// watchedReader says how much of a file has been read.
+type watchedReader struct {
+	io.Reader
+	progress activity.Progress
+}
+
+func (w *watchedReader) Read(to []byte) (int, error) {
+	n, err := w.Reader.Read(to)
+	w.progress.Advance(int64(n))
+	return n, err
 }
 
 // text reads the text of a file, or of a file in an archive.
