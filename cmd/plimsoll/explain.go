@@ -133,8 +133,9 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 	if err := o.check(arguments); err != nil {
 		return err
 	}
-	r := &explainReader{stdin: c.InOrStdin(), progress: terminalProgress(c), in: explain.Inputs{
-		Version: c.Root().Version, Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
+	r := &explainReader{stdin: c.InOrStdin(), progress: terminalProgress(c), request: o.request}
+	r.in = explain.Inputs{Version: c.Root().Version, Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak),
+		End: ledger.Bytes(o.end)}
 	for _, name := range arguments {
 		if err := r.argument(name); err != nil {
 			return err

@@ -49,7 +49,7 @@ func (r *explainReader) checkArchive(name string, before int, err error) error {
 	case err != nil && !errors.As(err, &input):
 		return &fault.Input{Where: fault.File(name), Err: err}
 	case err == nil && r.members == before:
-		return fault.File(name).Inputf("the archive is damaged, or has no file with content: expected logs, counters "+
+		return fault.File(name).Inputf("the archive is damaged, or has no file with content: expected logs, counters " +
 			"or recordings")
 	}
 	return err
