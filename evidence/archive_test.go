@@ -21,9 +21,9 @@ import (
 
 // refusedOnGPU is a line with a failure.
 const refusedOnGPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total " +
-	"capacity of 79.15 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.94 GiB memory " +
-	"in use. Of the allocated memory 75.20 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but " +
-	"unallocated.\n"
+	"capacity of 79.15 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.94 GiB " +
+	"memory in use. Of the allocated memory 75.20 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch " +
+	"but unallocated.\n"
 
 // file is a file of an archive.
 type file struct{ name, text string }
