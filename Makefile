@@ -237,8 +237,8 @@ vulnerabilities: ## Look for known vulnerabilities in what the program calls (ne
 	GO=$(GO) scripts/vulnerabilities
 
 .PHONY: reproducible
-reproducible: ## Build the last commit twice, from two empty caches, and compare the results
-	GO=$(GO) scripts/reproducible
+reproducible: ## Build the last commit twice, from two empty caches, and compare the results (4 minutes of CPU time)
+	GO=$(GO) timeout 40m scripts/reproducible
 
 .PHONY: generate
 generate: ## Write the assembly kernels again

@@ -110,8 +110,10 @@ var gluedTrace = lazyregexp.New(`[^:\s]\[rank\d+\]: ?Traceback \(most recent cal
 // clean returns the text of a line.
 func clean(line string, number int) text {
 	t := text{string: plain(line), number: number, rank: NoRank}
-	if glued := gluedTrace.FindStringIndex(t.string); glued != nil {
-		t.string = t.string[glued[0]+1:]
+	if strings.Contains(t.string, tracebackHeader) {
+		if glued := gluedTrace.FindStringIndex(t.string); glued != nil {
+			t.string = t.string[glued[0]+1:]
+		}
 	}
 	for more, tries := true, 0; more && tries < 8; tries++ {
 		more = false

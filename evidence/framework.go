@@ -236,6 +236,12 @@ var progressPatterns = []pattern{
 		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*\d+ \|`,
 		kind:       TrainerLog, fact: step,
 	},
+	{ // transformers/trainer.py: a dictionary of metrics tells no step. It stands before the slower pattern of losses.
+		name:       "Trainer: metrics",
+		literals:   []string{"'loss':"},
+		expression: `^\{'loss': `,
+		kind:       TrainerLog, fact: func(*match) Fact { return nil },
+	},
 	{ // torchtitan/components/metrics.py, and scripts of one's own
 		name:       "step and loss",
 		literals:   []string{"loss", "Loss"},
@@ -285,12 +291,6 @@ var progressPatterns = []pattern{
 		expression: "^\\{'train_runtime': |`Trainer\\.fit` stopped: `[^`]+` reached|done training in \\d|" +
 			`[Tt]raining (?:(?:completed|finished) successfully|completed\. Do not forget to share)`,
 		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
-	},
-	{ // transformers/trainer.py: a dictionary of metrics tells no step
-		name:       "Trainer: metrics",
-		literals:   []string{"'loss':"},
-		expression: `^\{'loss': `,
-		kind:       TrainerLog, fact: func(*match) Fact { return nil },
 	},
 }
 

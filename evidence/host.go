@@ -243,7 +243,7 @@ var hostPatterns = []pattern{
 	},
 	{ // CPython
 		name:       "traceback",
-		literals:   []string{"Traceback (most recent call last)"},
+		literals:   []string{tracebackHeader},
 		expression: `Traceback \(most recent call last\)`,
 		kind:       TrainerLog, take: beginTrace,
 	},

@@ -35,15 +35,10 @@ func (l *lineReader) next() ([]byte, int, error) {
 			return nil, 0, err
 		}
 		part, _ := l.from.Peek(l.from.Buffered())
-		end := bytes.IndexByte(part, '\n')
+		end := bytes.IndexAny(part, "\r\n") // one pass: many bars may come before the end of a line
 		ends := end >= 0
 		if ends {
-			part = part[:end]
-		}
-		if back := bytes.IndexByte(part, '\r'); back >= 0 && !(ends && back == end-1) {
-			part, ends, end = part[:back], true, back
-		} else if ends {
-			l.inside = false
+			part, end = part[:end], l.pass(part, end)
 		}
 		whole := ends && len(l.buffer) == 0
 		if !whole {
@@ -55,8 +50,17 @@ func (l *lineReader) next() ([]byte, int, error) {
 			continue
 		}
 		_, _ = l.from.Discard(end + 1)
-		return bytes.TrimSuffix(part, []byte{'\r'}), number, nil
+		return part, number, nil
 	}
+}
+
+// pass goes past a carriage return or a newline of a text. It returns the place of the last character of the two.
+func (l *lineReader) pass(text []byte, end int) int {
+	if text[end] == '\r' && end+1 < len(text) && text[end+1] == '\n' {
+		end++
+	}
+	l.inside = text[end] == '\r'
+	return end
 }
 
 func newLineReader(from *bufio.Reader) *lineReader { return &lineReader{from: from} }

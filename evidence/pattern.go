@@ -1,7 +1,9 @@
 package evidence
 
 import (
+	"cmp"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,6 +97,7 @@ func unspaced(expression string) string {
 type index struct {
 	patterns []*pattern
 	owner    [][]int // of each literal: the patterns that have it
+	shortest int     // literal, in bytes
 	machine  ahocorasick.AhoCorasick
 }
 
@@ -124,6 +127,7 @@ var patternIndex = sync.OnceValue(func() *index {
 			x.patterns = append(x.patterns, p)
 		}
 	}
+	x.shortest = len(slices.MinFunc(literals, func(a, b string) int { return cmp.Compare(len(a), len(b)) }))
 	builder := ahocorasick.NewAhoCorasickBuilder(ahocorasick.Opts{DFA: true, MatchKind: ahocorasick.StandardMatch})
 	x.machine = builder.Build(literals)
 	return x

@@ -48,6 +48,7 @@ const (
 	Binary         Kind = "binary file"
 	Trace          Kind = "Chrome trace"
 	Timeline       Kind = "memory timeline"
+	ArchiveFile    Kind = "archive"
 )
 
 // maxFindings bounds the memory of a reading. A long log repeats its progress and its memory, so these are thinned out.
@@ -60,11 +61,22 @@ const longestMatched = 16 << 10
 const mostHeld = 256 << 20
 
 // IsRead reports whether facts are made of files of the kind. The others are only recognized.
-func (k Kind) IsRead() bool { return k != Binary && k != Trace && k != Timeline && k != Explanation }
+func (k Kind) IsRead() bool {
+	return k != Binary && k != Trace && k != Timeline && k != Explanation && k != ArchiveFile
+}
 
 // Read reads a file. Its name is for findings and errors. Errors are *fault.Input or those of the reader.
 func Read(name string, from io.Reader) (*Source, error) {
-	s, err := read(name, from)
+	text, err := Open(name, from)
+	if err != nil {
+		return nil, err
+	}
+	return text.Source()
+}
+
+// Source reads what the text says. Errors are *fault.Input or those of the reader.
+func (t *Text) Source() (*Source, error) {
+	s, err := t.read()
 	if err != nil {
 		return nil, err
 	}
@@ -72,23 +84,23 @@ func Read(name string, from io.Reader) (*Source, error) {
 	return s, nil
 }
 
-func read(name string, from io.Reader) (*Source, error) {
-	source := &Source{Name: name}
-	text, err := source.open(from)
-	if err != nil {
-		return nil, err
+func (t *Text) read() (*Source, error) {
+	source := t.source
+	if t.Archive != NoArchive {
+		source.Kind = ArchiveFile
+		return source, nil
 	}
 	r := &reader{
 		source: source, index: patternIndex(), streams: map[string]*stream{},
 		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{}, killed: map[int]bool{},
 	}
-	if _, err := text.Peek(1); errors.Is(err, io.EOF) {
+	if _, err := t.Peek(1); errors.Is(err, io.EOF) {
 		if source.Cut {
-			return nil, fault.File(name).Inputf("the file is compressed, and damaged or cut at its beginning")
+			return nil, fault.File(source.Name).Inputf("the file is compressed, and damaged or cut at its beginning")
 		}
-		return nil, fault.File(name).Inputf("the file is empty")
+		return nil, fault.File(source.Name).Inputf("the file is empty")
 	}
-	text, err = r.document(text)
+	text, err := r.document(t.Reader)
 	if text == nil || err != nil {
 		return r.source, err
 	}
@@ -96,7 +108,7 @@ func read(name string, from io.Reader) (*Source, error) {
 	for {
 		line, number, err := lines.next()
 		switch {
-		case errors.Is(err, io.EOF):
+		case errors.Is(err, io.EOF) || r.full:
 			r.end()
 			return r.source, nil
 		case err != nil:
@@ -121,6 +133,7 @@ type reader struct {
 	hits    []int
 	thin    int  // every so many repetitive findings count
 	held    int  // bytes of the lines of all findings
+	full    bool // there are more findings than are kept: the rest is not read
 	binary  bool // the beginning of the file is no text
 }
 
@@ -339,7 +352,7 @@ func (r *reader) add(t *text, fact Fact) {
 		}
 	}
 	if r.held += len(t.string); len(r.source.Findings) >= 3*maxFindings || r.held > mostHeld {
-		r.source.Cut = true
+		r.source.Cut, r.full = true, true
 		return
 	}
 	r.source.Findings = append(r.source.Findings, Finding{
@@ -382,6 +395,9 @@ func (r *reader) end() {
 // find sets hits to the patterns of which the line has a literal, in the order of the table.
 func (x *index) find(line []byte, hits *[]int) {
 	*hits = (*hits)[:0]
+	if len(line) < x.shortest {
+		return
+	}
 	for i := x.machine.IterOverlappingByte(line); ; {
 		m := i.Next()
 		if m == nil {

@@ -26,6 +26,9 @@ type trace struct {
 	frame    text // that tells the phase
 }
 
+// tracebackHeader is what Python writes before the calls.
+const tracebackHeader = "Traceback (most recent call last)"
+
 const (
 	longestTrace  = 5000 // lines
 	longestPrefix = 100  // bytes
@@ -103,7 +106,7 @@ var otherRank = lazyregexp.New(`last\): \(RANK (\d{1,7})\)`)
 func beginTrace(_ *reader, m *match) {
 	if c := m.stream.trace; c == nil || c.headless || c.ignored && c.lines > 1 { // an ignored one follows at once
 		m.stream.trace = &trace{rank: NoRank}
-		prefix, _, _ := strings.Cut(m.text.string, "Traceback (most recent call last)")
+		prefix, _, _ := strings.Cut(m.text.string, tracebackHeader)
 		if len(prefix) <= longestPrefix {
 			m.stream.trace.prefix = prefix
 		}
@@ -124,7 +127,7 @@ func beginIgnored(_ *reader, m *match) {
 // trace reads a line of a traceback. Found says that the line has facts of its own, which come after those before it.
 func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	c := s.trace
-	if c == nil || strings.Contains(t.string, "Traceback (most recent call last)") {
+	if c == nil || strings.Contains(t.string, tracebackHeader) {
 		return
 	}
 	c.lines++

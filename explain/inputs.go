@@ -22,6 +22,10 @@ type Inputs struct {
 	Request *job.Request
 	// Configurations are the files of the request.
 	Configurations []File
+	// Unread are files of archives that explain reads only as files of their own.
+	Unread []File
+	// Cut are archives that are damaged or cut, so that the rest of their files is missing.
+	Cut []string
 	// Parameters is the number of trained parameters on the node, or 0 if unknown.
 	Parameters int64
 	// Peak and End are the bytes of a GPU that the user has read off, or 0.

@@ -15,7 +15,7 @@ import (
 
 // notes returns what the files say beside the failure.
 func (s *scene) notes() []string {
-	var list []string
+	list := s.missing()
 	if n := len(s.recoveries); n > 0 {
 		f := s.recoveries[0]
 		list = append(list, fmt.Sprintf("%s:%d: %s, and the program went on (%s of this kind).", f.File, f.Number,
@@ -33,6 +33,31 @@ func (s *scene) notes() []string {
 	if flushes := all[evidence.CacheFlushed](s.findings); len(flushes) > 0 {
 		list = append(list, "DeepSpeed says that the allocator has flushed its cache: GPU memory is nearly full, "+
 			"and every flush stops the GPU.")
+	}
+	return list
+}
+
+// mostNamed is how many files notes name one by one.
+const mostNamed = 8
+
+// missing returns what was not read of the files.
+func (s *scene) missing() []string {
+	var list []string
+	for _, name := range s.Cut {
+		list = append(list, name+": the archive is damaged or cut. The rest of its files is missing.")
+	}
+	for _, source := range s.Sources {
+		if source.Cut {
+			list = append(list, source.Name+": the file is damaged or cut, or has more findings than are kept. "+
+				"What follows is missing.")
+		}
+	}
+	for _, file := range s.Unread {
+		list = append(list, fmt.Sprintf("%s: left out, as it is inside an archive (%s). Unpack it and name it.",
+			file.Name, file.Kind))
+	}
+	if more := len(list) - mostNamed; more > 0 {
+		list = append(list[:mostNamed], "Not read to the end: "+counted(int64(more), "more file")+".")
 	}
 	return list
 }

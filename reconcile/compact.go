@@ -1,17 +1,64 @@
 package reconcile
 
 import (
+	"cmp"
 	"slices"
+	"time"
 
 	"plimsoll/ledger"
 	"plimsoll/samples"
 )
 
-// compactor makes records small before they are kept. A recording of hours has a hundred thousand samples, and what
-// encoding/json makes of one has twice the room that it needs, and every name anew.
+// sample is what a comparison reads of a sample. A recording of hours has a hundred thousand of them, and the records
+// as they are read would take four times as much memory.
+type sample struct {
+	Time      time.Duration
+	Processes []process
+	Groups    []group
+	GPUs      []samples.GPU
+	Kills     int64 // by the OOM killer of the host
+}
+
+func (s sample) compareTime(t time.Duration) int { return cmp.Compare(s.Time, t) }
+
+// process is what a comparison reads of a process in a sample.
+type process struct {
+	*owner
+	*position
+	Step                   int64
+	Resident, Proportional samples.Kinds
+	ProportionalAge        time.Duration
+	Swap, PageTables, Peak ledger.Bytes
+	Mappings               []samples.Mapping
+}
+
+// owner is what does not change while a process runs.
+type owner struct {
+	identity
+	Rank int
+	Role samples.Role
+}
+
+// position is where a process is in its training loop.
+type position struct {
+	Phase     ledger.PhaseName
+	Iteration ledger.Iteration
+}
+
+// group is what a comparison reads of a cgroup.
+type group struct {
+	Name  string
+	Limit ledger.Bytes
+	Kills int64
+}
+
+// compactor makes records small before they are kept: values that repeat are kept once.
 type compactor struct {
-	names map[string]string
-	last  map[identity][]samples.Mapping
+	names     map[string]string
+	owners    map[owner]*owner
+	positions map[position]*position
+	groups    []group // of the last sample
+	last      map[identity][]samples.Mapping
 	// held are the last holdings of each list of a rank's marks. In steady steps they repeat.
 	held map[heldList][]ledger.Holding
 }
@@ -27,29 +74,55 @@ type heldList struct {
 const onHost = -1
 
 func newCompactor() *compactor {
-	return &compactor{names: map[string]string{}, last: map[identity][]samples.Mapping{},
-		held: map[heldList][]ledger.Holding{}}
+	return &compactor{names: map[string]string{}, owners: map[owner]*owner{}, positions: map[position]*position{},
+		last: map[identity][]samples.Mapping{}, held: map[heldList][]ledger.Holding{}}
 }
 
-// sample makes a sample small, and drops what no comparison reads.
-func (c *compactor) sample(s *samples.Sample) {
-	s.Node.NUMANodes, s.Missed = nil, nil
-	s.Processes, s.Groups, s.GPUs = slices.Clone(s.Processes), slices.Clone(s.Groups), slices.Clone(s.GPUs)
-	for i := range s.Groups {
-		s.Groups[i].Name = c.name(s.Groups[i].Name)
+// sample returns what a comparison reads of a sample.
+func (c *compactor) sample(record *samples.Record) sample {
+	from := record.Sample
+	s := sample{Time: record.Time, Kills: from.Node.Kills, Groups: c.groupsOf(from.Groups),
+		GPUs: slices.Clone(from.GPUs), Processes: make([]process, len(from.Processes))}
+	for i := range from.Processes {
+		s.Processes[i] = c.process(&from.Processes[i])
 	}
-	for i := range s.Processes {
-		p := &s.Processes[i]
-		p.Name, p.NUMANodes = c.name(p.Name), nil
-		if p.Mappings == nil {
-			continue
-		}
-		id := identityOf(p)
+	return s
+}
+
+func (c *compactor) process(p *samples.Process) process {
+	id := identity{p.PID, p.StartTime}
+	small := process{
+		owner:    once(c.owners, owner{id, p.Rank, p.Role}),
+		position: once(c.positions, position{p.Phase, p.Iteration}),
+		Step:     p.Step, Resident: p.Resident, Proportional: p.Proportional, ProportionalAge: p.ProportionalAge,
+		Swap: p.Swap, PageTables: p.PageTables, Peak: p.Peak,
+	}
+	if p.Mappings != nil {
 		if !slices.Equal(p.Mappings, c.last[id]) {
 			c.last[id] = c.mappings(p.Mappings)
 		}
-		p.Mappings = c.last[id]
+		small.Mappings = c.last[id]
 	}
+	return small
+}
+
+// once returns the one copy of a value that is kept.
+func once[T comparable](kept map[T]*T, value T) *T {
+	if kept[value] == nil {
+		kept[value] = &value
+	}
+	return kept[value]
+}
+
+func (c *compactor) groupsOf(list []samples.Group) []group {
+	now := make([]group, len(list))
+	for i := range list {
+		now[i] = group{c.name(list[i].Name), list[i].Limit, list[i].Events.OOMKill}
+	}
+	if !slices.Equal(now, c.groups) {
+		c.groups = now
+	}
+	return c.groups
 }
 
 func (c *compactor) mappings(list []samples.Mapping) []samples.Mapping {
@@ -62,6 +135,8 @@ func (c *compactor) mappings(list []samples.Mapping) []samples.Mapping {
 
 // mark makes a mark small.
 func (c *compactor) mark(m *samples.Mark) {
+	m.Phase, m.Iteration = ledger.PhaseName(c.name(string(m.Phase))), ledger.Iteration(c.name(string(m.Iteration)))
+	m.Source, m.Name = samples.MarkSource(c.name(string(m.Source))), c.name(m.Name)
 	if m.Ended == nil {
 		return
 	}

@@ -12,8 +12,8 @@ import (
 	"plimsoll/samples"
 )
 
-// sharedRun is a run of two ranks whose states lie in arenas that the service maps, too.
-func sharedRun() *Recording {
+// sharedSample is of two ranks whose states lie in arenas that the service maps, too.
+func sharedSample() samples.Record {
 	const gib, mib = ledger.GiB, ledger.MiB
 	process := func(pid, rank int, role samples.Role, anonymous ledger.Bytes,
 		mappings ...samples.Mapping) samples.Process {
@@ -39,21 +39,26 @@ func sharedRun() *Recording {
 		Proportional: 200 * mib}
 	weights := samples.Mapping{Name: "/data/model.safetensors", Kind: samples.FileMapping, Resident: 3 * gib,
 		Proportional: 3 * gib}
-	sample := &samples.Sample{Processes: []samples.Process{
+	return samples.Record{Time: time.Second, Sample: &samples.Sample{Processes: []samples.Process{
 		process(10, 0, samples.RankProcess, 5*gib, half("rank0", ledger.ExpAvg), torch, weights),
 		process(11, 1, samples.RankProcess, 5*gib, half("rank1", ledger.ExpAvg), torch),
 		process(12, 1, samples.Child, gib),
 		process(13, samples.NoRank, samples.Service, 50*mib, half("rank0", ledger.ExpAvg),
 			half("rank1", ledger.ExpAvg)),
 		process(14, samples.NoRank, samples.Keeper, 20*mib),
-	}}
+	}}}
+}
+
+// sharedRun is a run with that sample.
+func sharedRun() *Recording {
+	const gib, mib = ledger.GiB, ledger.MiB
 	ended := &samples.Ended{Phase: ledger.Step, Iteration: ledger.Steady, Step: 3, Resident: 10 * gib,
 		Peak: 5*gib + 2*gib + 400*mib + 3*gib + 100*mib, PeakFreeHeap: 300 * mib,
 		Holdings: []ledger.Holding{{Component: ledger.PythonProcess, Bytes: 900 * mib},
 			{Component: ledger.Parameters, Bytes: 4 * gib}, {Component: ledger.ExpAvg, Bytes: 2 * gib}}}
 	return &Recording{
 		Start:   samples.Start{Schema: samples.Schema, Host: samples.Host{Memory: 64 * gib}},
-		Samples: []samples.Record{{Time: time.Second, Sample: sample}},
+		Samples: compacted(sharedSample()),
 		Marks: []samples.Record{{Time: 2 * time.Second, Mark: &samples.Mark{PID: 10, Source: samples.FromClient,
 			Ended: ended}}},
 	}
@@ -154,7 +159,7 @@ func TestCompareWithPlan(t *testing.T) {
 func TestGPU(t *testing.T) {
 	const gib, mib = ledger.GiB, ledger.MiB
 	r := sharedRun()
-	r.Samples[0].Sample.GPUs = []samples.GPU{{Processes: []samples.GPUProcess{{PID: 10, Used: 12 * gib}}}}
+	r.Samples[0].GPUs = []samples.GPU{{Processes: []samples.GPUProcess{{PID: 10, Used: 12 * gib}}}}
 	r.Marks[0].Mark.Ended.GPUs = []samples.TorchMemory{{Allocated: 8 * gib, Reserved: 11 * gib, PeakAllocated: 9 * gib,
 		PeakReserved: 11 * gib, Total: 80 * gib, Free: 60 * gib,
 		Holdings: []ledger.Holding{{Component: ledger.Parameters, Bytes: 7 * gib}}}}
@@ -237,7 +242,7 @@ func drawn(t *rapid.T) *Recording {
 				Proportional: kinds.Draw(t, "proportional"), PageTables: size.Draw(t, "page tables"),
 				Mappings: rapid.SliceOfN(mapping, 0, 3).Draw(t, "mappings")})
 		}
-		r.Samples = append(r.Samples, samples.Record{Time: time.Duration(i), Sample: s})
+		r.Samples = append(r.Samples, compacted(samples.Record{Time: time.Duration(i), Sample: s})...)
 	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "marks") {
 		in := at.Draw(t, "stage")
@@ -255,7 +260,7 @@ func FuzzCompare(f *testing.F) {
 	w := samples.NewWriter(&text)
 	run := sharedRun()
 	start := run.Start
-	records := append([]samples.Record{{Start: &start}}, run.Samples...)
+	records := []samples.Record{{Start: &start}, sharedSample()}
 	for _, r := range append(records, run.Marks...) {
 		if err := w.Write(&r); err != nil {
 			f.Fatal(err)

@@ -136,7 +136,7 @@ func (r *Recording) gpu(m *measurement, all []moment, rank int) ledger.Device {
 		}
 	}
 	for i := range r.Samples {
-		of := all[i].ranks[rank]
+		of := all[i].find(rank)
 		if of == nil {
 			continue
 		}
@@ -174,7 +174,7 @@ func (r *Recording) gpu(m *measurement, all []moment, rank int) ledger.Device {
 // used returns what the driver counts for processes in a sample.
 func (r *Recording) used(sample int, pids []int) ledger.Bytes {
 	var sum ledger.Bytes
-	for _, g := range r.Samples[sample].Sample.GPUs {
+	for _, g := range r.Samples[sample].GPUs {
 		for _, p := range g.Processes {
 			if slices.Contains(pids, p.PID) {
 				sum += max(p.Used, 0)
@@ -186,9 +186,9 @@ func (r *Recording) used(sample int, pids []int) ledger.Bytes {
 
 // usedBefore returns what the driver counted for a rank at the last sample before a mark.
 func (r *Recording) usedBefore(all []moment, rank int, mark samples.Record) ledger.Bytes {
-	i, _ := slices.BinarySearchFunc(r.Samples, mark, compareTimes)
-	if i == 0 || all[i-1].ranks[rank] == nil {
+	i, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
+	if i == 0 || all[i-1].find(rank) == nil {
 		return 0
 	}
-	return r.used(i-1, all[i-1].ranks[rank].pids)
+	return r.used(i-1, all[i-1].find(rank).pids)
 }

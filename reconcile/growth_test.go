@@ -152,7 +152,7 @@ func TestGrowthWithoutSteps(t *testing.T) {
 	run := training{steps: 100, perStep: 10, noPhases: true}
 	r := run.record()
 	for i := range r.Samples {
-		p := &r.Samples[i].Sample.Processes[0]
+		p := &r.Samples[i].Processes[0]
 		p.Resident.Anonymous += ledger.Bytes(r.Samples[i].Time.Seconds() * float64(20*ledger.MiB))
 	}
 	found := leaks(Compare(r, nil).Growth)

@@ -18,13 +18,14 @@ const (
 
 // moment is what the processes of one rank, and all others, hold at one time.
 type moment struct {
-	ranks   map[int]*rankMoment
-	service held // without the arenas, which belong to ranks
+	ranks   []*rankMoment // few, so that a map would take more memory than they do
+	service held          // without the arenas, which belong to ranks
 	keeper  held
 }
 
 // rankMoment is what a rank holds at one time.
 type rankMoment struct {
+	number   int // of the rank
 	stage    stage
 	process  held // the rank's own process
 	children held
@@ -50,20 +51,22 @@ func sumOf(arenas []arena) ledger.Bytes {
 
 // moments returns the state at every sample.
 func (r *Recording) moments() []moment {
-	at := mapsAt(r)
 	all := make([]moment, len(r.Samples))
-	last := map[identity]*samples.Process{}
+	last, known := map[identity]*process{}, map[identity]*maps{}
 	for i := range r.Samples {
-		m := moment{ranks: map[int]*rankMoment{}}
-		for k := range r.Samples[i].Sample.Processes {
-			p := &r.Samples[i].Sample.Processes[k]
-			m.add(p, at[i][identityOf(p)])
-			before := last[identityOf(p)]
+		m := moment{}
+		for k := range r.Samples[i].Processes {
+			p := &r.Samples[i].Processes[k]
+			if p.Mappings != nil {
+				known[p.identity] = newMaps(p)
+			}
+			m.add(p, known[p.identity])
+			before := last[p.identity]
 			if p.Role == samples.RankProcess && p.Rank >= 0 && before != nil && p.Peak > before.Peak &&
 				p.Phase == before.Phase && p.Iteration == before.Iteration {
 				m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
 			}
-			last[identityOf(p)] = p
+			last[p.identity] = p
 		}
 		all[i] = m
 	}
@@ -71,7 +74,7 @@ func (r *Recording) moments() []moment {
 }
 
 // add adds a process. Its arenas go to the ranks whose state they are.
-func (m *moment) add(p *samples.Process, known *maps) {
+func (m *moment) add(p *process, known *maps) {
 	h := heldBy(p, known)
 	if known != nil {
 		for _, a := range known.arenas {
@@ -99,11 +102,24 @@ func (m *moment) add(p *samples.Process, known *maps) {
 	}
 }
 
+// rank returns the rank of a number, which it adds if there is none.
 func (m *moment) rank(number int) *rankMoment {
-	if m.ranks[number] == nil {
-		m.ranks[number] = &rankMoment{}
+	of := m.find(number)
+	if of == nil {
+		of = &rankMoment{number: number}
+		m.ranks = append(m.ranks, of)
 	}
-	return m.ranks[number]
+	return of
+}
+
+// find returns the rank of a number, or nil.
+func (m *moment) find(number int) *rankMoment {
+	for _, of := range m.ranks {
+		if of.number == number {
+			return of
+		}
+	}
+	return nil
 }
 
 // peak is the most that a rank has held in a stage.
@@ -121,7 +137,7 @@ type peak struct {
 func (r *Recording) peaks(all []moment, rank int) []peak {
 	found := map[stage]*peak{}
 	for i := range all {
-		m := all[i].ranks[rank]
+		m := all[i].find(rank)
 		if m == nil || m.pids == nil {
 			continue
 		}
@@ -172,14 +188,14 @@ func (p *peak) marked(near *rankMoment, ended *samples.Ended) *peak {
 
 // near returns what the rank held at the last sample before a mark, or at the first one after it.
 func (r *Recording) near(all []moment, rank int, mark samples.Record) *rankMoment {
-	after, _ := slices.BinarySearchFunc(r.Samples, mark, compareTimes)
+	after, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
 	for i := after - 1; i >= 0; i-- {
-		if m := all[i].ranks[rank]; m != nil && m.pids != nil {
+		if m := all[i].find(rank); m != nil && m.pids != nil {
 			return m
 		}
 	}
 	for i := after; i < len(all); i++ {
-		if m := all[i].ranks[rank]; m != nil && m.pids != nil {
+		if m := all[i].find(rank); m != nil && m.pids != nil {
 			return m
 		}
 	}

@@ -11,11 +11,9 @@ import (
 
 // identity tells processes apart: the kernel uses PIDs again.
 type identity struct {
-	pid   int
-	start uint64
+	PID       int
+	StartTime uint64
 }
-
-func identityOf(p *samples.Process) identity { return identity{p.PID, p.StartTime} }
 
 // divided is how much of its resident pages a process has by its proportional size, by kind. The kernel walks all pages
 // for it, so it is read less often than the resident size.
@@ -23,7 +21,7 @@ type divided struct{ anonymous, shared, file, hugetlb float64 }
 
 // newDivided returns the shares of a reading. Both sizes are not of the same instant, so small differences are no
 // sharing.
-func newDivided(p *samples.Process) divided {
+func newDivided(p *process) divided {
 	share := func(proportional, resident ledger.Bytes) float64 {
 		if s := float64(proportional) / float64(resident); s > 0 && s < 0.9 {
 			return s
@@ -52,13 +50,13 @@ func (d divided) of(r samples.Kinds) samples.Kinds {
 func (r *Recording) divide() {
 	known, read := map[identity]divided{}, map[identity]time.Duration{}
 	for i := range r.Samples {
-		list := r.Samples[i].Sample.Processes
+		list := r.Samples[i].Processes
 		forked := map[int]bool{} // ranks with children
 		for k := range list {
 			forked[list[k].Rank] = forked[list[k].Rank] || list[k].Role == samples.Child
 		}
 		for k := range list {
-			p, id := &list[k], identityOf(&list[k])
+			p, id := &list[k], list[k].identity
 			at := r.Samples[i].Time - p.ProportionalAge
 			if before, any := read[id]; p.ProportionalAge >= 0 && (!any || at > before) {
 				known[id], read[id] = newDivided(p), at
@@ -104,8 +102,8 @@ var (
 )
 
 // newMaps returns what the mappings of a process hold.
-func newMaps(p *samples.Process) maps {
-	var m maps
+func newMaps(p *process) *maps {
+	m := &maps{}
 	for _, mapping := range p.Mappings {
 		switch {
 		case mapping.Arena != "":
@@ -124,27 +122,6 @@ func newMaps(p *samples.Process) maps {
 	return m
 }
 
-// mapsAt returns the mappings of every process at every sample: those of the last reading, or of the first one where
-// there was none before.
-func mapsAt(r *Recording) []map[identity]*maps {
-	at := make([]map[identity]*maps, len(r.Samples))
-	known := map[identity]*maps{}
-	for i := range r.Samples {
-		at[i] = map[identity]*maps{}
-		for k := range r.Samples[i].Sample.Processes {
-			p := &r.Samples[i].Sample.Processes[k]
-			if p.Mappings != nil {
-				m := newMaps(p)
-				known[identityOf(p)] = &m
-			}
-			if m := known[identityOf(p)]; m != nil {
-				at[i][identityOf(p)] = m
-			}
-		}
-	}
-	return at
-}
-
 // held is the memory that a process needs, by kind, and the page cache that it does not.
 type held struct {
 	anonymous, shared, hugetlb ledger.Bytes // anonymous includes what was swapped out
@@ -157,7 +134,7 @@ type held struct {
 
 // heldBy returns what a process holds. File pages are its program's in the proportion of the last reading of its
 // mappings; without one, all are.
-func heldBy(p *samples.Process, m *maps) held {
+func heldBy(p *process, m *maps) held {
 	h := held{
 		anonymous: p.Proportional.Anonymous + p.Swap, shared: p.Proportional.Shared, hugetlb: p.Proportional.Hugetlb,
 		program: p.Proportional.File, pageTables: p.PageTables, resident: p.Resident.Sum(),

@@ -18,7 +18,7 @@ import (
 type Recording struct {
 	File    string
 	Start   samples.Start
-	Samples []samples.Record // each has a Sample
+	Samples []sample
 	Marks   []samples.Record // each has a Mark
 	End     *samples.Record  // nil if the recorder was killed
 	// Cut is set if the last line has no end.
@@ -44,8 +44,7 @@ func Read(file string, from io.Reader) (*Recording, error) {
 		case record.Start != nil:
 			r.Start = *record.Start
 		case record.Sample != nil:
-			compact.sample(record.Sample)
-			r.Samples = append(r.Samples, *record)
+			r.Samples = append(r.Samples, compact.sample(record))
 		case record.Mark != nil:
 			compact.mark(record.Mark)
 			r.Marks = append(r.Marks, *record)
@@ -59,7 +58,7 @@ func Read(file string, from io.Reader) (*Recording, error) {
 		return nil, err
 	}
 	r.Cut = cut
-	slices.SortStableFunc(r.Samples, compareTimes)
+	slices.SortStableFunc(r.Samples, func(a, b sample) int { return cmp.Compare(a.Time, b.Time) })
 	slices.SortStableFunc(r.Marks, compareTimes)
 	r.divide()
 	return r, nil
@@ -76,8 +75,8 @@ func (r *Recording) Ranks() []int {
 		}
 	}
 	for _, s := range r.Samples {
-		for i := range s.Sample.Processes {
-			see(s.Sample.Processes[i].Rank)
+		for i := range s.Processes {
+			see(s.Processes[i].Rank)
 		}
 	}
 	for _, m := range r.Marks {

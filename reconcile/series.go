@@ -26,9 +26,8 @@ func (l *lines) of(key line) *series {
 // series returns everything whose growth is of interest. Of marks come last.
 func (r *Recording) series() []*series {
 	l := &lines{index: map[line]*series{}}
-	steps := r.stepsAt()
 	for i := range r.Samples {
-		r.addSample(l, i, steps[i])
+		r.addSample(l, i)
 	}
 	r.addMarks(l)
 	return l.all
@@ -40,34 +39,32 @@ type where struct {
 	stage stage
 }
 
-// stepsAt returns how far every rank was at every sample. What belongs to no rank goes with the lowest one.
-func (r *Recording) stepsAt() []map[int]where {
-	list := make([]map[int]where, len(r.Samples))
-	for i := range r.Samples {
-		list[i] = map[int]where{}
-		lowest := math.MaxInt
-		for k := range r.Samples[i].Sample.Processes {
-			p := &r.Samples[i].Sample.Processes[k]
-			if p.Role != samples.RankProcess || p.Rank < 0 {
-				continue
-			}
-			list[i][p.Rank] = where{p.Step, stage{p.Phase, p.Iteration}}
-			if p.Rank < lowest {
-				lowest, list[i][samples.NoRank] = p.Rank, list[i][p.Rank]
-			}
+// steps returns how far every rank was. What belongs to no rank goes with the lowest one.
+func (s *sample) steps() map[int]where {
+	at := map[int]where{}
+	lowest := math.MaxInt
+	for i := range s.Processes {
+		p := &s.Processes[i]
+		if p.Role != samples.RankProcess || p.Rank < 0 {
+			continue
+		}
+		at[p.Rank] = where{p.Step, stage{p.Phase, p.Iteration}}
+		if p.Rank < lowest {
+			lowest, at[samples.NoRank] = p.Rank, at[p.Rank]
 		}
 	}
-	return list
+	return at
 }
 
 // addSample adds the sizes of a sample: by kind of memory, summed over the processes of one role, and as the driver
 // counts.
-func (r *Recording) addSample(l *lines, i int, steps map[int]where) {
+func (r *Recording) addSample(l *lines, i int) {
 	record := &r.Samples[i]
+	steps := record.steps()
 	sums := map[line]ledger.Bytes{}
 	pids := map[int][]int{}
-	for k := range record.Sample.Processes {
-		p := &record.Sample.Processes[k]
+	for k := range record.Processes {
+		p := &record.Processes[k]
 		if p.Role == samples.Keeper {
 			continue
 		}
@@ -133,11 +130,10 @@ func (r *Recording) mappingThatGrows(l line) string {
 		return ""
 	}
 	var readings []map[string]ledger.Bytes
-	steps := r.stepsAt()
 	for i := range r.Samples {
 		reading, taken := map[string]ledger.Bytes{}, false
-		for k := range r.Samples[i].Sample.Processes {
-			p := &r.Samples[i].Sample.Processes[k]
+		for k := range r.Samples[i].Processes {
+			p := &r.Samples[i].Processes[k]
 			if p.Rank != l.rank || p.Role != l.role || p.Mappings == nil {
 				continue
 			}
@@ -148,7 +144,7 @@ func (r *Recording) mappingThatGrows(l line) string {
 				}
 			}
 		}
-		if taken && steps[i][l.rank].step != 1 {
+		if taken && r.Samples[i].steps()[l.rank].step != 1 {
 			readings = append(readings, reading)
 		}
 	}

@@ -78,7 +78,8 @@ func (t training) record() *Recording {
 			}
 			last = held
 			if phase != ledger.Forward || step > t.late {
-				r.Samples = append(r.Samples, samples.Record{Time: now, Sample: t.sample(step, phase, iteration, at)})
+				r.Samples = append(r.Samples,
+					compacted(samples.Record{Time: now, Sample: t.sample(step, phase, iteration, at)})...)
 			}
 			now += 100 * time.Millisecond
 		}
@@ -110,6 +111,16 @@ func (t training) sample(step int, phase ledger.PhaseName, iteration ledger.Iter
 		s.GPUs = []samples.GPU{{Processes: []samples.GPUProcess{{PID: 10, Used: ledger.GiB + t.gpu(step)}}}}
 	}
 	return s
+}
+
+// compacted returns records as a comparison keeps them.
+func compacted(records ...samples.Record) []sample {
+	c := newCompactor()
+	var list []sample
+	for i := range records {
+		list = append(list, c.sample(&records[i]))
+	}
+	return list
 }
 
 // leaks returns the growth that goes on.

@@ -89,7 +89,7 @@ func (r *Recording) Timeline() *Timeline {
 		t.Limits = append(t.Limits, Limit{"memory of the host", memory})
 	}
 	if len(r.Samples) > 0 {
-		for _, g := range r.Samples[len(r.Samples)-1].Sample.Groups {
+		for _, g := range r.Samples[len(r.Samples)-1].Groups {
 			if g.Limit > 0 {
 				t.Limits = append(t.Limits, Limit{"limit of cgroup " + g.Name, g.Limit})
 			}
@@ -133,7 +133,7 @@ func (r *Recording) hostTrack(all []moment, rank int) Track {
 				counted = m.Ended.Holdings
 			}
 		}
-		m := all[i].ranks[rank]
+		m := all[i].find(rank)
 		if m == nil {
 			m = &rankMoment{}
 		}
@@ -183,7 +183,7 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 	}
 	used := Curve{Component: ledger.UnexplainedGPU, Title: "used, as the driver counts"}
 	for i := range all {
-		if m := all[i].ranks[rank]; m != nil {
+		if m := all[i].find(rank); m != nil {
 			used.Points = append(used.Points, Point{r.Samples[i].Time, r.used(i, m.pids)})
 		}
 	}
@@ -220,10 +220,9 @@ func (r *Recording) spans(all []moment, rank int) []Span {
 			add(record.Time, Span{Phase: m.Phase, Iteration: m.Iteration, Step: m.Step})
 		}
 	}
-	steps := r.stepsAt()
 	marked := len(list) > 0
 	for i := range all {
-		at, seen := steps[i][rank]
+		at, seen := r.Samples[i].steps()[rank]
 		switch {
 		case !seen:
 		case !marked:
@@ -241,17 +240,17 @@ func (r *Recording) instants() []Instant {
 	var host int64
 	groups := map[string]int64{}
 	for i, record := range r.Samples {
-		if kills := record.Sample.Node.Kills; i > 0 && kills > host {
+		if kills := record.Kills; i > 0 && kills > host {
 			list = append(list, Instant{record.Time, samples.NoRank,
 				"the OOM killer has killed a process on this host"})
 		}
-		host = record.Sample.Node.Kills
-		for _, g := range record.Sample.Groups {
-			if before, known := groups[g.Name]; known && g.Events.OOMKill > before {
+		host = record.Kills
+		for _, g := range record.Groups {
+			if before, known := groups[g.Name]; known && g.Kills > before {
 				list = append(list, Instant{record.Time, samples.NoRank,
 					fmt.Sprintf("the OOM killer has killed a process in cgroup %s", g.Name)})
 			}
-			groups[g.Name] = g.Events.OOMKill
+			groups[g.Name] = g.Kills
 		}
 	}
 	if r.End != nil {

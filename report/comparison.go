@@ -133,10 +133,11 @@ func newComparedRecording(r *reconcile.Recording) ComparedRecording {
 	c := ComparedRecording{File: r.File, Job: r.Start.Job, Command: append([]string{}, r.Start.Command...),
 		Host: r.Start.Host, Began: r.Start.Began, Samples: len(r.Samples), Marks: len(r.Marks),
 		Sources: append([]samples.MarkSource{}, r.Sources()...), Ranks: append([]int{}, r.Ranks()...)}
-	for _, records := range [][]samples.Record{r.Samples, r.Marks} {
-		if len(records) > 0 {
-			c.Duration = max(c.Duration, records[len(records)-1].Time)
-		}
+	if n := len(r.Samples); n > 0 {
+		c.Duration = max(c.Duration, r.Samples[n-1].Time)
+	}
+	if n := len(r.Marks); n > 0 {
+		c.Duration = max(c.Duration, r.Marks[n-1].Time)
 	}
 	if r.End != nil {
 		c.ExitCode, c.Duration = &r.End.End.ExitCode, max(c.Duration, r.End.Time)

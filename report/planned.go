@@ -31,10 +31,11 @@ func ReadPlan(file string) (*PlanDocument, error) {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: cause(err),
 			Hint: "write it with plimsoll plan --out " + file}
 	}
-	return parsePlan(file, text)
+	return ParsePlan(file, text)
 }
 
-func parsePlan(file string, text []byte) (*PlanDocument, error) {
+// ParsePlan reads a plan that is no file of its own. The name is for errors, which are *fault.Input.
+func ParsePlan(file string, text []byte) (*PlanDocument, error) {
 	where := fault.Position{File: file}
 	const again = "plan the job again with plimsoll plan --out"
 	var head struct{ Schema string }

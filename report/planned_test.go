@@ -137,7 +137,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add([]byte(`{"schema": "plimsoll.plan/2", "verdict": "fits", "devices": [{}]}`))
 	f.Add([]byte(`{"schema": "plimsoll.plan/2", "verdict": "unknown", "devices": [{"phases": [{}]}], "limit": {}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		d, err := parsePlan("plan.json", text)
+		d, err := ParsePlan("plan.json", text)
 		var input *fault.Input
 		switch {
 		case err == nil && d.verdictLine() == "":

@@ -45,5 +45,8 @@ func Escaped(text string) string {
 
 // isHidden reports whether a character acts on the text around it, and has no picture.
 func isHidden(r rune) bool {
+	if ' ' <= r && r <= '~' {
+		return false // most characters, without looking into tables
+	}
 	return r != '\t' && r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }

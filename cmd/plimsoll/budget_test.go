@@ -68,8 +68,9 @@ func TestBudgetOfRecordings(t *testing.T) {
 	time := time.Duration(size>>20) * 200 * time.Millisecond
 	budget{120, time}.spends(t, exitDone, "explain", recording)
 	budget{120, time}.spends(t, exitDone, "watch", "--replay", recording)
-	budget{80 + 2*int64(size)>>20, time}.spends(t, exitDone, "compare", recording)
-	budget{80 + 2*int64(size)>>20, time}.spends(t, exitDone, "export", "--to", "html", "--out", os.DevNull, recording)
+	samples := 80 + int64(size)*3/4>>20 // what is kept of them
+	budget{samples, time}.spends(t, exitDone, "compare", recording)
+	budget{samples, time}.spends(t, exitDone, "export", "--to", "html", "--out", os.DevNull, recording)
 }
 
 // recordTime is the time at the beginning of a record.
@@ -125,6 +126,30 @@ func TestBudgetOfCompression(t *testing.T) {
 		}
 	})
 	budget{100, 30 * time.Second}.spends(t, exitInput, "explain", log)
+}
+
+// TestBudgetOfLines: logs of lines that come millions of times take at most 5 s for 100 MB.
+func TestBudgetOfLines(t *testing.T) {
+	size := 10_000_000
+	if !testing.Short() {
+		size = 100_000_000
+	}
+	for name, line := range map[string]string{
+		"bars":   "\r 17%|###       | 17/100000 [00:34<04:10,  2.85s/it]",
+		"empty":  "\n",
+		"losses": "{'loss': 1.1, 'grad_norm': 0.9, 'learning_rate': 1.2e-05, 'epoch': 0.1}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "train.log")
+			write(t, log, func(w io.Writer) {
+				for written := 0; written < size; written += len(line) {
+					fmt.Fprint(w, line)
+				}
+			})
+			took := time.Second + 5*time.Second*time.Duration(size)/100_000_000
+			budget{100, took}.spends(t, exitDone, "explain", log)
+		})
+	}
 }
 
 // write makes a file.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
@@ -122,6 +123,9 @@ func readCompared(arguments []string) (planFile string, plan *report.PlanDocumen
 			return first, plan, nil, err
 		}
 		planFile = first
+	}
+	if os.Getenv("GOGC") == "" { // what is kept of a recording stays until the end, so memory counts more than time
+		debug.SetGCPercent(20)
 	}
 	recording, err = report.ReadRecording(last)
 	return planFile, plan, recording, err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/activity"
 	"plimsoll/evidence"
 	"plimsoll/explain"
 	"plimsoll/fault"
@@ -55,7 +56,8 @@ Explain tells files apart by their content. It reads logs of trainers, launchers
 and kernels, counters of cgroups and hosts, messages and JSON of Slurm and
 Kubernetes, recordings of plimsoll run --record, documents of plimsoll plan
 --out, and the configuration files of the job. Files may be compressed, cut,
-coloured or interleaved. A directory stands for its files, and - for stdin.
+coloured or interleaved. A directory stands for its files, a tar or zip
+archive for those inside, and - for stdin.
 
 With a model and the configuration of the job, explain plans the changes that it
 offers, and says how many bytes each frees.
@@ -131,8 +133,9 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 	if err := o.check(arguments); err != nil {
 		return err
 	}
-	r := &explainReader{stdin: c.InOrStdin(), in: explain.Inputs{Version: c.Root().Version,
-		Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak), End: ledger.Bytes(o.end)}, request: o.request}
+	r := &explainReader{stdin: c.InOrStdin(), progress: terminalProgress(c), request: o.request}
+	r.in = explain.Inputs{Version: c.Root().Version, Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak),
+		End: ledger.Bytes(o.end)}
 	for _, name := range arguments {
 		if err := r.argument(name); err != nil {
 			return err
@@ -205,7 +208,9 @@ type explainReader struct {
 	stdin     io.Reader
 	in        explain.Inputs
 	request   job.Request
-	snapshots []string // files
+	snapshots []string          // files
+	members   int               // of archives, that were read
+	progress  activity.Progress // nil if nobody sees it
 }
 
 // onlySnapshots reports whether there is nothing to explain beside snapshots.
@@ -235,15 +240,12 @@ func (r *explainReader) holdersOf(name string) error {
 
 // argument reads a file, all files of a directory, or stdin.
 func (r *explainReader) argument(name string) error {
-	before := len(r.in.Sources)
 	if name == "-" {
-		err := r.read("stdin", bufio.NewReaderSize(r.stdin, headOfFile))
-		return cmp.Or(err, checkRead(r.in.Sources[before:]))
+		return r.named(func() error { return r.read("stdin", r.stdin) })
 	}
 	info, err := os.Stat(name)
 	if err != nil || !info.IsDir() {
-		err := r.file(name)
-		return cmp.Or(err, checkRead(r.in.Sources[before:]))
+		return r.named(func() error { return r.file(name) })
 	}
 	found := 0
 	err = filepath.WalkDir(name, func(path string, entry fs.DirEntry, err error) error {
@@ -266,9 +268,14 @@ func (r *explainReader) argument(name string) error {
 	return err
 }
 
-// checkRead refuses a file that the user has named, and that explain cannot read: it might show the failure.
-func checkRead(sources []*evidence.Source) error {
-	for _, s := range sources {
+// named reads a file that the user has named. It refuses one that explain cannot read: it might show the failure. Of an
+// archive, as of a folder, it leaves such files out.
+func (r *explainReader) named(read func() error) error {
+	before, members := len(r.in.Sources), r.members
+	if err := read(); err != nil || r.members > members {
+		return err
+	}
+	for _, s := range r.in.Sources[before:] {
 		if !s.Kind.IsRead() {
 			return fault.File(s.Name).Inputf("this is a %s, which explain does not read", s.Kind).
 				WithHint("name logs, counters, recordings, plans or memory snapshots of PyTorch")
@@ -287,14 +294,17 @@ func (r *explainReader) file(name string) error {
 		return &fault.Input{Err: err}
 	}
 	defer file.Close()
-	return r.read(name, bufio.NewReaderSize(file, headOfFile))
+	return r.read(name, file)
 }
 
 // headOfFile is how many bytes tell what a file is. Configuration files are smaller.
 const headOfFile = 1 << 20
 
 // read reads a file by its content.
-func (r *explainReader) read(name string, from *bufio.Reader) error {
+func (r *explainReader) read(name string, file io.Reader) error {
+	watched, end := r.watch(name, file)
+	defer end()
+	from := bufio.NewReaderSize(watched, headOfFile)
 	head, err := from.Peek(headOfFile)
 	switch {
 	case err != nil && !errors.Is(err, io.EOF):
@@ -302,21 +312,73 @@ func (r *explainReader) read(name string, from *bufio.Reader) error {
 	case snapshot.Recognize(head):
 		r.snapshots = append(r.snapshots, name)
 		return nil
-	case schemaOf(head) == samples.Schema:
-		return r.recording(name, from)
-	case bytes.Contains(head[:min(len(head), 4096)], []byte(`"`+report.PlanSchema+`"`)):
+	case isPlan(head):
 		return r.plan(name)
 	case err != nil: // the head is all of it
 		if r.configuration(name, head) {
 			return nil
 		}
 	}
-	source, err := evidence.Read(name, from)
+	text, err := evidence.Open(name, from)
+	switch {
+	case err != nil:
+		return err
+	case text.Archive == evidence.Tar:
+		return r.tar(text)
+	case text.Archive == evidence.Zip:
+		return r.zip(name, file)
+	}
+	return r.text(text)
+}
+
+// longRead is the size from which on a file may take seconds: it may be compressed.
+const longRead = 4 << 20
+
+// watch returns a reader that says how far a long file has been read, and what to call at its end.
+func (r *explainReader) watch(name string, from io.Reader) (watched io.Reader, end func()) {
+	file, isFile := from.(*os.File)
+	if r.progress == nil || !isFile {
+		return from, func() {}
+	}
+	info, err := file.Stat()
+	if err != nil || info.Size() < longRead {
+		return from, func() {}
+	}
+	r.progress.Begin("reading "+name, info.Size(), activity.Bytes)
+	return &watchedReader{from, r.progress}, r.progress.End
+}
+
+// watchedReader says how much of a file has been read.
+type watchedReader struct {
+	io.Reader
+	progress activity.Progress
+}
+
+func (w *watchedReader) Read(to []byte) (int, error) {
+	n, err := w.Reader.Read(to)
+	w.progress.Advance(int64(n))
+	return n, err
+}
+
+// text reads the text of a file, or of a file in an archive.
+func (r *explainReader) text(text *evidence.Text) error {
+	head, err := text.Peek(4 << 10)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if schemaOf(head) == samples.Schema {
+		return r.recording(text.Name(), text)
+	}
+	source, err := text.Source()
 	if err != nil {
 		return err
 	}
 	r.in.Sources = append(r.in.Sources, source)
 	return nil
+}
+
+func isPlan(head []byte) bool {
+	return bytes.Contains(head[:min(len(head), 4096)], []byte(`"`+report.PlanSchema+`"`))
 }
 
 // schemaOf returns the schema of a recording, whose first line names it.
@@ -343,11 +405,15 @@ func (r *explainReader) plan(name string) error {
 	if err != nil {
 		return err
 	}
+	r.addPlan(name, d)
+	return nil
+}
+
+func (r *explainReader) addPlan(name string, d *report.PlanDocument) {
 	r.in.Plans = append(r.in.Plans, explain.Plan{File: name, Parameters: d.Model.Trained, Devices: d.Devices})
 	if r.request.Model == "" {
 		r.request = d.Request
 	}
-	return nil
 }
 
 // configuration takes a file of the job's configuration. It reports whether the file is one.

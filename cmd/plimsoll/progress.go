@@ -11,6 +11,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"plimsoll/activity"
@@ -23,6 +24,14 @@ func newProgress(terminal *os.File, stderr io.Writer) activity.Progress {
 		return &bar{out: oneLine{terminal}}
 	}
 	return &lines{out: stderr}
+}
+
+// terminalProgress draws a bar on a terminal. Anywhere else it is nil: for work that is mostly too short to speak of.
+func terminalProgress(c *cobra.Command) activity.Progress {
+	if b, drawn := newProgress(os.Stderr, c.ErrOrStderr()).(*bar); drawn {
+		return b
+	}
+	return nil
 }
 
 // bar is the progress bar of one activity after the other.
