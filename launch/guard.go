@@ -203,9 +203,8 @@ func Keep(stdin *os.File, stdout, stderr io.Writer, logf func(format string, val
 		unix.CloseOnExec(descriptor) // ranks must not inherit it
 	}
 	reply := os.NewFile(answerDescriptor, "answer")
-	if err := json.NewEncoder(reply).Encode(message{Heeds: true}); err != nil {
-		return fmt.Errorf("tell the guard: %w", err)
-	}
+	// It fails if the guard has been killed. The job is read nevertheless: it names the directory to remove.
+	_ = json.NewEncoder(reply).Encode(message{Heeds: true})
 	lifeline := os.NewFile(lifelineDescriptor, "lifeline")
 	kept := keptJob{}
 	if err := json.NewDecoder(lifeline).Decode(&kept); err != nil {

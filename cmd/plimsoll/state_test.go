@@ -299,8 +299,9 @@ func TestAnyProcessIsKilled(t *testing.T) {
 				}
 			}
 			checkFingerprint(t, directory)
-			left, _ := filepath.Glob(filepath.Join(directory, "plimsoll-*"))
-			if len(left) > 0 {
+			folders, _ := filepath.Glob(filepath.Join(directory, "plimsoll-*"))
+			contents, _ := filepath.Glob(filepath.Join(directory, "plimsoll-*", "*"))
+			if left := append(folders, contents...); len(left) > 0 {
 				t.Errorf("%s are left", strings.Join(left, ", "))
 			}
 			t.Logf("killed %d times; the job was begun %d times", killed, begun)
