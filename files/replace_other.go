@@ -14,12 +14,13 @@ type Pending = renameio.PendingFile
 // NewPending begins a file beside the one whose place it takes, not among the system's temporary files. There the
 // leftover of a crash is found.
 func NewPending(path string) (*Pending, error) {
-	return renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
+	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644), beside(path))
+	return file, naming(path, err)
 }
 
 // Replace writes a file: completely or not at all.
 func Replace(path string, text []byte) error {
-	return renameio.WriteFile(path, text, 0o644, beside(path))
+	return naming(path, renameio.WriteFile(path, text, 0o644, beside(path)))
 }
 
 func beside(path string) renameio.Option { return renameio.WithTempDir(filepath.Dir(path)) }

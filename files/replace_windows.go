@@ -15,7 +15,7 @@ type Pending struct {
 // NewPending begins a file beside the one whose place it takes.
 func NewPending(path string) (*Pending, error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"*")
-	return &Pending{file, path}, err
+	return &Pending{file, path}, naming(path, err)
 }
 
 // CloseAtomicallyReplace closes the file and gives it its name.
