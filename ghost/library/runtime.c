@@ -81,14 +81,15 @@ EXPORT result cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 	return SUCCESS;
 }
 
-/* cudaDeviceProp begins alike in CUDA 12 and 13, up to maxGridSize. Both are far below the size of 2,048 bytes. */
+/* cudaDeviceProp begins alike in CUDA 12 and 13, up to maxGridSize. CUDA 12 has the clock in the gap behind it. Both are far
+ * below the size of 2,048 bytes. */
 struct properties {
 	char name[256], uuid[16], luid[8];
 	unsigned luid_mask;
 	size_t total, shared_per_block;
 	int registers_per_block, warp;
 	size_t pitch;
-	int threads_per_block, block[3], grid[3];
+	int threads_per_block, block[3], grid[3], clock;
 };
 
 static void *common(struct properties *p, int device) {
@@ -98,7 +99,7 @@ static void *common(struct properties *p, int device) {
 	p->shared_per_block = (size_t)ghost_attribute(8);
 	p->registers_per_block = ghost_attribute(12), p->warp = 32, p->pitch = 2147483647;
 	p->threads_per_block = p->block[0] = p->block[1] = 1024, p->block[2] = 64;
-	p->grid[0] = 2147483647, p->grid[1] = p->grid[2] = 65535;
+	p->grid[0] = 2147483647, p->grid[1] = p->grid[2] = 65535, p->clock = ghost_attribute(13);
 	return p + 1;
 }
 
@@ -133,7 +134,6 @@ EXPORT result cudaGetDeviceProperties(void *properties, int device) {
 
 /* CUDA 12 calls it by this name. */
 struct rest12 {
-	int clock;
 	size_t constant;
 	int major, minor;
 	size_t texture, texture_pitch;
@@ -152,7 +152,7 @@ struct rest12 {
 EXPORT result cudaGetDeviceProperties_v2(void *properties, int device) {
 	if (device < 0 || device >= ghost.devices) return INVALID_DEVICE;
 	struct rest12 *r = common(properties, device);
-	r->clock = ghost_attribute(13), r->constant = 64 << 10, r->major = ghost.major, r->minor = ghost.minor;
+	r->constant = 64 << 10, r->major = ghost.major, r->minor = ghost.minor;
 	r->texture = 512, r->processors = ghost.processors, r->overlap = r->can_map = r->concurrent = r->unified = 1;
 	r->priorities = r->managed = r->global_l1 = r->local_l1 = r->concurrent_managed = r->preemption = r->cooperative = 1;
 	r->bus = device + 1, r->engines = 3, r->memory_clock = ghost_attribute(36), r->bus_width = 5120, r->l2 = 50 << 20;

@@ -7,7 +7,8 @@ nothing. A result that hangs on numbers which nobody has computed is a guess, an
 import ctypes
 import functools
 import math
-from typing import Any, Callable, List
+import warnings
+from typing import Any, Callable, Dict, List
 
 LARGE = 1 << 20  # bytes of a tensor of the host that is not computed
 SMALL = 1 << 18  # elements of a tensor of the device that is
@@ -144,11 +145,23 @@ def _on_host(torch: Any, x: Any) -> Any:
 
 
 def _compute_small(torch: Any, recorder: Any) -> None:
+    warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # that kernels are replaced
     library = torch.library.Library("aten", "IMPL")
     recorder.keep(library)
     write = torch.Tensor.copy_.__wrapped__
+    watched: Dict[Any, Callable[..., Any]] = {}
     for name in dict.fromkeys([*_COMPUTED, *_OF_INTEGERS, *_CHOOSING]):
-        _replace(torch, library, name, write, recorder)
+        operation = _operation(torch, name)
+        if operation is None:
+            recorder.note("values", f"{name} is not computed: this release of torch has no operation of that name")
+        elif not hasattr(torch.library, "get_kernel"):
+            watched[operation] = _computing(torch, name, operation, _without_keys(operation), write, recorder)
+        elif (kernel := _kernel(torch, name)) is not None:
+            library.impl(name, _computing(torch, name, operation, kernel, write, recorder), "CUDA", with_keyset=True)
+        else:
+            recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
+    if watched:
+        recorder.keep(_watch(torch, watched))
     count = torch.arange
 
     def arange(*arguments, **options):
@@ -160,19 +173,52 @@ def _compute_small(torch: Any, recorder: Any) -> None:
     torch.arange = arange
 
 
-def _replace(torch: Any, library: Any, name: str, write: Callable[..., Any], recorder: Any) -> None:
-    """Has an operation compute its result on the host after the kernel that does nothing."""
+def _operation(torch: Any, name: str) -> Any:
     base, _, overload = name.partition(".")
-    operation = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-    kernel = None
+    return getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+
+
+def _kernel(torch: Any, name: str) -> Any:
+    """The kernel that torch has for the device, which takes the keys of the dispatcher first."""
     for key in ("CUDA", "CompositeExplicitAutograd"):
         try:
-            kernel = kernel or torch.library.get_kernel(f"aten::{name}", key)
+            return torch.library.get_kernel(f"aten::{name}", key).call_boxed
         except Exception:  # this release has none of that key
             pass
-    if operation is None or kernel is None:
-        recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
-        return
+    return None
+
+
+def _without_keys(operation: Any) -> Callable[..., Any]:
+    call = operation._op  # without the frame of OpOverload.__call__, which would hide who allocates
+    return lambda keys, *arguments, **options: call(*arguments, **options)
+
+
+def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]]) -> Any:
+    """Sees operations below autograd, in releases before torch.library.get_kernel: a kernel cannot be replaced there and
+    still be called."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+            if any(t not in plain for t in types):
+                return NotImplemented  # a tensor of another class comes again, as the tensors that it is made of
+            compute = computing.get(operation)
+            if compute is None:
+                return operation._op(*arguments, **(options or {}))
+            return compute(None, *arguments, **(options or {}))
+
+    watch = Watch()
+    watch.__enter__()  # until the program ends
+    return watch
+
+
+def _computing(
+    torch: Any, name: str, operation: Any, kernel: Callable[..., Any], write: Callable[..., Any], recorder: Any
+) -> Callable[..., Any]:
+    """An operation that computes its result on the host after the kernel that does nothing."""
+    base = name.partition(".")[0]
     tensors = [i for i, a in enumerate(operation._schema.arguments) if str(a.type) == "Tensor"]
     returns_new, only_integers = not operation._schema.is_mutable, name in _OF_INTEGERS
 
@@ -205,16 +251,16 @@ def _replace(torch: Any, library: Any, name: str, write: Callable[..., Any], rec
             first = None
         if first is not None and (first.is_floating_point() or first.is_complex()):
             if name in _CHOOSING:
-                made = kernel.call_boxed(keys, *given, **options)
+                made = kernel(keys, *given, **options)
                 choose(made, first)
                 return made
             if only_integers:
-                return kernel.call_boxed(keys, *given, **options)
+                return kernel(keys, *given, **options)
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
         except _TooLarge:
-            return kernel.call_boxed(keys, *given, **options)
-        made = kernel.call_boxed(keys, *given, **options)
+            return kernel(keys, *given, **options)
+        made = kernel(keys, *given, **options)
         try:
             with torch.no_grad():
                 value = operation(*here, **named)
@@ -224,7 +270,7 @@ def _replace(torch: Any, library: Any, name: str, write: Callable[..., Any], rec
             recorder.note("values", f"{name}: some results are unknown")
         return made
 
-    library.impl(name, compute, "CUDA", with_keyset=True)
+    return compute
 
 
 def _sizes_by_value(torch: Any, recorder: Any) -> None:
