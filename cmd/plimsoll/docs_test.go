@@ -112,7 +112,7 @@ func documentedCommands(t *testing.T, document string) (commands []documentedCom
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{
-	"converted", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "plan.html",
+	"converted", "renamed", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "plan.html",
 	"host.json", "tuned",
 }
 
