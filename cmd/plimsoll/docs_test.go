@@ -112,8 +112,8 @@ func documentedCommands(t *testing.T, document string) (commands []documentedCom
 
 // writtenInDocs are the files that documented commands write; the test puts them into a folder of its own.
 var writtenInDocs = []string{
-	"converted", "renamed", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html", "plan.html",
-	"host.json", "tuned",
+	"converted", "renamed", "universal", "fsdp", "optimizer.pt", "samples.jsonl", "factors.json", "run.html",
+	"plan.html", "host.json", "tuned",
 }
 
 // checkCommand runs a command, and compares its output with what documents show of it.
