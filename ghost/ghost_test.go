@@ -66,6 +66,24 @@ func TestProgramPlansItself(t *testing.T) {
 			t.Errorf("%s: %s hold %v, want %v", c.phase, c.component, got, c.bytes)
 		}
 	}
+	checkPhases(t, record)
+	if record.Steps != 2 || record.End.Kind != "enough" || record.Ranks != 1 || len(record.Unmodelled) > 0 {
+		t.Errorf("%+v", record)
+	}
+	if peak := record.GPU.Peak(); peak.PeakReserved < 4*matrices || peak.PeakReserved > 6*matrices ||
+		peak.PeakUsed != peak.PeakReserved+record.GPU.Outside[0].Bytes {
+		t.Errorf("the peak is %+v", peak)
+	}
+}
+
+// TestReentrantCheckpoints has one backward pass in a step, whatever goes backward within it.
+func TestReentrantCheckpoints(t *testing.T) {
+	checkPhases(t, run(t, request(t, "reentrant.py")))
+}
+
+// checkPhases compares the phases with those of two steps.
+func checkPhases(t *testing.T, record *Record) {
+	t.Helper()
 	var names []string
 	for _, p := range record.GPU.Phases {
 		names = append(names, strings.TrimSpace(string(p.Name)+" "+string(p.Iteration)))
@@ -73,13 +91,6 @@ func TestProgramPlansItself(t *testing.T) {
 	want := "load, forward first, backward first, step first, forward steady, backward steady, step steady"
 	if got := strings.Join(names, ", "); got != want {
 		t.Errorf("the phases are %s, want %s", got, want)
-	}
-	if record.Steps != 2 || record.End.Kind != "enough" || record.Ranks != 1 || len(record.Unmodelled) > 0 {
-		t.Errorf("%+v", record)
-	}
-	if peak := record.GPU.Peak(); peak.PeakReserved < 4*matrices || peak.PeakReserved > 6*matrices ||
-		peak.PeakUsed != peak.PeakReserved+record.GPU.Outside[0].Bytes {
-		t.Errorf("the peak is %+v", peak)
 	}
 }
 
@@ -143,7 +154,7 @@ func TestNothingIsLeft(t *testing.T) {
 			t.Log(n.Text)
 		}
 	}
-	if left, _ := exec.Command("pgrep", "-f", "sleep 1000").Output(); len(left) > 0 {
+	if left, _ := exec.Command("pgrep", "-f", folder).Output(); len(left) > 0 {
 		t.Errorf("processes are left: %s", left)
 	}
 }

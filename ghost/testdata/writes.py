@@ -27,7 +27,7 @@ fails(lambda: os.unlink(out / "kept"), PermissionError)
 assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subprocess.DEVNULL).returncode != 0
 fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=60), OSError)
 assert "LD_PRELOAD" not in os.environ
-subprocess.Popen(["sleep", "1000"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", str(out)])
 model = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

@@ -59,18 +59,23 @@ class Recorder:
 
         @functools.wraps(backward)
         def follow(*arguments, **options):
+            if self._is_in_backward:  # reentrant checkpoints go backward through each layer, in threads of autograd
+                return backward(*arguments, **options)
             self._enough()
             self.phase("backward", self.steps)
+            self._is_in_backward = True
             try:
                 return backward(*arguments, **options)
             finally:
+                self._is_in_backward = False
                 self.phase("between", self.steps)
 
         torch.autograd.backward = follow
         call = torch.nn.Module.__call__
 
         def enter(module, *arguments, **options):
-            if self._is_before_forward and torch.is_grad_enabled() and module.training:
+            begins = self._is_before_forward and not self._is_in_backward
+            if begins and torch.is_grad_enabled() and module.training:
                 self._enough()
                 self._is_before_forward = False
                 self.phase("forward", self.steps)
@@ -79,6 +84,7 @@ class Recorder:
         torch.nn.Module.__call__ = enter
 
     _is_before_forward = True
+    _is_in_backward = False
 
     def _stepped(self, optimizer: Any) -> None:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1

@@ -4,6 +4,7 @@ The device's memory is memory of this process, so that a small tensor is compute
 nothing. A result that hangs on numbers which nobody has computed is a guess, and is noted as one.
 """
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -161,7 +162,7 @@ def _compute_small(torch: Any, recorder: Any) -> None:
         else:
             recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
     if watched:
-        recorder.keep(_watch(torch, watched))
+        recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
     count = torch.arange
 
     def arange(*arguments, **options):
@@ -193,21 +194,25 @@ def _without_keys(operation: Any) -> Callable[..., Any]:
     return lambda keys, *arguments, **options: call(*arguments, **options)
 
 
-def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]]) -> Any:
+def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]], others: Callable[[Any], Callable[..., Any]]) -> Any:
     """Sees operations below autograd, in releases before torch.library.get_kernel: a kernel cannot be replaced there and
-    still be called."""
+    still be called. The operations that a kernel calls are not seen, so that all others are computed, too."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     plain = (torch.Tensor, torch.nn.Parameter)
+    mode = torch._C._TorchDispatchModeKey
+    traces = (mode.FAKE, mode.FUNCTIONAL, mode.PROXY)  # operations that are traced have no memory
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), options=None):
-            if any(t not in plain for t in types):
+            traced = any(torch._C._get_dispatch_mode(key) for key in traces)
+            if not traced and any(t not in plain for t in types):
                 return NotImplemented  # a tensor of another class comes again, as the tensors that it is made of
-            compute = computing.get(operation)
-            if compute is None:
+            if traced or operation.namespace != "aten":
                 return operation._op(*arguments, **(options or {}))
-            return compute(None, *arguments, **(options or {}))
+            if operation not in computing:
+                computing[operation] = others(operation)
+            return computing[operation](None, *arguments, **(options or {}))
 
     watch = Watch()
     watch.__enter__()  # until the program ends
@@ -224,8 +229,8 @@ def _computing(
 
     def put(made: Any, value: Any) -> None:
         if isinstance(made, torch.Tensor):
-            if made.device.type == "cuda" and made.shape == value.shape and made.dtype == value.dtype:
-                write(alias(torch, made), value)
+            if made.shape == value.shape and made.dtype == value.dtype:
+                write(alias(torch, made) if made.device.type == "cuda" else made, value)
         elif isinstance(made, (list, tuple)):
             for m, v in zip(made, value):
                 put(m, v)
@@ -271,6 +276,48 @@ def _computing(
         return made
 
     return compute
+
+
+def _computing_other(torch: Any, operation: Any, write: Callable[..., Any]) -> Callable[..., Any]:
+    """Any operation: the host computes its result where all that it reads and makes is small, and it reads no numbers."""
+    call, schema = operation._op, operation._schema
+    is_view = not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
+    is_random = torch.Tag.nondeterministic_seeded in operation.tags
+    reads_one = operation is torch.ops.aten._local_scalar_dense.default
+    places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor"]
+
+    def put(made: Any, value: Any) -> None:
+        for m, v in zip(*((x if isinstance(x, (list, tuple)) else [x]) for x in (made, value))):
+            if isinstance(m, torch.Tensor) and m.shape == v.shape and m.dtype == v.dtype and m.numel():
+                write(alias(torch, m) if m.device.type == "cuda" else m, v)
+
+    def tensors(x: Any) -> List[Any]:
+        if isinstance(x, (list, tuple)):
+            return [t for y in x for t in tensors(y)]
+        return [x] if isinstance(x, torch.Tensor) else []
+
+    def is_known(x: Any) -> bool:
+        return is_small(torch, x) or x.device.type == "cpu" and x.numel() * x.element_size() <= LARGE
+
+    def compute(keys, *arguments, **options):
+        made = call(*arguments, **options)
+        read = tensors([arguments, list(options.values())])
+        seen = read + tensors(made)
+        if any(x.is_floating_point() or x.is_complex() for x in read) or not all(map(is_known, seen)):
+            return made
+        if all(x.device.type == "cpu" for x in seen):
+            return made
+        given = list(arguments)
+        for i in places:
+            if i < len(given) and isinstance(given[i], (int, float)):
+                given[i] = torch.tensor(given[i])
+        with contextlib.suppress(RuntimeError, IndexError, TypeError), torch.no_grad():
+            value = operation(*_on_host(torch, tuple(given)), **{k: _on_host(torch, v) for k, v in options.items()})
+            if not schema.is_mutable:
+                put(made, value)
+        return made
+
+    return _without_keys(operation) if is_view or is_random or reads_one else compute
 
 
 def _sizes_by_value(torch: Any, recorder: Any) -> None:

@@ -23,8 +23,10 @@ def install(dist: Any, recorder: Any) -> None:
         size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
         rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
         recorder.result["ranks"] = size
+        store = store_of()
+        recorder.keep(store)  # torch keeps the part of it that is C++
         return begin(
-            backend=backend_of(backend), store=store_of(), rank=rank, world_size=size, group_name=group_name,
+            backend=backend_of(backend), store=store, rank=rank, world_size=size, group_name=group_name,
             pg_options=pg_options, device_id=device_id,
         )  # fmt: skip
 
