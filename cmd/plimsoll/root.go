@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -69,7 +70,8 @@ var letQuit = func() {}
 // endAtQuit ends the program at SIGQUIT, as it ends other programs, until the returned function is called. Go's runtime
 // would print the stacks of all goroutines, and the user has only pressed Ctrl-\.
 func endAtQuit() (stop func()) {
-	if signal.Ignored(syscall.SIGQUIT) {
+	const inBrowser = runtime.GOOS == "js" // nobody sends signals there, and signal.Ignored panics
+	if inBrowser || signal.Ignored(syscall.SIGQUIT) {
 		return func() {}
 	}
 	quit := make(chan os.Signal, 1)
