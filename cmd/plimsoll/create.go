@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -62,7 +63,8 @@ func writeDocument(flag, name string, document any) error {
 // writeFile has a function write the file that a flag names. A file that is there keeps its content unless the new one
 // is complete, also on a full disk.
 func writeFile(flag, name string, write func(io.Writer) error) error {
-	if there, err := os.Stat(name); err == nil && (!there.Mode().IsRegular() || outputTo(there) != nil) {
+	const inBrowser = runtime.GOOS == "js" // its files are in memory, and none is renamed
+	if there, err := os.Stat(name); inBrowser || err == nil && (!there.Mode().IsRegular() || outputTo(there) != nil) {
 		return writeThrough(flag, name, write)
 	}
 	target, err := filepath.EvalSymlinks(name) // the file that a link names is replaced, and not the link
@@ -94,7 +96,7 @@ func modeOf(name string) os.FileMode {
 	return private
 }
 
-// writeThrough writes what cannot be replaced: a device, a pipe, and the file that stdout goes to.
+// writeThrough writes what cannot be replaced: a device, a pipe, the file that stdout goes to, and that of a page.
 func writeThrough(flag, name string, write func(io.Writer) error) error {
 	file, err := create(flag, name)
 	if err != nil {
