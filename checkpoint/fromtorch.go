@@ -293,6 +293,13 @@ var errMuon = errors.New("it is the state of Muon, whose momentum plimsoll has i
 // are read for each parameter, and parameters may share a state in the file.
 const maxStateMembers = 64
 
+// pieceOf is the piece of a whole parameter.
+func pieceOf(name string, group int, shape []int64) (p shard.Piece, err error) {
+	p = shard.Piece{Name: name, Shape: shape, Group: group}
+	p.Count, err = p.Elements()
+	return p, err
+}
+
 // add adds a parameter: its master weights and its optimizer state.
 func (t *torchFile) add(name string, group int, master, state any) error {
 	algorithm, moments, err := momentsIn(state)
@@ -303,8 +310,8 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	if err != nil {
 		return err
 	}
-	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
-	if p.Count, err = p.Elements(); err != nil || p.Count == 0 { // no shard has an empty piece
+	p, err := pieceOf(name, group, weights.shape)
+	if err != nil || p.Count == 0 { // no shard has an empty piece
 		return err
 	}
 	places, err := t.placesOf(weights, moments, state)
@@ -334,8 +341,8 @@ func (t *torchFile) addWithoutState(name string, group int, master any) error {
 	if err != nil {
 		return err
 	}
-	p := shard.Piece{Name: name, Shape: weights.shape, Group: group}
-	if p.Count, err = p.Elements(); err != nil || p.Count == 0 {
+	p, err := pieceOf(name, group, weights.shape)
+	if err != nil || p.Count == 0 {
 		return err
 	}
 	places := []numbers{weights.at}
