@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -63,7 +62,6 @@ func writeDocument(flag, name string, document any) error {
 // writeFile has a function write the file that a flag names. A file that is there keeps its content unless the new one
 // is complete, also on a full disk.
 func writeFile(flag, name string, write func(io.Writer) error) error {
-	const inBrowser = runtime.GOOS == "js" // its files are in memory, and none is renamed
 	if there, err := os.Stat(name); inBrowser || err == nil && (!there.Mode().IsRegular() || outputTo(there) != nil) {
 		return writeThrough(flag, name, write)
 	}

@@ -64,14 +64,16 @@ func ended(c *cobra.Command, err error) int {
 	return code
 }
 
+// inBrowser is whether this is the program of a page. It gets no signals, and its files are in memory.
+const inBrowser = runtime.GOOS == "js"
+
 // letQuit leaves SIGQUIT to whoever handles it from then on.
 var letQuit = func() {}
 
 // endAtQuit ends the program at SIGQUIT, as it ends other programs, until the returned function is called. Go's runtime
 // would print the stacks of all goroutines, and the user has only pressed Ctrl-\.
 func endAtQuit() (stop func()) {
-	const inBrowser = runtime.GOOS == "js" // nobody sends signals there, and signal.Ignored panics
-	if inBrowser || signal.Ignored(syscall.SIGQUIT) {
+	if inBrowser || signal.Ignored(syscall.SIGQUIT) { // in a browser signal.Ignored panics
 		return func() {}
 	}
 	quit := make(chan os.Signal, 1)
