@@ -219,6 +219,16 @@ def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]], others: Callabl
     return watch
 
 
+def _put(torch: Any, write: Callable[..., Any], made: Any, value: Any) -> None:
+    """Writes what the host has computed into the result of a kernel that did nothing."""
+    if isinstance(made, torch.Tensor):
+        if made.shape == value.shape and made.dtype == value.dtype:
+            write(alias(torch, made) if made.device.type == "cuda" else made, value)
+    elif isinstance(made, (list, tuple)):
+        for m, v in zip(made, value):
+            _put(torch, write, m, v)
+
+
 def _computing(
     torch: Any, name: str, operation: Any, kernel: Callable[..., Any], write: Callable[..., Any], recorder: Any
 ) -> Callable[..., Any]:
@@ -226,14 +236,6 @@ def _computing(
     base = name.partition(".")[0]
     tensors = [i for i, a in enumerate(operation._schema.arguments) if str(a.type) == "Tensor"]
     returns_new, only_integers = not operation._schema.is_mutable, name in _OF_INTEGERS
-
-    def put(made: Any, value: Any) -> None:
-        if isinstance(made, torch.Tensor):
-            if made.shape == value.shape and made.dtype == value.dtype:
-                write(alias(torch, made) if made.device.type == "cuda" else made, value)
-        elif isinstance(made, (list, tuple)):
-            for m, v in zip(made, value):
-                put(m, v)
 
     def choose(made: Any, among: Any) -> None:
         """Writes a balanced choice: the rows of the result, one after the other, take the places in turn."""
@@ -270,7 +272,7 @@ def _computing(
             with torch.no_grad():
                 value = operation(*here, **named)
             if returns_new:
-                put(made, value)
+                _put(torch, write, made, value)
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made
@@ -285,11 +287,6 @@ def _computing_other(torch: Any, operation: Any, write: Callable[..., Any]) -> C
     is_random = torch.Tag.nondeterministic_seeded in operation.tags
     reads_one = operation is torch.ops.aten._local_scalar_dense.default
     places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor"]
-
-    def put(made: Any, value: Any) -> None:
-        for m, v in zip(*((x if isinstance(x, (list, tuple)) else [x]) for x in (made, value))):
-            if isinstance(m, torch.Tensor) and m.shape == v.shape and m.dtype == v.dtype and m.numel():
-                write(alias(torch, m) if m.device.type == "cuda" else m, v)
 
     def tensors(x: Any) -> List[Any]:
         if isinstance(x, (list, tuple)):
@@ -314,7 +311,7 @@ def _computing_other(torch: Any, operation: Any, write: Callable[..., Any]) -> C
         with contextlib.suppress(RuntimeError, IndexError, TypeError), torch.no_grad():
             value = operation(*_on_host(torch, tuple(given)), **{k: _on_host(torch, v) for k, v in options.items()})
             if not schema.is_mutable:
-                put(made, value)
+                _put(torch, write, made, value)
         return made
 
     return _without_keys(operation) if is_view or is_random or reads_one else compute
