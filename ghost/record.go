@@ -40,7 +40,9 @@ type Record struct {
 		Name  string `json:"name"`
 		Calls int64  `json:"calls"`
 	} `json:"unmodelled"`
-	End struct {
+	// Workspaces is memory of the GPU that cuBLAS was given to work in.
+	Workspaces []snapshot.Range `json:"workspaces"`
+	End        struct {
 		Kind    string `json:"kind"` // "enough", "ended" or "failed"
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
@@ -112,6 +114,7 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 		return fault.Inputf("the program has allocated nothing on its GPU")
 	}
 	d := devices[at]
+	d.Tell(ledger.MatmulWorkspaces, r.Workspaces)
 	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: of.Rank, Count: max(1, r.Ranks),
 		Capacity: of.GPU.Memory}
 	torch, err := version.Parse(r.Torch)

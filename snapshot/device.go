@@ -31,6 +31,23 @@ type Device struct {
 	classes  *classifier
 	fates    []fate // by event, of allocations in the backward pass
 	hasStack bool   // the trace has Python frames
+	told     map[Range]ledger.Component
+}
+
+// Range is memory of a device: an allocation as the program asked for it.
+type Range struct {
+	Address uint64       `json:"address"`
+	Bytes   ledger.Bytes `json:"bytes"`
+}
+
+// Tell says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
+func (d *Device) Tell(component ledger.Component, ranges []Range) {
+	if d.told == nil {
+		d.told = map[Range]ledger.Component{}
+	}
+	for _, r := range ranges {
+		d.told[r] = component
+	}
 }
 
 // Moment is a time of the trace: after an entry.

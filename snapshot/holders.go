@@ -81,6 +81,9 @@ func (d *Device) component(h holding) ledger.Component {
 		return d.class(h.stack, false)
 	}
 	e := d.event(h.entry)
+	if component, known := d.told[Range{e.Address, e.Size}]; known {
+		return component
+	}
 	told := categories[e.category]
 	c := d.class(h.stack, e.backward)
 	switch {

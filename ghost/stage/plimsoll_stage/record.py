@@ -122,7 +122,7 @@ class Recorder:
         pinned = self._library.plimsoll_ghost_most_pinned
         pinned.restype = ctypes.c_size_t
         result["pinned_peak_bytes"] = pinned()
-        result["unmodelled"] = self._unmodelled()
+        result["unmodelled"], result["workspaces"] = self._unmodelled(), self._workspaces()
         if torch is not None and torch.cuda.is_initialized():
             result["device"] = torch.cuda.current_device()
             stats = torch.cuda.memory_stats()
@@ -141,4 +141,12 @@ class Recorder:
             if calls.value:
                 found.append({"name": name.decode(), "calls": calls.value})
             number += 1
+        return found
+
+    def _workspaces(self) -> List[Dict[str, int]]:
+        """Memory that cuBLAS was given to work in."""
+        ask, found = self._library.plimsoll_ghost_workspace, []
+        begin, count = ctypes.c_void_p(), ctypes.c_size_t()
+        while ask(len(found), ctypes.byref(begin), ctypes.byref(count)):
+            found.append({"address": begin.value, "bytes": count.value})
         return found
