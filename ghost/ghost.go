@@ -38,17 +38,30 @@ type Request struct {
 	GPU     gpu.Model
 	// GPUs is their number on a node, and Nodes that of nodes, where the command does not say.
 	GPUs, Nodes int
-	Rank        int // the rank that is played
+	Rank        int // the rank that is played; lastRank is the last
 	Steps       int // optimizer steps to make
 	Patience    time.Duration
 	Output      io.Writer // of the program
 }
 
+// lastRank is the last rank, however many there are.
+const lastRank = -1
+
 // unlimited is the capacity of a GPU that nobody named.
 const unlimited = ledger.Bytes(1) << 44
 
-// Run runs a program, and returns its record.
+// Run runs a program, and returns its record. A program whose launcher wants more GPUs than the request has runs again
+// on as many.
 func (r Request) Run(ctx context.Context) (*Record, error) {
+	record, err := r.run(ctx)
+	if err == nil && record.End.Kind == "more" {
+		r.GPUs, r.Nodes = record.End.GPUs, record.End.Nodes
+		return r.run(ctx)
+	}
+	return record, err
+}
+
+func (r Request) run(ctx context.Context) (*Record, error) {
 	interpreter, err := interpreterOf(r.Command[0])
 	if err != nil {
 		return nil, err

@@ -116,6 +116,60 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// TestHost holds memory of the host that is read, pageable, pinned, registered and of a child.
+func TestHost(t *testing.T) {
+	record := run(t, request(t, "host.py"))
+	load, step := record.Host[0], record.Host[len(record.Host)-1]
+	if load.name != ledger.Load || step.name != ledger.Step {
+		t.Fatalf("the phases begin with %s and end with %s", load.name, step.name)
+	}
+	// 512 MiB passed, and then 83 MiB stayed.
+	if got := load.bytes() - step.bytes(); got < 400*ledger.MiB || got > 512*ledger.MiB {
+		t.Errorf("the load took %v more than the step", got)
+	}
+	held := map[ledger.Component]ledger.Holding{}
+	for _, h := range step.holdings {
+		held[h.Component] = h
+	}
+	bare := run(t, request(t, "linear.py")).Host[0].holdings[0].Bytes
+	for _, c := range []struct {
+		component   ledger.Component
+		least, most ledger.Bytes
+		says        string
+	}{
+		{ledger.Parameters, 64 * ledger.MiB, 64 * ledger.MiB, "testdata/host.py:24 <module> (64.0 MiB)"},
+		{ledger.Unattributed, 20 * ledger.MiB, 20 * ledger.MiB, "(16.0 MiB); 20.0 MiB are pinned"},
+		{ledger.ChildProcesses, 40 * ledger.MiB, 200 * ledger.MiB, "that the program started"},
+		{ledger.PythonProcess, bare + 195*ledger.MiB, bare + 260*ledger.MiB, "CUDA's libraries"},
+	} {
+		if h := held[c.component]; h.Bytes < c.least || h.Bytes > c.most || !strings.Contains(h.Why, c.says) {
+			t.Errorf("%s: %v (%s), want %v to %v and %q", c.component, h.Bytes, h.Why, c.least, c.most, c.says)
+		}
+	}
+}
+
+// TestNode adds the ranks of a node, which holds the first rank and others like the last.
+func TestNode(t *testing.T) {
+	rank := func(bytes, states ledger.Bytes) *Record {
+		holdings := []ledger.Holding{{Component: ledger.PythonProcess, Bytes: 3 * ledger.GiB, Why: "Python"}}
+		if bytes > 0 {
+			holdings = append(holdings, ledger.Holding{Component: ledger.Parameters, Bytes: bytes, Why: "a line"})
+		}
+		if states > 0 {
+			holdings = append(holdings, ledger.Holding{Component: ledger.OptimizerStates, Bytes: states, Why: "a line"})
+		}
+		return &Record{Ranks: 8, LocalRanks: 4, Host: []hostPhase{{ledger.Load, ledger.Once, holdings}}}
+	}
+	j := &Job{First: rank(7*ledger.GiB, 0), Last: rank(1*ledger.GiB, 2*ledger.GiB)}
+	node := j.host(64 * ledger.GiB)
+	if node.Count != 2 || node.Peak().PeakUsed != (4*3+7+3*1+3*2)*ledger.GiB || node.Capacity != 64*ledger.GiB {
+		t.Errorf("the node is %+v", node)
+	}
+	if node.Interval.Lower >= node.Peak().PeakUsed || node.Interval.Upper > node.Peak().PeakUsed+4*ledger.GiB {
+		t.Errorf("its interval is %+v", node.Interval)
+	}
+}
+
 // TestRunsOut runs a program on a GPU that is too small: PyTorch's own error says so.
 func TestRunsOut(t *testing.T) {
 	r := request(t, "linear.py")
@@ -135,8 +189,13 @@ func TestRanks(t *testing.T) {
 		"--rdzv_endpoint", "192.0.2.1:29500"}, r.Command[1:]...)
 	r.GPUs, r.Rank = 8, 3
 	record := run(t, r)
-	if record.Ranks != 16 || *record.Device != 3 || len(record.GPU.Outside) != 2 {
+	if record.Ranks != 16 || record.LocalRanks != 8 || *record.Device != 3 || len(record.GPU.Outside) != 2 {
 		t.Errorf("%d ranks, on device %d, with %v", record.Ranks, *record.Device, record.GPU.Outside)
+	}
+	r.GPUs = 1 // as the launcher says
+	job, err := r.Play(t.Context())
+	if err != nil || job.Last == nil || job.Last.Rank != 15 || len(job.Notes) > len(job.First.Notes) {
+		t.Errorf("%+v: %v", job, err)
 	}
 }
 

@@ -27,15 +27,21 @@ type Record struct {
 	Torch string `json:"torch"`
 	CUDA  string `json:"cuda"`
 	Ranks int    `json:"ranks"`
+	Rank  int    `json:"rank"`
 	Steps int    `json:"steps"`
+	// LocalRanks are those of a node.
+	LocalRanks int `json:"local_ranks"`
 	// Device is the number of the GPU that the rank used; nil if it used none.
 	Device *int `json:"device"`
 	Phases []struct {
-		Name string `json:"name"`
-		Step int    `json:"step"` // steps that were made before
-		Time int64  `json:"time_us"`
+		Name string   `json:"name"`
+		Step int      `json:"step"` // steps that were made before
+		Time int64    `json:"time_us"`
+		Host hostPart `json:"host"`
 	} `json:"phases"`
-	Notes      []Note `json:"notes"`
+	// HostStacks are stacks of Python that asked for memory of the host: file, function and line, the innermost first.
+	HostStacks [][][3]string `json:"host_stacks"`
+	Notes      []Note        `json:"notes"`
 	Unmodelled []struct {
 		Name  string `json:"name"`
 		Calls int64  `json:"calls"`
@@ -43,10 +49,12 @@ type Record struct {
 	// Workspaces is memory of the GPU that cuBLAS was given to work in.
 	Workspaces []snapshot.Range `json:"workspaces"`
 	End        struct {
-		Kind    string `json:"kind"` // "enough", "ended" or "failed"
+		Kind    string `json:"kind"` // "enough", "ended", "failed" or "more"
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
 		Message string `json:"message"`
+		GPUs    int    `json:"gpus"` // of a launch on more of them than there were
+		Nodes   int    `json:"nodes"`
 	} `json:"end"`
 	Allocated    ledger.Bytes `json:"allocated_bytes"`
 	Reserved     ledger.Bytes `json:"reserved_bytes"`
@@ -58,6 +66,8 @@ type Record struct {
 
 	// GPU is what the rank's GPU held.
 	GPU ledger.Device `json:"-"`
+	// Host is what its process held.
+	Host []hostPhase `json:"-"`
 }
 
 // Note is something that the stage did otherwise than a real run would, or guessed.
@@ -84,6 +94,8 @@ func readRecord(scratch string, of Request) (*Record, error) {
 		return nil, fmt.Errorf("the record of the program cannot be read: %w", err)
 	}
 	switch {
+	case r.End.Kind == "more":
+		return r, nil
 	case r.End.Kind == "failed" && r.Failures == 0:
 		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
 	case r.Torch == "":
@@ -98,6 +110,9 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	}
 	s, err := snapshot.Open(filepath.Join(scratch, "snapshot.pickle"))
 	if err != nil {
+		return nil, err
+	}
+	if err := r.accountHost(); err != nil {
 		return nil, err
 	}
 	return r, r.account(s, of)
@@ -115,7 +130,7 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 	}
 	d := devices[at]
 	d.Tell(ledger.MatmulWorkspaces, r.Workspaces)
-	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: of.Rank, Count: max(1, r.Ranks),
+	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: r.Rank, Count: max(1, r.Ranks),
 		Capacity: of.GPU.Memory}
 	torch, err := version.Parse(r.Torch)
 	if err != nil {
@@ -152,8 +167,8 @@ type phase struct {
 	iteration ledger.Iteration
 }
 
-// spans returns the phases of a device. Adjacent parts of one phase are one: what lies between a backward pass and the
-// step, as clipping, belongs to the step.
+// spans returns the phases of a device. Parts of one phase are one: the passes of all micro batches, and what lies
+// between a backward pass and the step, as clipping, which belongs to the step.
 func (r *Record) spans(d *snapshot.Device) []phase {
 	var times []int64
 	for _, p := range r.Phases {
@@ -165,9 +180,9 @@ func (r *Record) spans(d *snapshot.Device) []phase {
 		if i > 0 {
 			next.name, next.iteration = r.named(i - 1)
 		}
-		last := len(all) - 1
-		if last >= 0 && all[last].name == next.name && all[last].iteration == next.iteration {
-			all[last].Span = joined(all[last].Span, next.Span)
+		at := slices.IndexFunc(all, func(p phase) bool { return p.name == next.name && p.iteration == next.iteration })
+		if at >= 0 {
+			all[at].Span = joined(all[at].Span, next.Span)
 		} else {
 			all = append(all, next)
 		}

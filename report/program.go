@@ -16,7 +16,7 @@ type PlannedProgram struct {
 	Torch   string   `json:"torch"`
 	CUDA    string   `json:"cuda"`
 	Ranks   int      `json:"ranks"`
-	Rank    int      `json:"rank"` // that was played
+	Played  []int    `json:"played_ranks"`
 	Steps   int      `json:"steps"`
 	// Retries are how often the allocator has freed its cache for want of memory.
 	Retries int64 `json:"allocator_retries"`
@@ -70,8 +70,12 @@ func (d *PlanDocument) programPage() *Page {
 	p := d.Program
 	var job Facts
 	job.add("program", "%s", strings.Join(p.Command, " "))
-	job.add("run", "rank %d of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were "+
-		"computed", p.Rank, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
+	ranks := "rank 0"
+	if len(p.Played) > 1 {
+		ranks = fmt.Sprintf("ranks %d and %d", p.Played[0], p.Played[1])
+	}
+	job.add("run", "%s of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were "+
+		"computed", ranks, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
 	sections := []Section{{job}}
 	palette := paletteOf(d.Devices)
 	for i := range d.Devices {
@@ -88,7 +92,7 @@ func (d *PlanDocument) programPage() *Page {
 		rest.add("not modelled", "%s: functions of CUDA's libraries that were called and did nothing",
 			strings.Join(p.Unmodelled, ", "))
 	}
-	rest.add("not here", "host memory of the program, and workspaces of cuDNN")
+	rest.add("not here", "workspaces of cuDNN")
 	return &Page{
 		Title:    "Plan of " + p.name(),
 		Sections: append(sections, Section{rest}),
@@ -102,9 +106,15 @@ func (d *PlanDocument) programPage() *Page {
 func (d *PlanDocument) programVerdict() string {
 	switch {
 	case d.Program.Failed != "":
-		peak := d.Devices[0].Peak()
+		largest := d.Devices[0]
+		for _, other := range d.Devices[1:] {
+			if other.Kind == ledger.GPU && other.Peak().PeakUsed > largest.Peak().PeakUsed {
+				largest = other
+			}
+		}
+		peak := largest.Peak()
 		return fmt.Sprintf("does not fit: the program runs out of memory: it needs %v of %v on the GPU in %s",
-			peak.PeakUsed, d.Devices[0].Capacity, phaseText(peak.Name, peak.Iteration))
+			peak.PeakUsed, largest.Capacity, phaseText(peak.Name, peak.Iteration))
 	case d.Limit == nil:
 		return fmt.Sprintf("no verdict: the GPU needs %v; give --gpu or --gpu-memory", d.Devices[0].Peak().PeakUsed)
 	}

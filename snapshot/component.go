@@ -31,6 +31,9 @@ var rules = []rule{
 	{`deepspeed/runtime/zero/partition_parameters\.py$`, `all_?gather`, ledger.GatheredParameters},
 	{`deepspeed/runtime/zero/partition_parameters\.py$`, `^_partition_param`, ledger.Parameters},
 	{`deepspeed/runtime/zero/stage_1_and_2\.py$`, `ipg|bucket|average_tensor`, ledger.CommunicationBuckets},
+	{`deepspeed/runtime/zero/stage_1_and_2\.py$`, `^flatten_dense_tensors`, ledger.Parameters},
+	{`deepspeed/runtime/zero/(stage_1_and_2|stage3)\.py$`, `^initialize_optimizer_states$`, ledger.MasterGradients},
+	{`deepspeed/runtime/zero/stage_1_and_2\.py$`, `^__init__$`, ledger.MasterWeights},
 	{`deepspeed/runtime/comm/coalesced_collectives\.py$`, ``, ledger.ReductionTemporaries},
 
 	{`torch/distributed/fsdp/_flat_param\.py$`, `unsharded|unshard|all_gather`, ledger.GatheredParameters},

@@ -2,14 +2,21 @@ package snapshot
 
 import (
 	"fmt"
+	"math"
 	"path"
+	"slices"
 	"strings"
+
+	"plimsoll/ledger"
 )
 
 // NoPlace is the place of memory without frames: autograd's threads have none.
 const NoPlace = "(no Python frames)"
 
-// place names the line of the source that asked for memory: the innermost Python frame outside of torch, else the
+// helpers are folders of code that others call to allocate.
+var helpers = []string{"/torch/", "/deepspeed/accelerator/"}
+
+// place names the line of the source that asked for memory: the innermost Python frame outside of helpers, else the
 // innermost frame.
 func (r *records) place(stack uint32) string {
 	frames := r.stacks.of(stack)
@@ -18,7 +25,8 @@ func (r *records) place(stack uint32) string {
 	}
 	for _, n := range frames {
 		file := r.texts.all[r.frames.all[n].file]
-		if strings.HasSuffix(file, ".py") && !strings.Contains("/"+file, "/torch/") {
+		isHelper := func(folder string) bool { return strings.Contains("/"+file, folder) }
+		if strings.HasSuffix(file, ".py") && !slices.ContainsFunc(helpers, isHelper) {
 			return r.shown(n)
 		}
 	}
@@ -35,4 +43,38 @@ func (r *records) shown(frame uint32) string {
 		file = strings.TrimPrefix(path.Join(path.Base(path.Dir(file)), path.Base(file)), "/")
 	}
 	return fmt.Sprintf("%s:%d %s", file, f.line, r.texts.all[f.name])
+}
+
+// Line is a frame of Python that no snapshot has recorded.
+type Line struct {
+	File, Function string
+	Number         int
+}
+
+// Account is what memory is for that a stack asked for, and the line of the source.
+type Account struct {
+	Component ledger.Component
+	Place     string
+}
+
+// Accounts returns those of stacks, whose innermost frames are first.
+func Accounts(stacks [][]Line) []Account {
+	r, free := newRecords(), &budget{math.MaxInt64}
+	var numbers []uint32
+	for _, lines := range stacks {
+		var frames []uint32
+		for _, l := range lines {
+			f := r.frames.number(free, Frame{file: r.texts.number(free, []byte(l.File)),
+				name: r.texts.number(free, []byte(l.Function)), line: int32(l.Number)})
+			if !r.isStage(f) {
+				frames = append(frames, f)
+			}
+		}
+		numbers = append(numbers, r.stacks.number(free, frames))
+	}
+	classes, accounts := newClassifier(r), make([]Account, len(stacks))
+	for i, n := range numbers {
+		accounts[i] = Account{classes.of(n), r.place(n)}
+	}
+	return accounts
 }

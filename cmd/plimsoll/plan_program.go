@@ -36,36 +36,21 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	record, failed, err := runOut(ctx, request)
+	job, err := request.Play(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := report.PlannedProgram{Command: command, Torch: record.Torch, CUDA: record.CUDA, Ranks: record.Ranks,
-		Steps: record.Steps, Retries: record.Retries, Failed: failed, Otherwise: []string{}, Unmodelled: []string{}}
-	for _, note := range record.Notes {
+	first := job.First
+	p := report.PlannedProgram{Command: command, Torch: first.Torch, CUDA: first.CUDA, Ranks: first.Ranks,
+		Played: job.Played(), Steps: first.Steps, Retries: first.Retries, Failed: job.Failed, Otherwise: []string{},
+		Unmodelled: []string{}}
+	for _, note := range job.Notes {
 		p.Otherwise = append(p.Otherwise, note.Text)
 	}
-	for _, u := range record.Unmodelled {
+	for _, u := range first.Unmodelled {
 		p.Unmodelled = append(p.Unmodelled, fmt.Sprintf("%s (%s)", u.Name, ledger.Count(u.Calls)))
 	}
-	return report.NewProgramDocument(c.Root().Version, p, []ledger.Device{record.GPU}), nil
-}
-
-// runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed,
-// and the record says what it would have needed.
-func runOut(ctx context.Context, request ghost.Request) (record *ghost.Record, failed string, err error) {
-	record, err = request.Run(ctx)
-	if err != nil || record.End.Kind != "failed" {
-		return record, "", err
-	}
-	failed, capacity := record.End.Message, request.GPU.Memory
-	request.GPU.Memory = 0
-	enough, err := request.Run(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	enough.GPU.Capacity, enough.Retries = capacity, record.Retries
-	return enough, failed, nil
+	return report.NewProgramDocument(c.Root().Version, p, job.Devices(o.request.HostMemory)), nil
 }
 
 // planPatience is how long a program may take if nobody says otherwise.

@@ -63,6 +63,17 @@ void ghost_open(void *begin, size_t bytes, int readable);
 void ghost_register(void *begin, size_t bytes);
 void ghost_unregister(void *begin);
 
+/* ghost_hold counts a block of the host, and ghost_release the end of one; it ignores other pointers. */
+void ghost_hold(const void *begin, size_t bytes, int is_pinned);
+void ghost_release(const void *begin);
+/* ghost_pin counts a block of the program as pinned, and ghost_unpin as pageable again. */
+void ghost_pin(const void *begin, size_t bytes);
+void ghost_unpin(const void *begin);
+/* ghost_resident returns the bytes of whole pages that are in memory, and ghost_ranges_resident those of devices and pinned
+ * memory. */
+size_t ghost_resident(const void *begin, size_t bytes);
+size_t ghost_ranges_resident(void);
+
 /* ghost_copy makes a copy if it is small. */
 int ghost_copy(void *to, const void *from, size_t bytes);
 int ghost_set(void *to, int value, size_t bytes, size_t width);

@@ -124,10 +124,12 @@ void *ghost_allocate(enum place place, int device, size_t bytes) {
 	}
 	pthread_mutex_unlock(&mutex);
 	if (!begin && place == ON_DEVICE) ghost_give_back(device, bytes);
+	if (begin && place == ON_HOST) ghost_hold(begin, bytes, 1);
 	return begin;
 }
 
 void ghost_free(void *pointer) {
+	ghost_release(pointer);
 	pthread_mutex_lock(&mutex);
 	struct range *found = find(pointer);
 	if (found && found->begin == pointer) {
@@ -163,6 +165,7 @@ void ghost_open(void *begin, size_t bytes, int readable) {
 }
 
 void ghost_register(void *begin, size_t bytes) {
+	ghost_pin(begin, bytes);
 	pthread_mutex_lock(&mutex);
 	if (append((struct range){begin, bytes, 0, ON_HOST})) {
 		pinned += bytes;
@@ -172,6 +175,7 @@ void ghost_register(void *begin, size_t bytes) {
 }
 
 void ghost_unregister(void *begin) {
+	ghost_unpin(begin);
 	pthread_mutex_lock(&mutex);
 	struct range *found = find(begin);
 	if (found && found->begin == begin) {
@@ -180,6 +184,14 @@ void ghost_unregister(void *begin) {
 		memmove(found, found + 1, (--count - at) * sizeof *found);
 	}
 	pthread_mutex_unlock(&mutex);
+}
+
+size_t ghost_ranges_resident(void) {
+	size_t resident = 0;
+	pthread_mutex_lock(&mutex);
+	for (size_t i = 0; i < count; i++) resident += ghost_resident(ranges[i].begin, ranges[i].bytes);
+	pthread_mutex_unlock(&mutex);
+	return resident;
 }
 
 int ghost_copy(void *to, const void *from, size_t bytes) {

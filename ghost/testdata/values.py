@@ -14,6 +14,12 @@ assert x[x > 8].tolist() == [9, 10, 11] and torch.cat([x, x]).shape == (6, 4) an
 assert torch.repeat_interleave(torch.tensor([1, 2], device=cuda), torch.tensor([2, 3], device=cuda)).tolist() == [1, 1, 2, 2, 2]
 chosen = torch.randn(64, 8, device=cuda).topk(2).indices
 assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8, "a choice among unknown numbers is balanced"
+stale = torch.full((1 << 10,), -100, device=cuda)  # whose bits are no number
+del stale
+unknown = torch.randn(1 << 20, device=cuda).amax() + torch.randn(1 << 11, device=cuda).amin()
+assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) < float("inf")
+assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()
+assert torch.tensor(2.5, device=cuda).item() == 2.5
 try:
     torch.empty(9 << 30, dtype=torch.uint8, device=cuda)
     raise SystemExit("9 GiB fit into 8")

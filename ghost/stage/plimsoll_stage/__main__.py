@@ -28,6 +28,7 @@ def main() -> int:
 
     imports.after("torch", on_torch)
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
+    imports.after("deepspeed.runtime.zero.utils", world.agree)
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))

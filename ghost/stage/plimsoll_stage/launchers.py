@@ -11,6 +11,10 @@ class Refused(Exception):
     """A launch that cannot be played."""
 
 
+class More(BaseException):
+    """A launch on more GPUs than there are: PyTorch has counted them, so that the program begins again."""
+
+
 def run(arguments: List[str], settings: Dict[str, Any]) -> None:
     """Runs the program of a command line: ``python FILE``, ``python -m MODULE``, a launcher, or a script of the
     environment such as ``trl``.
@@ -100,7 +104,9 @@ def _prepare(settings: Dict[str, Any]) -> None:
 
 
 def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:
-    rank = settings["rank"]
+    if local > settings["gpus"]:
+        raise More(local, nodes)
+    rank = settings["rank"] % (local * nodes)  # -1 is the last
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank % local),

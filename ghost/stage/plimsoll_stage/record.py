@@ -11,6 +11,8 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List
 
+from plimsoll_stage import host, launchers
+
 
 class Enough(BaseException):
     """Ends the program once it has made its steps."""
@@ -22,6 +24,8 @@ class Recorder:
     def __init__(self, settings: Dict[str, Any]):
         self._settings = settings
         self._library = ctypes.CDLL(None)
+        self._library.plimsoll_ghost_resident.restype = ctypes.c_size_t
+        self._stacks: List[List[List[str]]] = []  # of the lines that asked for memory of the host
         self._kept: List[Any] = []
         self._torch: Any = None
         self._counts: Dict[int, int] = {}  # steps of each optimizer
@@ -38,8 +42,24 @@ class Recorder:
             self.result["notes"].append({"kind": kind, "text": text})
 
     def phase(self, name: str, step: int) -> None:
-        """A phase begins."""
+        """A phase begins, and another ends."""
+        self._measure_host()
         self.result["phases"].append({"name": name, "step": step, "time_us": time.time_ns() // 1000})
+
+    def _measure_host(self) -> None:
+        """Writes what the host held in the phase that ends: large blocks when they were most, and the process now."""
+        library, phases, held, number = self._library, self.result["phases"], [], 0
+        stack, pageable, pinned = ctypes.c_char_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        while library.plimsoll_ghost_host(number, *map(ctypes.byref, (stack, pageable, pinned))):
+            if number == len(self._stacks):
+                self._stacks.append([line.split("\t") for line in stack.value.decode(errors="replace").splitlines()])
+            if pageable.value or pinned.value:
+                held.append({"stack": number, "pageable_bytes": pageable.value, "pinned_bytes": pinned.value})
+            number += 1
+        if phases:
+            process = max(0, host.resident() - library.plimsoll_ghost_resident())
+            phases[-1]["host"] = {"held": held, "process_bytes": process, "children_bytes": host.of_children()}
+        library.plimsoll_ghost_host_restart()
 
     @property
     def steps(self) -> int:
@@ -102,6 +122,8 @@ class Recorder:
             program()
         except Enough:
             ended = {"kind": "enough"}
+        except launchers.More as more:
+            ended = {"kind": "more", "gpus": more.args[0], "nodes": more.args[1]}
         except SystemExit as stop:
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
@@ -116,6 +138,10 @@ class Recorder:
 
     def _write(self) -> None:
         torch, result = self._torch, self.result
+        self._measure_host()
+        result["host_stacks"] = self._stacks
+        result["rank"] = int(os.environ.get("RANK", "0"))
+        result["local_ranks"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         result["steps"] = self.steps
         result["time_us"] = time.time_ns() // 1000
         result["resident_peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

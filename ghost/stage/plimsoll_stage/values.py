@@ -163,6 +163,7 @@ def _compute_small(torch: Any, recorder: Any) -> None:
             recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
     if watched:
         recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
+    _usual_numbers(torch, library, write)
     count = torch.arange
 
     def arange(*arguments, **options):
@@ -172,6 +173,28 @@ def _compute_small(torch: Any, recorder: Any) -> None:
         return made
 
     torch.arange = arange
+
+
+def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
+    """Numbers that nobody has computed are finite: a program that looks for others takes its usual way."""
+    for name, usual in (("isfinite", True), ("isnan", False), ("isinf", False)):
+        for place in (torch, torch.Tensor):
+            really = getattr(place, name)
+
+            def look(x, *arguments, _really=really, _usual=usual, **options):
+                made = _really(x, *arguments, **options)
+                if not torch.compiler.is_compiling() and type(made) is torch.Tensor and is_small(torch, made):
+                    write(alias(torch, made), torch.full(made.shape, _usual, device="cpu"))
+                return made
+
+            setattr(place, name, functools.wraps(really)(look))
+
+    def read(x):
+        value = alias(torch, x.detach()).item()
+        return value if not x.is_floating_point() or math.isfinite(value) else 0.0
+
+    if hasattr(torch.library, "get_kernel"):
+        library.impl("_local_scalar_dense", read, "CUDA")
 
 
 def _operation(torch: Any, name: str) -> Any:
@@ -266,7 +289,12 @@ def _computing(
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
         except _TooLarge:
-            return kernel(keys, *given, **options)
+            made = kernel(keys, *given, **options)
+            if returns_new and isinstance(made, torch.Tensor) and made.numel() == 1:
+                if base in ("any", "all"):
+                    recorder.note("guesses", f"{base} of values that were not computed: nothing is unusual")
+                _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
+            return made
         made = kernel(keys, *given, **options)
         try:
             with torch.no_grad():

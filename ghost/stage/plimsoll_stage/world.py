@@ -64,6 +64,12 @@ def install(dist: Any, recorder: Any) -> None:
         os.environ.setdefault(name, "0")
 
 
+def agree(utils: Any) -> None:
+    """Ranks of DeepSpeed compare their lists with what rank 0 sends, which nobody is here."""
+    utils.get_lst_from_rank0 = list
+    utils.assert_lst_len_same_as_other_ranks = lambda found: None
+
+
 def _store_of(dist: Any) -> Any:
     """A store in which every other rank has written what this one waits for: the identity of a communicator of NCCL."""
 

@@ -1,0 +1,262 @@
+/* Memory of the host: what the program holds in large blocks, and which line asked for it.
+ *
+ * Large tensors of the host are never written on the stage, so that their pages are not there to be counted. They are
+ * counted here as if each were written: blocks of at least 1 MiB that posix_memalign makes, as PyTorch's allocator of the
+ * host does, and pinned memory.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ghost.h"
+
+enum { LARGE = 1 << 20, BUCKETS = 1 << 14, MOST_FRAMES = 48, MOST_TEXT = 16 << 10 };
+
+/* A block, and the line that asked for it. The bytes that are pinned are a part of all. */
+static struct block {
+	const void *begin;
+	size_t bytes, pinned;
+	int holder, is_heap;
+	struct block *next;
+} *buckets[BUCKETS];
+
+/* A stack of Python, and what it holds: pageable and pinned, now and when the host held most. */
+enum { PAGEABLE, PINNED, KINDS };
+static struct holder {
+	char *stack;
+	size_t now[KINDS], most[KINDS];
+} *holders;
+static int holder_count, holder_room;
+static size_t total, peak;
+static int is_at_peak; /* nothing was released since the peak, so that what is held now was held then */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock(void) { pthread_mutex_lock(&mutex); }
+static void unlock(void) { pthread_mutex_unlock(&mutex); }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(lock, unlock, unlock); }
+
+static unsigned bucket(const void *pointer) {
+	return (unsigned)(((uintptr_t)pointer >> 12) * 2654435761u >> 8) % BUCKETS;
+}
+
+static struct block **find(const void *pointer) {
+	struct block **at = &buckets[bucket(pointer)];
+	while (*at && (*at)->begin != pointer) at = &(*at)->next;
+	return at;
+}
+
+/* keep notes what is held, before some of it is released. */
+static void keep(void) {
+	for (int i = 0; is_at_peak && i < holder_count; i++) memcpy(holders[i].most, holders[i].now, sizeof holders[i].now);
+	is_at_peak = 0;
+}
+
+static void grew(size_t bytes) {
+	total += bytes;
+	if (total > peak) peak = total, is_at_peak = 1;
+}
+
+/* Python's frames, if this is a thread of Python. Operations of PyTorch have let the interpreter's lock go. */
+
+static struct python {
+	int (*is_initialized)(void), (*ensure)(void), (*line)(void *);
+	void (*let_go)(int);
+	void *(*state)(void), *(*has_failed)(void), *(*current)(void), *(*caller)(void *), *(*code)(void *), *(*attribute)(void *, const char *);
+	const char *(*text)(void *);
+	void (*release)(void *);
+} python;
+
+static int has_python(void) {
+	static const char *const names[] = {"Py_IsInitialized", "PyGILState_Ensure", "PyFrame_GetLineNumber",
+		"PyGILState_Release", "PyGILState_GetThisThreadState", "PyErr_Occurred", "PyEval_GetFrame", "PyFrame_GetBack",
+		"PyFrame_GetCode", "PyObject_GetAttrString", "PyUnicode_AsUTF8", "Py_DecRef"};
+	static int is_known, is_complete;
+	if (!is_known) {
+		void **functions = (void **)&python;
+		is_complete = 1;
+		for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
+			functions[i] = dlsym(RTLD_DEFAULT, names[i]);
+			is_complete &= functions[i] != NULL;
+		}
+		is_known = 1;
+	}
+	return is_complete;
+}
+
+/* write_frames writes "file\tfunction\tline\n" for each frame, the innermost first. */
+static void write_frames(char *text, size_t room) {
+	void *frame = python.has_failed() ? NULL : python.current(), *borrowed = frame;
+	size_t length = 0;
+	for (int i = 0; frame && i < MOST_FRAMES; i++) {
+		void *code = python.code(frame);
+		void *file = python.attribute(code, "co_filename"), *function = python.attribute(code, "co_name");
+		const char *in = file ? python.text(file) : NULL, *of = function ? python.text(function) : NULL;
+		if (in && of && length < room)
+			length += (size_t)snprintf(text + length, room - length, "%s\t%s\t%d\n", in, of, python.line(frame));
+		if (file) python.release(file);
+		if (function) python.release(function);
+		python.release(code);
+		void *caller = python.caller(frame);
+		if (frame != borrowed) python.release(frame);
+		frame = caller;
+	}
+	if (frame && frame != borrowed) python.release(frame);
+	if (length >= room) text[room - 1] = 0;
+}
+
+/* holder_of returns the number of a stack. The caller holds the mutex. */
+static int holder_of(const char *stack) {
+	for (int i = holder_count; i-- > 0;) /* the same line asks again and again */
+		if (strcmp(holders[i].stack, stack) == 0) return i;
+	if (holder_count == holder_room) {
+		int more = holder_room ? 2 * holder_room : 64;
+		struct holder *grown = realloc(holders, (size_t)more * sizeof *grown);
+		if (!grown) return -1;
+		holders = grown, holder_room = more;
+	}
+	char *copy = strdup(stack);
+	if (!copy) return -1;
+	holders[holder_count] = (struct holder){.stack = copy};
+	return holder_count++;
+}
+
+void ghost_hold(const void *begin, size_t bytes, int is_pinned) {
+	static __thread int is_asking; /* asking Python for its frames may allocate */
+	if (is_asking || bytes == 0) return;
+	char *text = malloc(MOST_TEXT);
+	struct block *made = malloc(sizeof *made);
+	if (text && made) {
+		is_asking = 1;
+		*text = 0;
+		if (has_python() && python.is_initialized() && python.state()) {
+			int was = python.ensure();
+			write_frames(text, MOST_TEXT);
+			python.let_go(was);
+		}
+		is_asking = 0;
+		pthread_mutex_lock(&mutex);
+		int holder = holder_of(text);
+		if (holder >= 0) {
+			*made = (struct block){begin, bytes, is_pinned ? bytes : 0, holder, !is_pinned, buckets[bucket(begin)]};
+			__atomic_store_n(&buckets[bucket(begin)], made, __ATOMIC_RELEASE);
+			holders[holder].now[is_pinned ? PINNED : PAGEABLE] += bytes;
+			grew(bytes);
+			made = NULL;
+		}
+		pthread_mutex_unlock(&mutex);
+	}
+	free(text);
+	free(made);
+}
+
+void ghost_release(const void *begin) {
+	if (!__atomic_load_n(&buckets[bucket(begin)], __ATOMIC_ACQUIRE)) return; /* as nearly always */
+	pthread_mutex_lock(&mutex);
+	struct block **at = find(begin), *found = *at;
+	if (found) {
+		keep();
+		holders[found->holder].now[PINNED] -= found->pinned;
+		holders[found->holder].now[PAGEABLE] -= found->bytes - found->pinned;
+		total -= found->bytes;
+		*at = found->next;
+	}
+	pthread_mutex_unlock(&mutex);
+	free(found);
+}
+
+/* pin says how many bytes of a block of the heap are pinned. Whether there is such a block. */
+static int pin(const void *begin, size_t bytes) {
+	pthread_mutex_lock(&mutex);
+	struct block *found = *find(begin);
+	int is_known = found && found->is_heap;
+	if (is_known) {
+		if (bytes > found->bytes) bytes = found->bytes;
+		keep();
+		struct holder *holder = &holders[found->holder];
+		holder->now[PINNED] += bytes - found->pinned;
+		holder->now[PAGEABLE] -= bytes - found->pinned;
+		found->pinned = bytes;
+		is_at_peak = total == peak;
+	}
+	pthread_mutex_unlock(&mutex);
+	return is_known;
+}
+
+void ghost_pin(const void *begin, size_t bytes) {
+	if (!pin(begin, bytes)) ghost_hold(begin, bytes, 1);
+}
+
+void ghost_unpin(const void *begin) {
+	if (!pin(begin, 0)) ghost_release(begin);
+}
+
+/* The heap */
+
+EXPORT int posix_memalign(void **pointer, size_t alignment, size_t bytes) {
+	static int (*really)(void **, size_t, size_t);
+	if (!really) really = (int (*)(void **, size_t, size_t))dlsym(RTLD_NEXT, "posix_memalign");
+	int failed = really(pointer, alignment, bytes);
+	if (!failed && bytes >= LARGE) ghost_hold(*pointer, bytes, 0);
+	return failed;
+}
+
+EXPORT void free(void *pointer) {
+	static void (*really)(void *);
+	static __thread int is_looking;
+	if (!pointer || is_looking) return;
+	if (!really) {
+		is_looking = 1;
+		really = (void (*)(void *))dlsym(RTLD_NEXT, "free");
+		is_looking = 0;
+	}
+	ghost_release(pointer);
+	really(pointer);
+}
+
+/* Pages that are there */
+
+size_t ghost_resident(const void *begin, size_t bytes) {
+	static __thread unsigned char pages[1 << 16];
+	size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
+	uintptr_t at = ((uintptr_t)begin + page - 1) & ~(page - 1), end = ((uintptr_t)begin + bytes) & ~(page - 1);
+	while (at < end) {
+		size_t count = (end - at) / page;
+		if (count > sizeof pages) count = sizeof pages;
+		if (mincore((void *)at, count * page, pages) == 0)
+			for (size_t i = 0; i < count; i++) resident += pages[i] & 1;
+		at += count * page;
+	}
+	return resident * page;
+}
+
+/* What the program's Python asks. */
+
+/* The number of a stack from 0 on, its frames, and what it held when the host held most since the last restart. 0 behind the
+ * last one. */
+EXPORT int plimsoll_ghost_host(int number, const char **stack, size_t *pageable, size_t *pinned) {
+	pthread_mutex_lock(&mutex);
+	keep();
+	int is_known = number < holder_count;
+	if (is_known) *stack = holders[number].stack, *pageable = holders[number].most[PAGEABLE], *pinned = holders[number].most[PINNED];
+	pthread_mutex_unlock(&mutex);
+	return is_known;
+}
+EXPORT void plimsoll_ghost_host_restart(void) {
+	pthread_mutex_lock(&mutex);
+	peak = total, is_at_peak = 1;
+	pthread_mutex_unlock(&mutex);
+}
+/* Bytes that are resident of memory which is counted elsewhere: devices', pinned, and large blocks. */
+EXPORT size_t plimsoll_ghost_resident(void) {
+	size_t resident = ghost_ranges_resident();
+	pthread_mutex_lock(&mutex);
+	for (int i = 0; i < BUCKETS; i++)
+		for (struct block *b = buckets[i]; b; b = b->next)
+			if (b->is_heap && !b->pinned) resident += ghost_resident(b->begin, b->bytes);
+	pthread_mutex_unlock(&mutex);
+	return resident;
+}
