@@ -20,10 +20,12 @@ def fails(what, kind):
 
 with open(out / "python", "w") as file:
     file.write("text")
+assert file.name == str(out / "python")
 torch.save({"x": 1}, out / "torch")
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)
+fails(lambda: os.mkdir("/dev/plimsoll-test"), PermissionError)
 assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subprocess.DEVNULL).returncode != 0
 fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=60), OSError)
 assert "LD_PRELOAD" not in os.environ

@@ -7,7 +7,7 @@ since 5.13, forbids all others, in this process and in those that it starts.
 import builtins
 import ctypes
 import os
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 _REFUSED = "was not written: the program runs to be planned"
 
@@ -24,7 +24,7 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
     def guarded(file, mode="r", *arguments, **options):
         if any(c in mode for c in "wax+") and not isinstance(file, int) and not is_ours(file):
             recorder.note("writes", f"{os.fspath(file)} {_REFUSED}")
-            return really_open(os.devnull, mode.replace("x", "w"), *arguments, **options)
+            options["opener"] = _open_nothing  # so that the file has its own name, which the program may go on with
         return really_open(file, mode, *arguments, **options)
 
     def mkdir(path, *arguments, **options):
@@ -36,8 +36,13 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
             makes(name, mode, exist_ok)
 
     builtins.open, os.mkdir, os.makedirs = guarded, mkdir, makedirs
-    if not _confine([scratch, "/dev", "/proc"]):
+    # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
+    if not _confine(whole=[scratch, "/dev/shm"], written=["/dev", "/proc"]):
         recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
+
+
+def _open_nothing(path: str, flags: int) -> int:
+    return os.open(os.devnull, flags & os.O_ACCMODE)
 
 
 def keep_nothing(torch: Any, recorder: Any) -> None:
@@ -80,8 +85,8 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = [("access", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
-def _confine(folders: Any) -> bool:
-    """Allows writes below folders alone. Whether the kernel can."""
+def _confine(whole: List[str], written: List[str]) -> bool:
+    """Allows every change below folders, and writes to what is there below others. Whether the kernel can."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     version = call(_CREATE_RULESET, None, 0, _VERSION)
     handled = ctypes.c_uint64(_WRITE_FILE | _CHANGES | _REFER * (version >= 2) | _TRUNCATE * (version >= 3))
@@ -89,9 +94,13 @@ def _confine(folders: Any) -> bool:
     if rules < 0:
         return False
     try:
-        for folder in folders:
+        writes = _WRITE_FILE | _TRUNCATE * (version >= 3)
+        rights = [(folder, handled.value) for folder in whole] + [(folder, writes) for folder in written]
+        for folder, allowed in rights:
+            if not os.path.isdir(folder):
+                continue
             opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-            rule = _PathBeneath(handled.value, opened)
+            rule = _PathBeneath(allowed, opened)
             call(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0)
             os.close(opened)
         ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
