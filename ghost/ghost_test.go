@@ -140,6 +140,18 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// TestStarts records the program that a command starts, whether it trains or fails.
+func TestStarts(t *testing.T) {
+	record := run(t, request(t, "starts.py", filepath.Join("testdata", "linear.py")))
+	if record.Steps != 2 || record.End.Kind != "enough" {
+		t.Errorf("%+v", record)
+	}
+	r := request(t, "starts.py", "testdata/nowhere.py")
+	if _, err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "nowhere.py: there is no such file") {
+		t.Errorf("%v\n%s", err, r.Output)
+	}
+}
+
 // TestNothingIsLeft runs a program that writes, connects and starts processes.
 func TestNothingIsLeft(t *testing.T) {
 	folder := t.TempDir()

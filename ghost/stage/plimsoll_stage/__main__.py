@@ -1,7 +1,7 @@
 """Runs a program: ``python -m plimsoll_stage PROGRAM ARGUMENTS...``, as one rank of its job.
 
 The settings come from the environment, by names that begin with PLIMSOLL_STAGE. They and the library that stands in for
-CUDA are taken out of it at once: processes that the program starts are not on the stage.
+CUDA are taken out of it at once: of the processes that the program starts, programs of Python alone are on the stage.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 
 def main() -> int:
     settings = json.loads(os.environ.pop("PLIMSOLL_STAGE"))
+    staged = {name: os.environ[name] for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")}
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         os.environ.pop(name, None)
         if settings["environment"].get(name):
@@ -20,6 +21,7 @@ def main() -> int:
 
     recorder = record.Recorder(settings)
     writes.guard(settings, recorder)
+    launchers.follow(settings, staged)
 
     def on_torch(torch):
         values.install(torch, recorder)

@@ -109,10 +109,20 @@ class Recorder:
             traceback.print_exc()
         self.result["end"] = ended
         with contextlib.suppress(Exception):
-            self._write()
+            if self._is_of_interest(ended["kind"]):
+                self._write()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if ended["kind"] != "failed" else 1)
+
+    def _is_of_interest(self, kind: str) -> bool:
+        """Whether this process has more to say than one that it has started, or that has started it."""
+        if self.steps > 0:
+            return True
+        if os.path.exists(os.path.join(self._settings["scratch"], "record.json")):
+            return False
+        uses_device = self._torch is not None and self._torch.cuda.is_initialized()
+        return not self._settings.get("is_started") or uses_device or kind == "failed"
 
     def _write(self) -> None:
         torch, result = self._torch, self.result
