@@ -20,6 +20,7 @@ def main() -> int:
     from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
 
     recorder = record.Recorder(settings)
+    writes.make_caches(settings)
     writes.guard(settings, recorder)
     launchers.follow(settings, staged)
 
