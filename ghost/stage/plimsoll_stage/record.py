@@ -49,7 +49,7 @@ class Recorder:
         """Follows the steps of all optimizers, and the backward passes."""
         self._torch = torch
         self.result["torch"], self.result["cuda"] = torch.__version__, torch.version.cuda
-        torch.cuda.memory._record_memory_history(max_entries=4_000_000, stacks="python")
+        torch.cuda.memory._record_memory_history(max_entries=4_000_000, context="alloc", stacks="python")
         self.phase("load", 0)
         from torch.optim import optimizer
 
