@@ -34,6 +34,12 @@ with torch.cuda.graph(graph):
 graph.replay()
 large = torch.zeros(1 << 34, dtype=torch.uint8)  # of the host, whose pages nobody touches
 assert large.to(torch.bfloat16).numel() == 1 << 34
+assert torch.zeros_like(large, dtype=torch.float32).numel() == 1 << 34
+states = torch.empty(1 << 31, dtype=torch.float32).pin_memory()
+half = torch.empty(1 << 20, dtype=torch.bfloat16, device=cuda)
+assert half.to("cpu", torch.float32).dtype is torch.float32 and states[:1 << 20].pin_memory().is_pinned()
+half.copy_(states[:1 << 20])
+assert torch.tensor([[2, 3], [4, 5]], device=cuda).prod(1).tolist() == [6, 20]  # a kernel that torch compiles
 model = torch.nn.Conv2d(3, 8, 3).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

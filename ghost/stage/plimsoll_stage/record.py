@@ -75,8 +75,9 @@ class Recorder:
 
         def enter(module, *arguments, **options):
             begins = self._is_before_forward and not self._is_in_backward
+            if begins:
+                self._enough()  # before an evaluation or a generation, too
             if begins and torch.is_grad_enabled() and module.training:
-                self._enough()
                 self._is_before_forward = False
                 self.phase("forward", self.steps)
             return call(module, *arguments, **options)
