@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,40 @@ func TestRanks(t *testing.T) {
 	job, err := r.Play(t.Context())
 	if err != nil || job.Last == nil || job.Last.Rank != 15 || len(job.Notes) > len(job.First.Notes) {
 		t.Errorf("%+v: %v", job, err)
+	}
+}
+
+// TestStarts records the program that a command starts, whether it trains or fails.
+func TestStarts(t *testing.T) {
+	record := run(t, request(t, "starts.py", filepath.Join("testdata", "linear.py")))
+	if record.Steps != 2 || record.End.Kind != "enough" {
+		t.Errorf("%+v", record)
+	}
+	r := request(t, "starts.py", "testdata/nowhere.py")
+	if _, err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "nowhere.py: there is no such file") {
+		t.Errorf("%v\n%s", err, r.Output)
+	}
+}
+
+// TestWeightsThatAreNotHere makes a model of 4096 tokens and two layers of its configuration alone.
+func TestWeightsThatAreNotHere(t *testing.T) {
+	folder := t.TempDir()
+	const config = `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
+		"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+		"vocab_size": 4096, "tie_word_embeddings": true}`
+	if err := os.WriteFile(filepath.Join(folder, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	record := run(t, request(t, "pretrained.py", folder))
+	if !slices.ContainsFunc(record.Notes, func(n Note) bool { return n.Kind == "weights" }) {
+		t.Errorf("no note of weights: %v", record.Notes)
+	}
+	const parameters = 4096*256 + 2*(4*256*256+3*256*512+2*256) + 256
+	for _, h := range record.GPU.Phases[0].Components {
+		const buffers = 2 * 32 * 4 // frequencies of the rotary embedding
+		if h.Component == ledger.Parameters && h.Bytes != 2*parameters+buffers {
+			t.Errorf("parameters hold %d bytes, want %d", h.Bytes, 2*parameters+buffers)
+		}
 	}
 }
 

@@ -174,6 +174,34 @@ EXPORT result cudnnBackendGetAttribute(void *descriptor, int name, int type, int
 	return SUCCESS;
 }
 
+/* NVRTC: nothing is compiled. */
+
+EXPORT result nvrtcVersion(int *major, int *minor) {
+	*major = ghost.driver / 1000, *minor = ghost.driver % 1000 / 10;
+	return SUCCESS;
+}
+EXPORT const char *nvrtcGetErrorString(int error) { return "an error of a device that is not there"; }
+EXPORT result nvrtcCreateProgram(void **made, const char *source, const char *name, int n, const char *const *headers,
+	const char *const *names) {
+	*made = ghost_handle();
+	return SUCCESS;
+}
+EXPORT result nvrtcDestroyProgram(void **program) {
+	free(*program);
+	*program = NULL;
+	return SUCCESS;
+}
+EXPORT result nvrtcCompileProgram(void *program, int n, const char *const *options) { return SUCCESS; }
+EXPORT result nvrtcAddNameExpression(void *program, const char *name) { return SUCCESS; }
+EXPORT result nvrtcGetLoweredName(void *program, const char *name, const char **lowered) { *lowered = name; return SUCCESS; }
+#define EMPTY(what) \
+	EXPORT result nvrtcGet##what##Size(void *program, size_t *bytes) { *bytes = 1; return SUCCESS; } \
+	EXPORT result nvrtcGet##what(void *program, char *text) { *text = 0; return SUCCESS; }
+EMPTY(PTX)
+EMPTY(CUBIN)
+EMPTY(LTOIR)
+EMPTY(ProgramLog)
+
 /* NCCL: every rank has the values of this one. */
 
 struct communicator {

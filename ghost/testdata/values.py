@@ -10,6 +10,7 @@ x = torch.arange(12, device=cuda).reshape(3, 4)
 assert x.sum().item() == 66 and x[1].tolist() == [4, 5, 6, 7] and x.t()[2].tolist() == [2, 6, 10]
 assert (x % 5 == 0).nonzero().tolist() == [[0, 0], [1, 1], [2, 2]] and x.unique().numel() == 12
 assert torch.bincount(x.flatten() % 3).tolist() == [4, 4, 4] and x.cumsum(1)[2].tolist() == [8, 17, 27, 38]
+assert torch.histc(x.int() % 3, bins=3, min=0, max=2).tolist() == [4, 4, 4]
 assert x[x > 8].tolist() == [9, 10, 11] and torch.cat([x, x]).shape == (6, 4) and x.max().item() == 11
 assert torch.repeat_interleave(torch.tensor([1, 2], device=cuda), torch.tensor([2, 3], device=cuda)).tolist() == [1, 1, 2, 2, 2]
 chosen = torch.randn(64, 8, device=cuda).topk(2).indices
@@ -39,6 +40,12 @@ with torch.cuda.graph(graph):
 graph.replay()
 large = torch.zeros(1 << 34, dtype=torch.uint8)  # of the host, whose pages nobody touches
 assert large.to(torch.bfloat16).numel() == 1 << 34
+assert torch.zeros_like(large, dtype=torch.float32).numel() == 1 << 34
+states = torch.empty(1 << 31, dtype=torch.float32).pin_memory()
+half = torch.empty(1 << 20, dtype=torch.bfloat16, device=cuda)
+assert half.to("cpu", torch.float32).dtype is torch.float32 and states[:1 << 20].pin_memory().is_pinned()
+half.copy_(states[:1 << 20])
+assert torch.tensor([[2, 3], [4, 5]], device=cuda).prod(1).tolist() == [6, 20]  # a kernel that torch compiles
 model = torch.nn.Conv2d(3, 8, 3).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

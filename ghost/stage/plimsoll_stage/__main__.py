@@ -1,7 +1,7 @@
 """Runs a program: ``python -m plimsoll_stage PROGRAM ARGUMENTS...``, as one rank of its job.
 
 The settings come from the environment, by names that begin with PLIMSOLL_STAGE. They and the library that stands in for
-CUDA are taken out of it at once: processes that the program starts are not on the stage.
+CUDA are taken out of it at once: of the processes that the program starts, programs of Python alone are on the stage.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 
 def main() -> int:
     settings = json.loads(os.environ.pop("PLIMSOLL_STAGE"))
+    staged = {name: os.environ[name] for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")}
     for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
         os.environ.pop(name, None)
         if settings["environment"].get(name):
@@ -19,7 +20,9 @@ def main() -> int:
     from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
 
     recorder = record.Recorder(settings)
+    writes.make_caches(settings)
     writes.guard(settings, recorder)
+    launchers.follow(settings, staged)
 
     def on_torch(torch):
         values.install(torch, recorder)
@@ -32,6 +35,7 @@ def main() -> int:
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
+    imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
 
 

@@ -1,10 +1,13 @@
 """Launchers: what they are told is read by their own parsers, and one rank runs in this process."""
 
+import functools
+import json
 import os
 import runpy
 import shutil
+import subprocess
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 
 class Refused(Exception):
@@ -36,12 +39,8 @@ def run(arguments: List[str], settings: Dict[str, Any]) -> None:
 
 
 def python(arguments: List[str], settings: Dict[str, Any]) -> None:
-    """``python`` with a file or a module. Its own options that change nothing here are left out."""
-    rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        taken = rest.pop(0)
-        if taken in ("-W", "-X") and rest:
-            rest.pop(0)
+    """``python`` with a file or a module."""
+    rest = _without_options(arguments)
     if not rest:
         raise Refused("python without a program: expected a file, or -m and a module")
     if rest[0] == "-c":
@@ -89,6 +88,61 @@ def deepspeed(arguments: List[str], settings: Dict[str, Any]) -> None:
         _run_module(rest[0], rest)
     else:
         _run_file(rest[0], rest if parsed.no_local_rank else [rest[0], "--local_rank=0", *rest[1:]])
+
+
+def follow(settings: Dict[str, Any], environment: Dict[str, str]) -> None:
+    """Puts programs of Python that this one starts on the stage, too: commands start the program that trains.
+
+    A program whose output is read by the one that starts it is left alone: it answers a question, and does not train.
+    """
+    start, execute = subprocess.Popen.__init__, os.execvpe
+    stage = {**environment, "PLIMSOLL_STAGE": json.dumps({**settings, "is_started": True})}
+
+    @functools.wraps(start)
+    def started(self, args, *arguments, **options):
+        plain = not arguments and options.get("stdout") != subprocess.PIPE
+        if plain and not options.get("shell") and not options.get("executable") and isinstance(args, (list, tuple)):
+            words = [os.fspath(word) for word in args]
+            if (interpreter := _interpreter(words)) is not None:
+                args = [interpreter, "-m", "plimsoll_stage", *words]
+                options["env"] = {**(os.environ if options.get("env") is None else options["env"]), **stage}
+        start(self, args, *arguments, **options)
+
+    def executed(file, args, env):
+        words = [os.fspath(file), *list(args)[1:]]
+        if (interpreter := _interpreter(words)) is not None:
+            file, args, env = interpreter, [interpreter, "-m", "plimsoll_stage", *words], {**env, **stage}
+        execute(file, args, env)
+
+    subprocess.Popen.__init__ = started
+    os.execvpe = executed
+    os.execvp = os.execv = lambda file, args: executed(file, args, os.environ)
+    os.execve = executed
+
+
+def _interpreter(words: List[str]) -> Optional[str]:
+    """The Python that runs a command, or None if it is no program of Python."""
+    if os.path.basename(words[0]).startswith("python"):
+        rest = _without_options(words[1:])
+        return words[0] if rest and rest[0] != "-c" else None
+    path = shutil.which(words[0])
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        first = file.readline(256).decode(errors="replace").split()
+    if not first or not first[0].startswith("#!") or "python" not in " ".join(first):
+        return None
+    return first[1] if first[0].endswith("/env") else first[0][2:]
+
+
+def _without_options(arguments: List[str]) -> List[str]:
+    """The arguments of Python without its own options, which change nothing here."""
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        taken = rest.pop(0)
+        if taken in ("-W", "-X") and rest:
+            rest.pop(0)
+    return rest
 
 
 def _prepare(settings: Dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Recorder:
         """Follows the steps of all optimizers, and the backward passes."""
         self._torch = torch
         self.result["torch"], self.result["cuda"] = torch.__version__, torch.version.cuda
-        torch.cuda.memory._record_memory_history(max_entries=4_000_000, stacks="python")
+        torch.cuda.memory._record_memory_history(max_entries=4_000_000, context="alloc", stacks="python")
         self.phase("load", 0)
         from torch.optim import optimizer
 
@@ -95,8 +95,9 @@ class Recorder:
 
         def enter(module, *arguments, **options):
             begins = self._is_before_forward and not self._is_in_backward
+            if begins:
+                self._enough()  # before an evaluation or a generation, too
             if begins and torch.is_grad_enabled() and module.training:
-                self._enough()
                 self._is_before_forward = False
                 self.phase("forward", self.steps)
             return call(module, *arguments, **options)
@@ -131,10 +132,20 @@ class Recorder:
             traceback.print_exc()
         self.result["end"] = ended
         with contextlib.suppress(Exception):
-            self._write()
+            if self._is_of_interest(ended["kind"]):
+                self._write()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if ended["kind"] != "failed" else 1)
+
+    def _is_of_interest(self, kind: str) -> bool:
+        """Whether this process has more to say than one that it has started, or that has started it."""
+        if self.steps > 0:
+            return True
+        if os.path.exists(os.path.join(self._settings["scratch"], "record.json")):
+            return False
+        uses_device = self._torch is not None and self._torch.cuda.is_initialized()
+        return not self._settings.get("is_started") or uses_device or kind == "failed"
 
     def _write(self) -> None:
         torch, result = self._torch, self.result

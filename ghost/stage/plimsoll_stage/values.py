@@ -50,21 +50,31 @@ def _leave_large(torch: Any) -> None:
     def is_large(x: Any) -> bool:
         return type(x) in plain and x.device.type == "cpu" and x.numel() * x.element_size() > LARGE
 
+    def is_converted(to: Any, x: Any) -> bool:
+        """Whether a large tensor comes to a device with another type: the host makes it, page by page."""
+        return to.device.type == "cuda" and isinstance(x, tensor) and is_large(x) and x.dtype != to.dtype
+
     writes = "normal_ uniform_ zero_ fill_ erfinv_ mul_ add_ sub_ div_ clamp_ trunc_ copy_ exponential_ bernoulli_ random_"
     for name in writes.split():
         really = getattr(tensor, name)
 
         def write(self, *arguments, _really=really, **options):
-            return self if is_large(self) else _really(self, *arguments, **options)
+            leaves = is_large(self) or arguments and is_converted(self, arguments[0])
+            return self if leaves else _really(self, *arguments, **options)
 
         setattr(tensor, name, functools.wraps(really)(write))
     for name in ("zeros", "ones", "rand", "randn", "full"):
         setattr(torch, name, _empty_if_large(torch, getattr(torch, name)))
+    for name in ("zeros_like", "ones_like", "rand_like", "randn_like", "full_like"):
+        setattr(torch, name, _empty_if_like_large(torch, getattr(torch, name), is_large))
+    pin = tensor.pin_memory
+    tensor.pin_memory = lambda self, *a: torch.empty_like(self, pin_memory=True) if is_large(self) else pin(self, *a)
     move = tensor.to
 
     def to(self, *arguments, **options):
         if not is_large(self):
-            return move(self, *arguments, **options)
+            made = _converted_on_host(torch, self, arguments, options)
+            return move(self, *arguments, **options) if made is None else made
         device, dtype = _target(torch, arguments, options)
         if dtype is not None and dtype != self.dtype:
             empty = torch.empty_like(self, dtype=dtype)
@@ -102,6 +112,26 @@ def _empty_if_large(torch: Any, really: Callable[..., Any]) -> Callable[..., Any
         return torch.empty(tuple(size), **{k: v for k, v in options.items() if k not in ("size", "fill_value", "generator")})
 
     return make
+
+
+def _empty_if_like_large(torch: Any, really: Callable[..., Any], is_large: Callable[[Any], bool]) -> Callable[..., Any]:
+    @functools.wraps(really)
+    def make(x, *arguments, **options):
+        if is_large(x) and torch.device(options.get("device") or x.device).type == "cpu":
+            return torch.empty_like(x, **{k: v for k, v in options.items() if k != "fill_value"})
+        return really(x, *arguments, **options)
+
+    return make
+
+
+def _converted_on_host(torch: Any, x: Any, arguments: Any, options: Any) -> Any:
+    """A large tensor of the device that comes to the host with another type, which the host makes. None for all others."""
+    if type(x) is not torch.Tensor or x.device.type != "cuda" or x.requires_grad or x.numel() * x.element_size() <= LARGE:
+        return None
+    device, dtype = _target(torch, arguments, options)
+    if device is None or device.type != "cpu" or dtype in (None, x.dtype):
+        return None
+    return torch.empty_like(x, dtype=dtype, device=device)
 
 
 def _target(torch: Any, arguments: Any, options: Any) -> Any:
@@ -298,7 +328,7 @@ def _computing(
         made = kernel(keys, *given, **options)
         try:
             with torch.no_grad():
-                value = operation(*here, **named)
+                value = _histc(torch, *here, **named) if base == "histc" else operation(*here, **named)
             if returns_new:
                 _put(torch, write, made, value)
         except (RuntimeError, IndexError):
@@ -306,6 +336,11 @@ def _computing(
         return made
 
     return compute
+
+
+def _histc(torch: Any, x: Any, *arguments: Any, **options: Any) -> Any:
+    """The host counts no integers."""
+    return torch.ops.aten.histc(x.double(), *arguments, **options).to(x.dtype)
 
 
 def _computing_other(torch: Any, operation: Any, write: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,62 +1,135 @@
-"""Weights that are not here: ``from_pretrained`` makes the model from its configuration."""
+"""Weights that are not here: ``from_pretrained`` reads files of the names, types and shapes that a configuration gives.
 
+The files are holes: they take no space, and their pages are never touched. So the library's own code loads, quantizes and
+places the weights.
+"""
+
+import copy
+import functools
+import json
 import os
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional
 
+_WEIGHTS = ("model", "pytorch_model", "diffusion_pytorch_model")
 _FILES = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
+_FILE = 1 << 30  # bytes: a mapping far larger than the memory of the host may be refused
+_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+# Options of from_pretrained that are none of the configuration.
+_LOADING = {"dtype", "torch_dtype", "device_map", "quantization_config", "attn_implementation", "max_memory", "config",
+            "low_cpu_mem_usage", "load_in_4bit", "load_in_8bit", "output_loading_info", "state_dict", "key_mapping"}  # fmt: skip
+
+
+class Refused(Exception):
+    """Weights that cannot be stood in for."""
 
 
 def install(module: Any, settings: Dict[str, Any], recorder: Any) -> None:
-    kind = module.PreTrainedModel
+    """Stands in for the weights of models of transformers."""
+
+    def model_of(cls, path, options):
+        config = options.get("config")
+        if not hasattr(config, "to_dict"):
+            rest = {k: v for k, v in options.items() if k not in _LOADING}
+            config, _ = cls.config_class.from_pretrained(config or path, return_unused_kwargs=True, **rest)
+        if getattr(config, "quantization_config", None) is not None:
+            raise Refused(f"the weights of {path} are quantized, and are not here: expected the files, or a model that is not")
+        return cls(copy.deepcopy(config)), getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+
+    _stand_in(module.PreTrainedModel, "model", model_of, settings, recorder)
+
+
+def install_diffusers(module: Any, settings: Dict[str, Any], recorder: Any) -> None:
+    """Stands in for the weights of models of diffusers."""
+
+    def model_of(cls, path, options):
+        return cls.from_config(cls.load_config(path, subfolder=options.get("subfolder"))), None
+
+    _stand_in(module.ModelMixin, "diffusion_pytorch_model", model_of, settings, recorder)
+
+
+def _stand_in(kind: Any, name: str, model_of: Any, settings: Dict[str, Any], recorder: Any) -> None:
     load = kind.from_pretrained.__func__
 
+    @functools.wraps(load)
     def from_pretrained(cls, path, *arguments, **options):
-        if _has_weights(path, options):
+        there = None if options.get("gguf_file") else _folder(path, options)
+        if there is None or any(f.startswith(_WEIGHTS) and f.endswith(_FILES) for f in os.listdir(there)):
             return load(cls, path, *arguments, **options)
+        import torch
+
         recorder.note("weights", f"the weights of {path} are not here: the model was made from its configuration")
-        return _from_configuration(cls, path, options)
+        with torch.device("meta"):
+            model, dtype = model_of(cls, path, options)
+        made = os.path.join(settings["scratch"], "weights", str(len(recorder.result["phases"])), cls.__name__)
+        made = os.path.join(made, os.path.basename(os.path.abspath(there)))
+        _copy(there, made)
+        _write(made, name, model, getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32)
+        for unknown in ("subfolder", "variant", "use_safetensors", "revision"):
+            options.pop(unknown, None)
+        made = load(cls, made, *arguments, **options)
+        if hasattr(getattr(made, "config", None), "_name_or_path"):
+            made.config._name_or_path = made.name_or_path = str(path)
+        return made
 
     kind.from_pretrained = classmethod(from_pretrained)
 
 
-def _has_weights(path: Any, options: Dict[str, Any]) -> bool:
+def _folder(path: Any, options: Dict[str, Any]) -> Optional[str]:
+    """The folder of a model's files: of a path, or in the cache of the hub. None if there is no configuration."""
+    within = options.get("subfolder") or ""
     if os.path.isdir(str(path)):
-        return any(name.endswith(_FILES) for name in os.listdir(path))
-    from transformers.utils import cached_file
+        found: Any = os.path.join(path, within, "config.json")
+    else:
+        from huggingface_hub import try_to_load_from_cache
 
-    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"):
+        options = {k: options[k] for k in ("cache_dir", "revision") if options.get(k) is not None}
         try:
-            if cached_file(path, name, local_files_only=True, _raise_exceptions_for_missing_entries=False) is not None:
-                return True
-        except OSError:
-            pass
-    return False
+            found = try_to_load_from_cache(str(path), os.path.join(within, "config.json"), **options)
+        except ValueError:  # no name of a model
+            return None
+    return os.path.dirname(found) if isinstance(found, str) and os.path.exists(found) else None
 
 
-def _from_configuration(cls: Any, path: Any, options: Dict[str, Any]) -> Any:
-    import torch
-    from transformers import AutoConfig
-
-    trusts = options.get("trust_remote_code", False)
-    config = options.pop("config", None) or AutoConfig.from_pretrained(path, trust_remote_code=trusts)
-    dtype = options.pop("dtype", None) or options.pop("torch_dtype", None)
-    if dtype in (None, "auto"):
-        dtype = getattr(config, "dtype", None) or torch.float32
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
-    attention = options.get("attn_implementation")
-    with torch.device("meta"):
-        model = cls._from_config(config, dtype=dtype, **({"attn_implementation": attention} if attention else {}))
-    model = model.to_empty(device=_device_of(options.get("device_map")))
-    model.tie_weights()
-    return model.eval()
+def _copy(there: str, to: str) -> None:
+    os.makedirs(to, exist_ok=True)
+    for file in os.listdir(there):
+        if not os.path.lexists(os.path.join(to, file)):
+            os.symlink(os.path.abspath(os.path.join(there, file)), os.path.join(to, file))
 
 
-def _device_of(asked: Any) -> str:
-    if isinstance(asked, dict):
-        asked = next(iter(asked.values()), "cpu")
-    if asked in ("auto", "balanced", "sequential"):
-        return "cuda:0"
-    if isinstance(asked, int):
-        return f"cuda:{asked}"
-    return str(asked) if asked is not None else "cpu"
+def _write(folder: str, name: str, model: Any, dtype: Any) -> None:
+    """Writes files of safetensors for the parameters and buffers of a model."""
+    seen, files, size = set(), [], _FILE  # type: Any
+    for key, x in model.state_dict(keep_vars=True).items():
+        if id(x) in seen:  # tied to another, and not in files
+            continue
+        seen.add(id(x))
+        kind = dtype if x.is_floating_point() else x.dtype
+        count = x.numel() * kind.itemsize
+        if size + count > _FILE:
+            size = 0
+            files.append({})
+        files[-1][key] = {"dtype": _TYPES[str(kind).removeprefix("torch.")], "shape": list(x.shape), "data_offsets": [size, size + count]}
+        size += count
+    names = [f"{name}-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = [f"{name}.safetensors"]
+    for file, tensors in zip(names, files):
+        _write_file(os.path.join(folder, file), tensors)
+    if len(files) > 1:
+        total = sum(t["data_offsets"][1] - t["data_offsets"][0] for tensors in files for t in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": {k: f for f, ts in zip(names, files) for k in ts}}
+        with open(os.path.join(folder, f"{name}.safetensors.index.json"), "w") as file:
+            json.dump(index, file)
+
+
+def _write_file(path: str, tensors: Dict[str, Any]) -> None:
+    head = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    head += b" " * (-len(head) % 8)
+    ends: List[int] = [t["data_offsets"][1] for t in tensors.values()]
+    with open(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + max(ends, default=0))

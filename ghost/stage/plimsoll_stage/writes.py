@@ -45,6 +45,24 @@ def _open_nothing(path: str, flags: int) -> int:
     return os.open(os.devnull, flags & os.O_ACCMODE)
 
 
+def make_caches(settings: Dict[str, Any]) -> None:
+    """Gives Hugging Face's caches, which programs must write, a folder in the scratch folder that begins as they are."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    for name in ("datasets", "modules"):
+        variable = f"HF_{name.upper()}_CACHE"
+        cache = os.path.expanduser(os.environ.get(variable) or os.path.join(home, name))
+        ours = os.path.join(settings["scratch"], "huggingface", name)
+        os.environ[variable] = ours
+        if os.path.exists(ours):  # the process that started this one has made it
+            continue
+        for folder, _, files in os.walk(cache):
+            there = os.path.join(ours, os.path.relpath(folder, cache))
+            os.makedirs(there, exist_ok=True)
+            for file in files:
+                if not file.endswith(".lock"):  # a lock is written
+                    os.symlink(os.path.abspath(os.path.join(folder, file)), os.path.join(there, file))
+
+
 def keep_nothing(torch: Any, recorder: Any) -> None:
     """torch.save writes files past Python, too. What goes to memory is written."""
     save = torch.save
