@@ -35,7 +35,8 @@ type Record struct {
 		Step int    `json:"step"` // steps that were made before
 		Time int64  `json:"time_us"`
 	} `json:"phases"`
-	Notes      []Note `json:"notes"`
+	Known      []snapshot.Known `json:"known"`
+	Notes      []Note           `json:"notes"`
 	Unmodelled []struct {
 		Name  string `json:"name"`
 		Calls int64  `json:"calls"`
@@ -45,6 +46,7 @@ type Record struct {
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
 		Message string `json:"message"`
+		Place   string `json:"place"` // "file:line: text" of the program that failed
 	} `json:"end"`
 	Allocated    ledger.Bytes `json:"allocated_bytes"`
 	Reserved     ledger.Bytes `json:"reserved_bytes"`
@@ -83,7 +85,11 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	}
 	switch {
 	case r.End.Kind == "failed" && r.Failures == 0:
-		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+		failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+		if r.End.Place != "" {
+			failed = failed.WithHint("see " + r.End.Place)
+		}
+		return nil, failed
 	case r.Torch == "":
 		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
 	case r.CUDA == "":
@@ -112,6 +118,7 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 		return fault.Inputf("the program has allocated nothing on its GPU")
 	}
 	d := devices[at]
+	d.Tell(r.Known)
 	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: of.Rank, Count: max(1, r.Ranks),
 		Capacity: of.GPU.Memory}
 	torch, err := version.Parse(r.Torch)
@@ -149,8 +156,8 @@ type phase struct {
 	iteration ledger.Iteration
 }
 
-// spans returns the phases of a device. Adjacent parts of one phase are one: what lies between a backward pass and the
-// step, as clipping, belongs to the step.
+// spans returns the phases of a device. Parts of one phase are one, as the passes of micro batches are. What lies between
+// a backward pass and the step, as clipping, belongs to the step.
 func (r *Record) spans(d *snapshot.Device) []phase {
 	var times []int64
 	for _, p := range r.Phases {
@@ -162,11 +169,11 @@ func (r *Record) spans(d *snapshot.Device) []phase {
 		if i > 0 {
 			next.name, next.iteration = r.named(i - 1)
 		}
-		last := len(all) - 1
-		if last >= 0 && all[last].name == next.name && all[last].iteration == next.iteration {
-			all[last].Span = joined(all[last].Span, next.Span)
-		} else {
+		at := slices.IndexFunc(all, func(p phase) bool { return p.name == next.name && p.iteration == next.iteration })
+		if at < 0 {
 			all = append(all, next)
+		} else {
+			all[at].Span = joined(all[at].Span, next.Span)
 		}
 	}
 	return all

@@ -15,8 +15,10 @@ def main() -> int:
         os.environ.pop(name, None)
         if settings["environment"].get(name):
             os.environ[name] = settings["environment"][name]
-    os.environ.update(settings["set"])
     from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
+
+    writes.shadow_caches(settings)
+    os.environ.update(settings["set"])
 
     recorder = record.Recorder(settings)
     writes.guard(settings, recorder)
@@ -24,6 +26,7 @@ def main() -> int:
     def on_torch(torch):
         values.install(torch, recorder)
         writes.keep_nothing(torch, recorder)
+        weights.install_hub(torch, recorder)
         recorder.install(torch)
 
     imports.after("torch", on_torch)
@@ -31,6 +34,8 @@ def main() -> int:
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
+    imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, recorder))
+    imports.after("timm.models._builder", lambda module: weights.install_timm(module, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
 
 

@@ -38,6 +38,18 @@ def install(torch: Any, recorder: Any) -> None:
     _leave_large(torch)
     _compute_small(torch, recorder)
     _sizes_by_value(torch, recorder)
+    _believe(torch)
+
+
+def _believe(torch: Any) -> None:
+    """Distributions check that numbers of the device are valid, which nobody has computed."""
+    really = torch._is_all_true
+
+    def is_all_true(x):
+        checked = really(x)
+        return checked if x.device.type != "cuda" else torch.ones((), dtype=torch.bool)
+
+    torch._is_all_true = is_all_true
 
 
 # The host
@@ -163,15 +175,6 @@ def _compute_small(torch: Any, recorder: Any) -> None:
             recorder.note("values", f"{name} is not computed: this release of torch has no kernel of that name")
     if watched:
         recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
-    count = torch.arange
-
-    def arange(*arguments, **options):
-        made = count(*arguments, **options)
-        if is_small(torch, made):
-            write(alias(torch, made), count(*arguments, **{**options, "device": "cpu", "out": None}))
-        return made
-
-    torch.arange = arange
 
 
 def _operation(torch: Any, name: str) -> Any:
@@ -263,16 +266,15 @@ def _computing(
                 return made
             if only_integers:
                 return kernel(keys, *given, **options)
+        made = kernel(keys, *given, **options)  # which gives out= its size
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
-        except _TooLarge:
-            return kernel(keys, *given, **options)
-        made = kernel(keys, *given, **options)
-        try:
             with torch.no_grad():
                 value = operation(*here, **named)
             if returns_new:
                 _put(torch, write, made, value)
+        except _TooLarge:
+            pass
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made

@@ -1,5 +1,6 @@
-"""Weights that are not here: ``from_pretrained`` makes the model from its configuration."""
+"""Weights that are not here: the model is made from its configuration, and stays as it was made."""
 
+import functools
 import os
 from typing import Any, Dict
 
@@ -13,10 +14,70 @@ def install(module: Any, settings: Dict[str, Any], recorder: Any) -> None:
     def from_pretrained(cls, path, *arguments, **options):
         if _has_weights(path, options):
             return load(cls, path, *arguments, **options)
-        recorder.note("weights", f"the weights of {path} are not here: the model was made from its configuration")
+        _are_absent(recorder, f"{path} are not here: the model was made from its configuration")
         return _from_configuration(cls, path, options)
 
     kind.from_pretrained = classmethod(from_pretrained)
+
+
+def install_diffusers(module: Any, recorder: Any) -> None:
+    """``from_pretrained`` of diffusers, whose models have a configuration beside their weights."""
+    kind = module.ModelMixin
+    load = kind.from_pretrained.__func__
+
+    def from_pretrained(cls, path, **options):
+        try:
+            return load(cls, path, **options)
+        except OSError:
+            named = {k: options[k] for k in ("subfolder", "cache_dir", "revision") if k in options}
+            model = cls.from_config(cls.load_config(path, **named))
+            _are_absent(recorder, f"{path} are not here: the model was made from its configuration")
+            dtype = options.get("torch_dtype")
+            return (model if dtype is None else model.to(dtype)).eval()
+
+    kind.from_pretrained = classmethod(from_pretrained)
+
+
+def install_timm(module: Any, recorder: Any) -> None:
+    """``create_model(pretrained=True)`` of timm."""
+    load = module.load_pretrained
+
+    @functools.wraps(load)
+    def load_pretrained(model, *arguments, **options):
+        try:
+            load(model, *arguments, **options)
+        except OSError:
+            _are_absent(recorder, f"{type(model).__name__} of timm are not here: it stays as it was made")
+
+    module.load_pretrained = load_pretrained
+
+
+def install_hub(torch: Any, recorder: Any) -> None:
+    """torch.hub's downloads of weights, which torchvision and others load next."""
+    fetch, load = torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict
+
+    class Absent(dict):
+        """Stands for the weights of a file that is not here."""
+
+    @functools.wraps(fetch)
+    def load_state_dict_from_url(url, *arguments, **options):
+        try:
+            return fetch(url, *arguments, **options)
+        except OSError:
+            _are_absent(recorder, f"{url} are not here: the model stays as it was made")
+            return Absent()
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, *arguments, **options):
+        if isinstance(state_dict, Absent):
+            return torch.nn.modules.module._IncompatibleKeys([], [])
+        return load(self, state_dict, *arguments, **options)
+
+    torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict = load_state_dict_from_url, load_state_dict
+
+
+def _are_absent(recorder: Any, which: str) -> None:
+    recorder.note("weights", f"the weights of {which}")
 
 
 def _has_weights(path: Any, options: Dict[str, Any]) -> bool:

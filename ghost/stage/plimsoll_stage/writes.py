@@ -6,6 +6,7 @@ since 5.13, forbids all others, in this process and in those that it starts.
 
 import builtins
 import ctypes
+import io
 import os
 from typing import Any, Dict
 
@@ -18,12 +19,12 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
     really_open, make, makes = builtins.open, os.mkdir, os.makedirs
 
     def is_ours(path: Any) -> bool:
-        full = os.path.realpath(os.fspath(path))
+        full = os.path.realpath(os.fsdecode(path))
         return full == scratch or full.startswith((scratch + os.sep, "/dev/", "/proc/"))
 
     def guarded(file, mode="r", *arguments, **options):
         if any(c in mode for c in "wax+") and not isinstance(file, int) and not is_ours(file):
-            recorder.note("writes", f"{os.fspath(file)} {_REFUSED}")
+            recorder.note("writes", f"{os.fsdecode(file)} {_REFUSED}")
             return really_open(os.devnull, mode.replace("x", "w"), *arguments, **options)
         return really_open(file, mode, *arguments, **options)
 
@@ -35,9 +36,31 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
         if is_ours(name):
             makes(name, mode, exist_ok)
 
-    builtins.open, os.mkdir, os.makedirs = guarded, mkdir, makedirs
+    builtins.open = io.open = guarded  # pathlib opens by the second name
+    os.mkdir, os.makedirs = mkdir, makedirs
     if not _confine([scratch, "/dev", "/proc"]):
         recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
+
+
+def shadow_caches(settings: Dict[str, Any]) -> None:
+    """Gives libraries that write caches before they read them folders of their own, with links to the files of the
+    user's.
+    """
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    caches = {"HF_DATASETS_CACHE": "datasets", "HF_MODULES_CACHE": "modules", "HF_EVALUATE_CACHE": "evaluate"}
+    for variable, name in caches.items():
+        theirs = os.environ.get(variable) or os.path.join(home, name)
+        ours = os.environ[variable] = os.path.join(settings["scratch"], "caches", name)
+        os.makedirs(ours)
+        for folder, folders, files in os.walk(theirs):
+            there = os.path.join(ours, os.path.relpath(folder, theirs))
+            for each in folders + files:
+                if each in folders and not os.path.islink(os.path.join(folder, each)):
+                    os.mkdir(os.path.join(there, each))
+                elif not each.endswith(".lock"):
+                    os.symlink(os.path.join(folder, each), os.path.join(there, each))
+    if "DATA_GYM_CACHE_DIR" not in os.environ:  # which tiktoken reads, and looks for in TMPDIR otherwise
+        os.environ.setdefault("TIKTOKEN_CACHE_DIR", os.path.join(os.environ.get("TMPDIR", "/tmp"), "data-gym-cache"))
 
 
 def keep_nothing(torch: Any, recorder: Any) -> None:
