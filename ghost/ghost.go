@@ -177,6 +177,7 @@ func (r Request) settings(scratch string) map[string]any {
 			"TORCHINDUCTOR_COMPILE_THREADS": "1",
 			"TORCHINDUCTOR_CACHE_DIR":       filepath.Join(scratch, "inductor"),
 			"TRITON_CACHE_DIR":              filepath.Join(scratch, "triton"),
+			"NUMBA_CACHE_DIR":               filepath.Join(scratch, "numba"),
 			"TMPDIR":                        scratch,
 			"TRITON_LIBCUDA_PATH":           scratch,
 			"PYTHONDONTWRITEBYTECODE":       "1",

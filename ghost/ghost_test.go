@@ -5,6 +5,7 @@ package ghost
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/fault"
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
@@ -83,6 +85,36 @@ func TestProgramPlansItself(t *testing.T) {
 // TestReentrantCheckpoints has one backward pass in a step, whatever goes backward within it.
 func TestReentrantCheckpoints(t *testing.T) {
 	checkPhases(t, run(t, request(t, "reentrant.py")))
+}
+
+// TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until each
+// has stepped once. What the optimizers hold is known exactly.
+func TestTurns(t *testing.T) {
+	record := run(t, request(t, "turns.py"))
+	checkPhases(t, record)
+	const matrix = 4 * ledger.MiB
+	steady := record.GPU.Phases[len(record.GPU.Phases)-1]
+	held := map[ledger.Component]ledger.Bytes{}
+	for _, h := range steady.Components {
+		held[h.Component] += h.Bytes
+	}
+	if held[ledger.Parameters] != 2*matrix || held[ledger.OptimizerStates] != 2*matrix ||
+		held[ledger.Gradients] < matrix {
+		t.Errorf("the last step holds %v", held)
+	}
+}
+
+// TestOwnStep plans a program that has no optimizer of torch.
+func TestOwnStep(t *testing.T) {
+	record := run(t, request(t, "own_step.py"))
+	checkPhases(t, record)
+	kinds := map[string]int{}
+	for _, n := range record.Notes {
+		kinds[n.Kind]++
+	}
+	if record.Steps != 2 || kinds["steps"] != 1 || kinds["weights"] != 1 {
+		t.Errorf("%d steps, noted %v", record.Steps, record.Notes)
+	}
 }
 
 // checkPhases compares the phases with those of two steps.
@@ -241,9 +273,16 @@ func TestNothingIsLeft(t *testing.T) {
 	if err := os.WriteFile(kept, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("HF_HOME", filepath.Join(folder, "hub"))
+	prepared := filepath.Join(folder, "hub", "datasets", "prepared")
+	if err := errors.Join(os.MkdirAll(prepared, 0o700),
+		os.WriteFile(filepath.Join(prepared, "data"), []byte("theirs"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	record := run(t, request(t, "writes.py", folder))
-	entries, err := os.ReadDir(folder)
-	if err != nil || len(entries) != 1 {
+	entries, err := filepath.Glob(filepath.Join(folder, "*", "*", "*", "*"))
+	outer, _ := os.ReadDir(folder)
+	if err != nil || len(entries) != 1 || len(outer) != 2 {
 		t.Errorf("left are %v (%v)", entries, err)
 	}
 	for _, n := range record.Notes {
@@ -266,6 +305,7 @@ func TestWhatCannotBePlanned(t *testing.T) {
 		return path
 	}
 	python := request(t, "linear.py").Command[0]
+	const fails = "ValueError: of the program"
 	for says, command := range map[string][]string{
 		"there is no such program":              {"/nowhere/python", "x.py"},
 		"is no program of Python":               {"sh", "x.sh"},
@@ -273,15 +313,20 @@ func TestWhatCannotBePlanned(t *testing.T) {
 		"did not import torch":                  {python, file("print(1)")},
 		"used no GPU":                           {python, file("import torch")},
 		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
-		"ValueError: of the program":            {python, file("import torch; raise ValueError('of the program')")},
+		fails:                                   {python, file("import torch; raise ValueError('of the program')")},
 		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},
 	} {
 		r := Request{Command: command, GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute, Output: &bytes.Buffer{}}
 		if strings.Contains(says, "20ms") {
 			r.Patience = 20 * time.Millisecond
 		}
-		if _, err := r.Run(context.Background()); err == nil || !strings.Contains(err.Error(), says) {
+		_, err := r.Run(context.Background())
+		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v, want %s\n%s", command[1:], err, says, r.Output)
+		}
+		var bad *fault.Input
+		if says == fails && (!errors.As(err, &bad) || !strings.Contains(bad.Hint, "program.py:1: import torch; raise")) {
+			t.Errorf("%v does not name its line", bad)
 		}
 	}
 }

@@ -40,8 +40,9 @@ type Record struct {
 		Host hostPart `json:"host"`
 	} `json:"phases"`
 	// HostStacks are stacks of Python that asked for memory of the host: file, function and line, the innermost first.
-	HostStacks [][][3]string `json:"host_stacks"`
-	Notes      []Note        `json:"notes"`
+	HostStacks [][][3]string    `json:"host_stacks"`
+	Known      []snapshot.Known `json:"known"`
+	Notes      []Note           `json:"notes"`
 	Unmodelled []struct {
 		Name  string `json:"name"`
 		Calls int64  `json:"calls"`
@@ -55,6 +56,7 @@ type Record struct {
 		Message string `json:"message"`
 		GPUs    int    `json:"gpus"` // of a launch on more of them than there were
 		Nodes   int    `json:"nodes"`
+		Place   string `json:"place"` // "file:line: text" of the program that failed
 	} `json:"end"`
 	Allocated    ledger.Bytes `json:"allocated_bytes"`
 	Reserved     ledger.Bytes `json:"reserved_bytes"`
@@ -97,7 +99,11 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	case r.End.Kind == "more":
 		return r, nil
 	case r.End.Kind == "failed" && r.Failures == 0:
-		return nil, fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+		failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+		if r.End.Place != "" {
+			failed = failed.WithHint("see " + r.End.Place)
+		}
+		return nil, failed
 	case r.Torch == "":
 		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
 	case r.CUDA == "":
@@ -129,7 +135,8 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 		return fault.Inputf("the program has allocated nothing on its GPU")
 	}
 	d := devices[at]
-	d.Tell(ledger.MatmulWorkspaces, r.Workspaces)
+	d.Assign(ledger.MatmulWorkspaces, r.Workspaces)
+	d.Tell(r.Known)
 	r.GPU = ledger.Device{Kind: ledger.GPU, Name: of.GPU.Name, Rank: r.Rank, Count: max(1, r.Ranks),
 		Capacity: of.GPU.Memory}
 	torch, err := version.Parse(r.Torch)
@@ -167,8 +174,8 @@ type phase struct {
 	iteration ledger.Iteration
 }
 
-// spans returns the phases of a device. Parts of one phase are one: the passes of all micro batches, and what lies
-// between a backward pass and the step, as clipping, which belongs to the step.
+// spans returns the phases of a device. Parts of one phase are one, as the passes of micro batches are. What lies between
+// a backward pass and the step, as clipping, belongs to the step.
 func (r *Record) spans(d *snapshot.Device) []phase {
 	var times []int64
 	for _, p := range r.Phases {
@@ -181,10 +188,10 @@ func (r *Record) spans(d *snapshot.Device) []phase {
 			next.name, next.iteration = r.named(i - 1)
 		}
 		at := slices.IndexFunc(all, func(p phase) bool { return p.name == next.name && p.iteration == next.iteration })
-		if at >= 0 {
-			all[at].Span = joined(all[at].Span, next.Span)
-		} else {
+		if at < 0 {
 			all = append(all, next)
+		} else {
+			all[at].Span = joined(all[at].Span, next.Span)
 		}
 	}
 	return all

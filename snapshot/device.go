@@ -40,8 +40,8 @@ type Range struct {
 	Bytes   ledger.Bytes `json:"bytes"`
 }
 
-// Tell says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
-func (d *Device) Tell(component ledger.Component, ranges []Range) {
+// Assign says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
+func (d *Device) Assign(component ledger.Component, ranges []Range) {
 	if d.told == nil {
 		d.told = map[Range]ledger.Component{}
 	}

@@ -3,9 +3,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("nccl")
+init_device_mesh("cuda", (16,))  # which begins the process group
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 model = DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).to(device), device_ids=[device])

@@ -13,6 +13,9 @@ assert torch.bincount(x.flatten() % 3).tolist() == [4, 4, 4] and x.cumsum(1)[2].
 assert torch.histc(x.int() % 3, bins=3, min=0, max=2).tolist() == [4, 4, 4]
 assert x[x > 8].tolist() == [9, 10, 11] and torch.cat([x, x]).shape == (6, 4) and x.max().item() == 11
 assert torch.repeat_interleave(torch.tensor([1, 2], device=cuda), torch.tensor([2, 3], device=cuda)).tolist() == [1, 1, 2, 2, 2]
+count = torch.compile(lambda n: torch.arange(n, device=cuda) + 1, backend="eager")
+assert count(4).tolist() == [1, 2, 3, 4] and torch.arange(3, device=cuda).tolist() == [0, 1, 2]
+torch.distributions.Normal(torch.zeros(3, device=cuda), torch.rand(3, device=cuda)).sample()  # of unknown numbers
 chosen = torch.randn(64, 8, device=cuda).topk(2).indices
 assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8, "a choice among unknown numbers is balanced"
 stale = torch.full((1 << 10,), -100, device=cuda)  # whose bits are no number

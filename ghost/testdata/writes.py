@@ -1,4 +1,5 @@
 """Tries to leave something behind: files, processes, messages."""
+import io
 import os
 import pathlib
 import socket
@@ -21,6 +22,8 @@ def fails(what, kind):
 with open(out / "python", "w") as file:
     file.write("text")
 assert file.name == str(out / "python")
+(out / "pathlib").write_text("text")
+io.open(os.fsencode(out / "bytes"), "wb").close()
 torch.save({"x": 1}, out / "torch")
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
@@ -30,6 +33,9 @@ assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subproces
 fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=60), OSError)
 assert "LD_PRELOAD" not in os.environ
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", str(out)])
+cache = pathlib.Path(os.environ["HF_DATASETS_CACHE"])
+assert (cache / "prepared" / "data").read_text() == "theirs"
+os.close(os.open(cache / "prepared" / "lock", os.O_CREAT | os.O_WRONLY))
 model = torch.nn.Linear(8, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

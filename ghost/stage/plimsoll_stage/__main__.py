@@ -16,9 +16,9 @@ def main() -> int:
         os.environ.pop(name, None)
         if settings["environment"].get(name):
             os.environ[name] = settings["environment"][name]
-    os.environ.update(settings["set"])
     from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
 
+    os.environ.update(settings["set"])
     recorder = record.Recorder(settings)
     writes.make_caches(settings)
     writes.guard(settings, recorder)
@@ -27,6 +27,7 @@ def main() -> int:
     def on_torch(torch):
         values.install(torch, recorder)
         writes.keep_nothing(torch, recorder)
+        weights.install_hub(torch, recorder)
         recorder.install(torch)
 
     imports.after("torch", on_torch)
@@ -36,6 +37,7 @@ def main() -> int:
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))
+    imports.after("timm.models._builder", lambda module: weights.install_timm(module, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))
 
 

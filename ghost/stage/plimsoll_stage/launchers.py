@@ -153,8 +153,20 @@ def _prepare(settings: Dict[str, Any]) -> None:
         module.run = lambda arguments: play(arguments, settings)
 
     imports.after("torch.distributed.run", replace)
+    imports.after("accelerate.commands.launch", lambda module: _play_one(module, settings))
     if "RANK" in os.environ or settings["ranks"] > 1:
         _world(settings["gpus"], max(1, settings["ranks"] // settings["gpus"]), settings)
+
+
+def _play_one(launch: Any, settings: Dict[str, Any]) -> None:
+    """accelerate starts a single rank as a process of its own."""
+
+    def simple_launcher(arguments: Any) -> None:
+        command, environment = launch.prepare_simple_launcher_cmd_env(arguments)
+        os.environ.update(environment)
+        run(command, settings)
+
+    launch.simple_launcher = simple_launcher
 
 
 def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:

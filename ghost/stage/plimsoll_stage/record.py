@@ -9,9 +9,12 @@ import resource
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List
+import weakref
+from typing import Any, Callable, Dict, Iterator, List
 
 from plimsoll_stage import host, launchers
+
+PATIENCE = 8  # rounds that the fastest optimizer makes before the others are given up: five, for one critic of a GAN
 
 
 class Enough(BaseException):
@@ -28,8 +31,12 @@ class Recorder:
         self._stacks: List[List[List[str]]] = []  # of the lines that asked for memory of the host
         self._kept: List[Any] = []
         self._torch: Any = None
-        self._counts: Dict[int, int] = {}  # steps of each optimizer
-        self.result: Dict[str, Any] = {"schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": []}
+        self._counts: Any = weakref.WeakKeyDictionary()  # steps of each optimizer that is alive
+        self._process, self._backwards, self._most = os.getpid(), 0, 0
+        self._first_until = 0  # how many phases there were when the last optimizer made its first step
+        self.result: Dict[str, Any] = {
+            "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": []
+        }  # fmt: skip
         self._noted: set = set()
 
     def keep(self, x: Any) -> None:
@@ -63,7 +70,9 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        return max(self._counts.values(), default=0)
+        if self._makes_optimizers:
+            return self._most
+        return self._backwards  # a program that writes its parameters itself
 
     def install(self, torch: Any) -> None:
         """Follows the steps of all optimizers, and the backward passes."""
@@ -71,10 +80,7 @@ class Recorder:
         self.result["torch"], self.result["cuda"] = torch.__version__, torch.version.cuda
         torch.cuda.memory._record_memory_history(max_entries=4_000_000, context="alloc", stacks="python")
         self.phase("load", 0)
-        from torch.optim import optimizer
-
-        optimizer.register_optimizer_step_pre_hook(lambda o, a, k: self.phase("step", self.steps))
-        optimizer.register_optimizer_step_post_hook(lambda o, a, k: self._stepped(o))
+        self._follow_optimizers()
         backward = torch.autograd.backward
 
         @functools.wraps(backward)
@@ -88,16 +94,17 @@ class Recorder:
                 return backward(*arguments, **options)
             finally:
                 self._is_in_backward = False
+                self._backwards += 1
+                self._is_before_forward = True
                 self.phase("between", self.steps)
 
         torch.autograd.backward = follow
         call = torch.nn.Module.__call__
 
         def enter(module, *arguments, **options):
-            begins = self._is_before_forward and not self._is_in_backward
-            if begins:
+            if self._is_before_forward and not self._is_in_backward:
                 self._enough()  # before an evaluation or a generation, too
-            if begins and torch.is_grad_enabled() and module.training:
+            if self._is_before_forward and self._trains(module):
                 self._is_before_forward = False
                 self.phase("forward", self.steps)
             return call(module, *arguments, **options)
@@ -106,14 +113,70 @@ class Recorder:
 
     _is_before_forward = True
     _is_in_backward = False
+    _makes_optimizers = False
+
+    def _trains(self, module: Any) -> bool:
+        """Whether a call of a module begins a forward pass. Transforms of a data set are modules, too, and workers that
+        load data are forks of this process.
+        """
+        if self._is_in_backward or not module.training or not self._torch.is_grad_enabled():
+            return False
+        return next(module.parameters(), None) is not None and os.getpid() == self._process
+
+    def _follow_optimizers(self) -> None:
+        from torch.optim import optimizer
+
+        make = optimizer.Optimizer.__init__
+
+        @functools.wraps(make)
+        def count(made, *arguments, **options):
+            self._makes_optimizers = True
+            self._counts.setdefault(made, 0)
+            make(made, *arguments, **options)
+
+        optimizer.Optimizer.__init__ = count
+        optimizer.register_optimizer_step_pre_hook(lambda o, a, k: self._steps(o))
+        optimizer.register_optimizer_step_post_hook(lambda o, a, k: self._stepped(o))
+
+    def _steps(self, optimizer: Any) -> None:
+        self.phase("step", self.steps)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter, self._torch.nn.Parameter):  # others may be master weights
+                    self._know("parameters", parameter)
+                self._know("gradients", parameter.grad)
 
     def _stepped(self, optimizer: Any) -> None:
-        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        for state in list(optimizer.state.values()):
+            for value in state.values() if isinstance(state, dict) else ():
+                self._know("optimizer_states", value)
+        made = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._most = max(self._most, made)
+        if made == 1:
+            self._first_until = len(self.result["phases"])
         self._is_before_forward = True
         self.phase("between", self.steps)
 
+    def _know(self, component: str, value: Any) -> None:
+        """Notes what memory of the device is for."""
+        for device, address in self._storages(value):
+            now = time.time_ns() // 1000
+            self.result["known"].append({"component": component, "device": device, "address": address, "time_us": now})
+
+    def _storages(self, value: Any) -> Iterator[Any]:
+        torch = self._torch
+        if not isinstance(value, torch.Tensor):
+            return
+        if torch.utils._python_dispatch.is_traceable_wrapper_subclass(value):
+            for name in value.__tensor_flatten__()[0]:
+                yield from self._storages(getattr(value, name))
+        elif value.device.type == "cuda" and value.layout is torch.strided:
+            yield value.device.index, value.untyped_storage().data_ptr()
+
     def _enough(self) -> None:
-        if self.steps >= self._settings["steps"]:
+        """Ends the program once every optimizer has made its steps. An optimizer that never steps holds up no other."""
+        most, wanted = self.steps, self._settings["steps"]
+        if most >= wanted and (min(self._counts.values(), default=most) >= wanted or most >= PATIENCE * wanted):
             raise Enough
 
     def run(self, program: Callable[[], None]) -> int:
@@ -128,7 +191,7 @@ class Recorder:
         except SystemExit as stop:
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
-            ended = {"kind": "failed", "type": type(error).__name__, "message": str(error)}
+            ended = {"kind": "failed", "type": type(error).__name__, "message": str(error), "place": _place_of(error)}
             traceback.print_exc()
         self.result["end"] = ended
         with contextlib.suppress(Exception):
@@ -154,6 +217,10 @@ class Recorder:
         result["rank"] = int(os.environ.get("RANK", "0"))
         result["local_ranks"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         result["steps"] = self.steps
+        for phase in result["phases"][: self._first_until]:
+            phase["step"] = 0
+        if self.steps and not self._makes_optimizers:
+            self.note("steps", "the program has no optimizer of torch: each backward pass was taken for a step")
         result["time_us"] = time.time_ns() // 1000
         result["resident_peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         pinned = self._library.plimsoll_ghost_most_pinned
@@ -187,3 +254,12 @@ class Recorder:
         while ask(len(found), ctypes.byref(begin), ctypes.byref(count)):
             found.append({"address": begin.value, "bytes": count.value})
         return found
+
+def _place_of(error: BaseException) -> str:
+    """The last line of the program itself that led to an error: its modules in the environment are not its own."""
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not _is_foreign(f.filename)]
+    return f"{lines[-1].filename}:{lines[-1].lineno}: {lines[-1].line}" if lines else ""
+
+
+def _is_foreign(file: str) -> bool:
+    return file.startswith(("<", os.path.dirname(__file__), sys.base_prefix)) or "-packages" in file

@@ -38,6 +38,18 @@ def install(torch: Any, recorder: Any) -> None:
     _leave_large(torch)
     _compute_small(torch, recorder)
     _sizes_by_value(torch, recorder)
+    _believe(torch)
+
+
+def _believe(torch: Any) -> None:
+    """Distributions check that numbers of the device are valid, which nobody has computed."""
+    really = torch._is_all_true
+
+    def is_all_true(x):
+        checked = really(x)
+        return checked if x.device.type != "cuda" else torch.ones((), dtype=torch.bool)
+
+    torch._is_all_true = is_all_true
 
 
 # The host
@@ -194,15 +206,6 @@ def _compute_small(torch: Any, recorder: Any) -> None:
     if watched:
         recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
     _usual_numbers(torch, library, write)
-    count = torch.arange
-
-    def arange(*arguments, **options):
-        made = count(*arguments, **options)
-        if is_small(torch, made):
-            write(alias(torch, made), count(*arguments, **{**options, "device": "cpu", "out": None}))
-        return made
-
-    torch.arange = arange
 
 
 def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
@@ -316,21 +319,18 @@ def _computing(
                 return made
             if only_integers:
                 return kernel(keys, *given, **options)
+        made = kernel(keys, *given, **options)  # which gives out= its size
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
-        except _TooLarge:
-            made = kernel(keys, *given, **options)
-            if returns_new and isinstance(made, torch.Tensor) and made.numel() == 1:
-                if base in ("any", "all"):
-                    recorder.note("guesses", f"{base} of values that were not computed: nothing is unusual")
-                _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
-            return made
-        made = kernel(keys, *given, **options)
-        try:
             with torch.no_grad():
                 value = _histc(torch, *here, **named) if base == "histc" else operation(*here, **named)
             if returns_new:
                 _put(torch, write, made, value)
+        except _TooLarge:
+            if returns_new and isinstance(made, torch.Tensor) and made.numel() == 1:
+                if base in ("any", "all"):
+                    recorder.note("guesses", f"{base} of values that were not computed: nothing is unusual")
+                _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made

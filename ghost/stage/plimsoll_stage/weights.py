@@ -60,7 +60,7 @@ def _stand_in(kind: Any, name: str, model_of: Any, settings: Dict[str, Any], rec
             return load(cls, path, *arguments, **options)
         import torch
 
-        recorder.note("weights", f"the weights of {path} are not here: the model was made from its configuration")
+        _are_absent(recorder, f"{path} are not here: the model was made from its configuration")
         with torch.device("meta"):
             model, dtype = model_of(cls, path, options)
         made = os.path.join(settings["scratch"], "weights", str(len(recorder.result["phases"])), cls.__name__)
@@ -75,6 +75,48 @@ def _stand_in(kind: Any, name: str, model_of: Any, settings: Dict[str, Any], rec
         return made
 
     kind.from_pretrained = classmethod(from_pretrained)
+
+
+def install_timm(module: Any, recorder: Any) -> None:
+    """``create_model(pretrained=True)`` of timm."""
+    load = module.load_pretrained
+
+    @functools.wraps(load)
+    def load_pretrained(model, *arguments, **options):
+        try:
+            load(model, *arguments, **options)
+        except OSError:
+            _are_absent(recorder, f"{type(model).__name__} of timm are not here: it stays as it was made")
+
+    module.load_pretrained = load_pretrained
+
+
+def install_hub(torch: Any, recorder: Any) -> None:
+    """torch.hub's downloads of weights, which torchvision and others load next."""
+    fetch, load = torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict
+
+    class Absent(dict):
+        """Stands for the weights of a file that is not here."""
+
+    @functools.wraps(fetch)
+    def load_state_dict_from_url(url, *arguments, **options):
+        try:
+            return fetch(url, *arguments, **options)
+        except OSError:
+            _are_absent(recorder, f"{url} are not here: the model stays as it was made")
+            return Absent()
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, *arguments, **options):
+        if isinstance(state_dict, Absent):
+            return torch.nn.modules.module._IncompatibleKeys([], [])
+        return load(self, state_dict, *arguments, **options)
+
+    torch.hub.load_state_dict_from_url, torch.nn.Module.load_state_dict = load_state_dict_from_url, load_state_dict
+
+
+def _are_absent(recorder: Any, which: str) -> None:
+    recorder.note("weights", f"the weights of {which}")
 
 
 def _folder(path: Any, options: Dict[str, Any]) -> Optional[str]:

@@ -57,8 +57,10 @@ def install(dist: Any, recorder: Any) -> None:
         "monitored_barrier": nothing,
     }
     for name, function in replaced.items():
-        setattr(dist, name, function)
-        setattr(c10d, name, function)
+        really = getattr(c10d, name)
+        for module in [m for n, m in sys.modules.items() if n.startswith("torch.distributed")]:
+            if vars(module).get(name) is really:
+                setattr(module, name, function)
     c10d._store_based_barrier = nothing
     for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         os.environ.setdefault(name, "0")

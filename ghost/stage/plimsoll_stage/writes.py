@@ -6,6 +6,7 @@ since 5.13, forbids all others, in this process and in those that it starts.
 
 import builtins
 import ctypes
+import io
 import os
 from typing import Any, Dict, List
 
@@ -18,12 +19,12 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
     really_open, make, makes = builtins.open, os.mkdir, os.makedirs
 
     def is_ours(path: Any) -> bool:
-        full = os.path.realpath(os.fspath(path))
+        full = os.path.realpath(os.fsdecode(path))
         return full == scratch or full.startswith((scratch + os.sep, "/dev/", "/proc/"))
 
     def guarded(file, mode="r", *arguments, **options):
         if any(c in mode for c in "wax+") and not isinstance(file, int) and not is_ours(file):
-            recorder.note("writes", f"{os.fspath(file)} {_REFUSED}")
+            recorder.note("writes", f"{os.fsdecode(file)} {_REFUSED}")
             options["opener"] = _open_nothing  # so that the file has its own name, which the program may go on with
         return really_open(file, mode, *arguments, **options)
 
@@ -35,7 +36,8 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
         if is_ours(name):
             makes(name, mode, exist_ok)
 
-    builtins.open, os.mkdir, os.makedirs = guarded, mkdir, makedirs
+    builtins.open = io.open = guarded  # pathlib opens by the second name
+    os.mkdir, os.makedirs = mkdir, makedirs
     # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
     if not _confine(whole=[scratch, "/dev/shm"], written=["/dev", "/proc"]):
         recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
@@ -48,7 +50,7 @@ def _open_nothing(path: str, flags: int) -> int:
 def make_caches(settings: Dict[str, Any]) -> None:
     """Gives Hugging Face's caches, which programs must write, a folder in the scratch folder that begins as they are."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    for name in ("datasets", "modules"):
+    for name in ("datasets", "modules", "evaluate"):
         variable = f"HF_{name.upper()}_CACHE"
         cache = os.path.expanduser(os.environ.get(variable) or os.path.join(home, name))
         ours = os.path.join(settings["scratch"], "huggingface", name)

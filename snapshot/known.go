@@ -1,0 +1,41 @@
+package snapshot
+
+import (
+	"maps"
+	"slices"
+
+	"plimsoll/ledger"
+)
+
+// Known is what the program itself says of memory: an optimizer names its parameters, gradients and states.
+type Known struct {
+	Component ledger.Component `json:"component"`
+	Device    int              `json:"device"`
+	Address   uint64           `json:"address"` // where the memory begins
+	Time      int64            `json:"time_us"` // when it was held
+}
+
+// shared are components that hold what an optimizer names, among others: a bucket holds gradients. They keep their name.
+var shared = []ledger.Component{ledger.CommunicationBuckets, ledger.GatheredParameters, ledger.MasterWeights,
+	ledger.FullStateDict}
+
+// Tell gives allocations of the trace the components that are known. All is in order of time. Allocations that began
+// elsewhere than at the address, or before the trace, stay as they are.
+func (d *Device) Tell(all []Known) {
+	live := maps.Clone(d.initial)
+	next := 0
+	for _, k := range all {
+		if k.Device != d.Number {
+			continue
+		}
+		for ; next < d.Entries() && d.event(next).Time <= k.Time; next++ {
+			d.apply(next, live)
+		}
+		category := slices.Index(categories, k.Component)
+		h, held := live[k.Address]
+		if category <= 0 || !held || h.entry == before || slices.Contains(shared, d.component(h)) {
+			continue
+		}
+		d.event(h.entry).category = uint8(category)
+	}
+}

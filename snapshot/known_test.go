@@ -1,0 +1,33 @@
+package snapshot
+
+import (
+	"testing"
+
+	"plimsoll/ledger"
+)
+
+// TestTell names the component of one allocation, which no other then changes.
+func TestTell(t *testing.T) {
+	d, _ := opened(t, small)
+	held := d.held(d.Peak.Entry)
+	for address, h := range held {
+		was := d.component(h)
+		if h.entry == before || was == ledger.OptimizerStates {
+			continue
+		}
+		d.Tell([]Known{
+			{Component: ledger.OptimizerStates, Device: d.Number, Address: address + 1, Time: d.Peak.Time},
+			{Component: ledger.OptimizerStates, Device: d.Number + 1, Address: address, Time: d.Peak.Time},
+			{Component: "nonsense", Device: d.Number, Address: address, Time: d.Peak.Time},
+		})
+		if is := d.component(h); is != was {
+			t.Errorf("%x is %s and was %s", address, is, was)
+		}
+		d.Tell([]Known{{Component: ledger.OptimizerStates, Device: d.Number, Address: address, Time: d.Peak.Time}})
+		if is := d.component(h); is != ledger.OptimizerStates {
+			t.Errorf("%x is %s and was %s", address, is, was)
+		}
+		return
+	}
+	t.Fatal("the trace holds nothing")
+}
