@@ -273,6 +273,10 @@ accuracy: ## Hold plans against public measurements, and write docs/accuracy.md 
 	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table published/measurements.tsv
 	$(GO) run ./cmd/accuracy -megatron $${PLIMSOLL_SHARED:-../shared}/data/megatron-golden-dev.jsonl
 
+.PHONY: ghost-rows
+ghost-rows: build python ## Plan jobs by the planner's own model and by their programs, and write docs/rows.md (20 minutes)
+	$(GO) run ./cmd/rows -python $(PYTHON_ENVIRONMENT)/bin/python -write docs/rows.md
+
 .PHONY: origins
 origins: python ## Look the sources of components up in all releases that they are named for (downloads 2 GB from PyPI)
 	$(PYTHON_ENVIRONMENT)/bin/python origin/origintest/lookup.py $(PYTHON_ENVIRONMENT)/../origins
