@@ -68,7 +68,7 @@ func TestBudgetOfRecordings(t *testing.T) {
 	time := time.Duration(size>>20) * 200 * time.Millisecond
 	budget{120, time}.spends(t, exitDone, "explain", recording)
 	budget{120, time}.spends(t, exitDone, "watch", "--replay", recording)
-	samples := 80 + int64(size)*3/4>>20 // what is kept of them
+	samples := 50 + int64(size)*3/5>>20 // what is kept of them
 	budget{samples, time}.spends(t, exitDone, "compare", recording)
 	budget{samples, time}.spends(t, exitDone, "export", "--to", "html", "--out", os.DevNull, recording)
 }
