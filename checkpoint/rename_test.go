@@ -9,21 +9,12 @@ import (
 	"testing"
 )
 
-// fusedKeys are Transformer Engine's names of Megatron's layer norms, and localKeys those of Megatron's own layers.
-const (
-	localKeys = `# layer norms
-decoder.layers.*.input_layernorm.weight = decoder.layers.*.self_attention.linear_qkv.layer_norm_weight
-decoder.layers.*.input_layernorm.bias = decoder.layers.*.self_attention.linear_qkv.layer_norm_bias
-
-decoder.layers.*.pre_mlp_layernorm.weight = decoder.layers.*.mlp.linear_fc1.layer_norm_weight
-decoder.layers.*.pre_mlp_layernorm.bias = decoder.layers.*.mlp.linear_fc1.layer_norm_bias
-`
-	fusedKeys = `{
+// fusedKeys map the layer norms of Megatron to the names of their modules.
+const fusedKeys = `{
 "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "decoder.layers.*.input_layernorm.weight",
 "decoder.layers.*.self_attention.linear_qkv.layer_norm_bias": "decoder.layers.*.input_layernorm.bias",
 "decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "decoder.layers.*.pre_mlp_layernorm.weight",
 "decoder.layers.*.mlp.linear_fc1.layer_norm_bias": "decoder.layers.*.pre_mlp_layernorm.bias"}`
-)
 
 // renamesOf reads rules in a file.
 func renamesOf(t *testing.T, text string) []Rename {
@@ -37,46 +28,61 @@ func renamesOf(t *testing.T, text string) []Rename {
 	return rules
 }
 
-// localLayers returns the example of Megatron with the names of its own layers, as a folder of three ranks.
-func localLayers(t *testing.T) (local, fused *Checkpoint) {
+// localLayers returns the example of Megatron with the names of modules, as a folder of three ranks.
+func localLayers(t *testing.T) *Checkpoint {
 	t.Helper()
-	open := func() *Checkpoint {
-		c, err := OpenMegatron(t.Context(), filepath.Join("..", "examples", "megatron"), nil)
+	local, err := OpenMegatron(t.Context(), filepath.Join("..", "examples", "megatron"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := local.Rename(renamesOf(t, fusedKeys)); err != nil {
+		t.Fatal(err)
+	}
+	return reopened(t, local, Conversion{Ranks: 3})
+}
+
+// expertNorms map the layer norm before experts of Megatron's own layers to that of Transformer Engine's.
+const expertNorms = `# layer norms
+
+decoder.layers.*.mlp.linear_fc1.layer_norm_weight = decoder.layers.*.pre_mlp_layernorm.weight
+decoder.layers.*.mlp.linear_fc1.layer_norm_bias = decoder.layers.*.pre_mlp_layernorm.bias
+`
+
+// TestRenameMegatron fills a template of Transformer Engine's names from a checkpoint of Megatron's own layers with
+// experts. Megatron-core has written both. The layer norm before experts is the only one that has two names.
+func TestRenameMegatron(t *testing.T) {
+	open := func(path string) *Checkpoint {
+		t.Helper()
+		c, err := OpenMegatron(t.Context(), path, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	local = open()
-	if err := local.Rename(renamesOf(t, fusedKeys)); err != nil {
+	states := filepath.Join("testdata", "megatron")
+	like, out := filepath.Join(states, "fused_experts"), t.TempDir()
+	own, fused := open(filepath.Join(states, "own_experts")), open(like)
+	mustSay(t, own.WriteMegatron(t.Context(), out, like, nil), "which the checkpoint", "does not have",
+		"=decoder.layers.0.pre_mlp_layernorm.bias")
+	if err := own.Rename(renamesOf(t, expertNorms)); err != nil {
 		t.Fatal(err)
 	}
-	return reopened(t, local, Conversion{Ranks: 3}), open()
-}
-
-// TestRenameMegatron fills a template of Transformer Engine's names from a checkpoint of Megatron's own layers.
-func TestRenameMegatron(t *testing.T) {
-	local, fused := localLayers(t)
-	like, out := filepath.Join("..", "examples", "megatron"), t.TempDir()
-	if local.parameters["decoder.layers.1.input_layernorm.bias"] == nil || len(local.names) != len(fused.names) {
-		t.Fatal(local.names)
-	}
-	mustSay(t, local.WriteMegatron(t.Context(), out, like, nil), "which the checkpoint", "does not have",
-		"give --rename FROM=decoder.layers.0.mlp.linear_fc1.layer_norm_bias")
-	if err := local.Rename(renamesOf(t, localKeys)); err != nil {
+	if err := own.WriteMegatron(t.Context(), out, like, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := local.WriteMegatron(t.Context(), out, like, nil); err != nil {
-		t.Fatal(err)
+	got, before := open(out), open(filepath.Join(states, "own_experts"))
+	if len(got.names) != len(before.names) || len(got.names) != len(fused.names) {
+		t.Fatal(got.names)
 	}
-	got, err := OpenMegatron(t.Context(), out, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range fused.names {
+	for _, name := range got.names {
+		of := strings.Replace(name, ".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_", 1)
 		for component, role := range componentRoles {
-			if digestOf(t, got, name, role) != digestOf(t, fused, name, role) {
-				t.Errorf("%s of %s has other numbers", component, name)
+			want := digestOf(t, before, of, role)
+			if digestOf(t, got, name, role) != want {
+				t.Errorf("%s of %s has other numbers than %s", component, name, of)
+			}
+			if digestOf(t, fused, name, role) == want {
+				t.Errorf("%s of %s has had these numbers before: the test cannot fail", component, name)
 			}
 		}
 	}
@@ -84,7 +90,7 @@ func TestRenameMegatron(t *testing.T) {
 
 // TestRenameExchanges: all rules go by the names before, and steps of a parameter stay its own.
 func TestRenameExchanges(t *testing.T) {
-	local, _ := localLayers(t)
+	local := localLayers(t)
 	first, second := "decoder.layers.0.mlp.linear_fc2.weight", "decoder.layers.1.mlp.linear_fc2.weight"
 	digests := [2]string{digestOf(t, local, first, componentRoles["master"]),
 		digestOf(t, local, second, componentRoles["master"])}
@@ -107,7 +113,7 @@ func TestRenameExchanges(t *testing.T) {
 
 // TestRenameRefused: what a rule leaves open is refused, with the rule, and names stay as they were.
 func TestRenameRefused(t *testing.T) {
-	local, _ := localLayers(t)
+	local := localLayers(t)
 	before := slices.Clone(local.names)
 	for name, test := range map[string]struct {
 		rules []string
@@ -152,7 +158,7 @@ func TestRenameRefused(t *testing.T) {
 
 // TestHintsKeepLayers: the hint at a parameter that is not there is never one of another layer.
 func TestHintsKeepLayers(t *testing.T) {
-	local, _ := localLayers(t)
+	local := localLayers(t)
 	for _, name := range []string{"decoder.layers.11.input_layernorm.bias", "decoder.layers.2.input_layernorm.bias"} {
 		if err := local.lacks(name); strings.Contains(err.Error(), "decoder.layers.1.") {
 			t.Errorf("%s: %v", name, err)

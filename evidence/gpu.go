@@ -8,7 +8,7 @@ import (
 )
 
 // sz is a size as PyTorch prints it.
-const sz = `\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB)`
+const sz = `\d[\d.]* (?:bytes|[KMG]iB)`
 
 // outOfMemory are the beginnings of PyTorch's errors. The sizes may be on the next lines.
 var outOfMemory = []string{"CUDA out of memory", "HIP out of memory", "XPU out of memory", "NPU out of memory"}

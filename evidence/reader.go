@@ -309,7 +309,7 @@ func (r *reader) find(s *stream, t *text) bool {
 
 // in returns the match of the pattern in a text, or nil.
 func (p *pattern) in(s string) *match {
-	if indices := p.compiled.FindStringSubmatchIndex(s); indices != nil {
+	if indices := p.find(s); indices != nil {
 		return &match{pattern: p, indices: indices, whole: s}
 	}
 	return nil

@@ -33,15 +33,13 @@ func At(file string, text []byte, offset int64) Position {
 // File returns the position of a file as a whole.
 func File(name string) Position { return Position{File: name} }
 
+// String returns the place in one line, whatever the name of the file has.
 func (p Position) String() string {
-	switch {
-	case p.File == "":
-		return ""
-	case p.Line == 0:
-		return p.File
-	default:
-		return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
+	file := strings.ReplaceAll(p.File, "\n", `\n`)
+	if file == "" || p.Line == 0 {
+		return file
 	}
+	return fmt.Sprintf("%s:%d:%d", file, p.Line, p.Column)
 }
 
 // Input is bad input. The command line reports it with exit code 2.

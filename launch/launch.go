@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/host"
+	"plimsoll/safe"
 	"plimsoll/watch"
 )
 
@@ -102,10 +103,10 @@ func notStarted(rank int, err error) *NotStarted {
 	var missing *exec.Error
 	if errors.As(err, &missing) && errors.Is(err, exec.ErrNotFound) {
 		e.Cause = fmt.Sprintf("no program %q is in $PATH\n  hint: give its path, such as ./%s", missing.Name,
-			missing.Name)
+			safe.Line(missing.Name))
 		if strings.HasSuffix(missing.Name, ".py") {
 			e.Cause = fmt.Sprintf("%q is a script, and no program in $PATH\n  hint: name the interpreter: python %s",
-				missing.Name, missing.Name)
+				missing.Name, safe.Line(missing.Name))
 		}
 	}
 	return e

@@ -97,15 +97,15 @@ func (n *nodeSums) add(at stage, holdings []ledger.Holding, about detail) {
 }
 
 // addOthers adds the service and plimsoll itself, where they hold most in a phase.
-func (n *nodeSums) addOthers(all []moment) {
+func (n *nodeSums) addOthers(all moments) {
 	most := map[stage]*moment{}
 	var last *moment
-	for i := range all {
-		last = &all[i]
-		for _, rank := range all[i].ranks {
+	for i := range all.of.Samples {
+		last = all.at(i)
+		for _, rank := range last.ranks {
 			m := most[rank.stage]
-			if m == nil || all[i].service.need()+all[i].keeper.need() > m.service.need()+m.keeper.need() {
-				most[rank.stage] = &all[i]
+			if m == nil || last.service.need()+last.keeper.need() > m.service.need()+m.keeper.need() {
+				most[rank.stage] = last
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func (n *nodeSums) addOthers(all []moment) {
 }
 
 // gpu returns the GPU memory of a rank: from torch's numbers where there are marks, else from the driver's.
-func (r *Recording) gpu(m *measurement, all []moment, rank int) ledger.Device {
+func (r *Recording) gpu(m *measurement, all moments, rank int) ledger.Device {
 	d := ledger.Device{Kind: ledger.GPU, Rank: rank, Count: 1}
 	type found struct {
 		holdings []ledger.Holding
@@ -136,7 +136,7 @@ func (r *Recording) gpu(m *measurement, all []moment, rank int) ledger.Device {
 		}
 	}
 	for i := range r.Samples {
-		of := all[i].find(rank)
+		of := all.rank(i, rank)
 		if of == nil {
 			continue
 		}
@@ -185,10 +185,10 @@ func (r *Recording) used(sample int, pids []int) ledger.Bytes {
 }
 
 // usedBefore returns what the driver counted for a rank at the last sample before a mark.
-func (r *Recording) usedBefore(all []moment, rank int, mark samples.Record) ledger.Bytes {
+func (r *Recording) usedBefore(all moments, rank int, mark samples.Record) ledger.Bytes {
 	i, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
-	if i == 0 || all[i-1].find(rank) == nil {
+	if i == 0 || !all.runs(i-1, rank) {
 		return 0
 	}
-	return r.used(i-1, all[i-1].find(rank).pids)
+	return r.used(i-1, all.rank(i-1, rank).pids)
 }

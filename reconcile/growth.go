@@ -83,11 +83,11 @@ type series struct {
 	line
 	steps  []int64
 	times  []time.Duration
-	stages []stage
+	stages []*stage // those of one name are one, as a recording may have a million points
 	sizes  []ledger.Bytes
 }
 
-func (s *series) add(step int64, at time.Duration, in stage, size ledger.Bytes) {
+func (s *series) add(step int64, at time.Duration, in *stage, size ledger.Bytes) {
 	s.steps, s.times = append(s.steps, step), append(s.times, at)
 	s.stages, s.sizes = append(s.stages, in), append(s.sizes, size)
 }
@@ -122,8 +122,8 @@ func (s *series) ofSteps() []point {
 			if lows[step] == nil {
 				lows[step] = map[stage]float64{}
 			}
-			if low, seen := lows[step][s.stages[i]]; !seen || size < low {
-				lows[step][s.stages[i]] = size
+			if low, seen := lows[step][*s.stages[i]]; !seen || size < low {
+				lows[step][*s.stages[i]] = size
 			}
 		}
 	}
@@ -136,7 +136,7 @@ func (s *series) ofSteps() []point {
 		}
 		p := point{float64(step), float64(s.sizes[i])}
 		if _, seen := lows[step][lowest]; !seen {
-			p.y -= above[s.stages[i]]
+			p.y -= above[*s.stages[i]]
 		}
 		points = append(points, p)
 	}
@@ -316,7 +316,7 @@ func (s *series) first(aStep ledger.Bytes) []Growth {
 func (s *series) firstStep() (before, after ledger.Bytes, known bool) {
 	least := func(in stage) (least ledger.Bytes, known bool) {
 		for i := range s.sizes {
-			if s.stages[i] == in && (!known || s.sizes[i] < least) {
+			if *s.stages[i] == in && (!known || s.sizes[i] < least) {
 				least, known = s.sizes[i], true
 			}
 		}

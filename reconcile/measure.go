@@ -49,28 +49,79 @@ func sumOf(arenas []arena) ledger.Bytes {
 	return sum
 }
 
-// moments returns the state at every sample.
-func (r *Recording) moments() []moment {
-	all := make([]moment, len(r.Samples))
+// moments are the states at the samples of a recording. Each is made when it is asked for: all of them would take as
+// much memory as the samples.
+type moments struct {
+	of *Recording
+	// before has, for the processes of each sample, what earlier samples tell of them.
+	before [][]earlier
+}
+
+// earlier is what earlier samples tell of a process.
+type earlier struct {
+	maps *maps // of the last reading of its mappings, or nil
+	rose bool  // the high-water mark is higher than in the sample before, which is of the same stage
+}
+
+// moments returns the states at all samples.
+func (r *Recording) moments() moments {
+	all := moments{r, make([][]earlier, len(r.Samples))}
 	last, known := map[identity]*process{}, map[identity]*maps{}
+	processes := 0
 	for i := range r.Samples {
-		m := moment{}
+		processes += len(r.Samples[i].Processes)
+	}
+	list := make([]earlier, processes)
+	for i := range r.Samples {
+		n := len(r.Samples[i].Processes)
+		all.before[i], list = list[:n], list[n:]
 		for k := range r.Samples[i].Processes {
 			p := &r.Samples[i].Processes[k]
 			if p.Mappings != nil {
 				known[p.identity] = newMaps(p)
 			}
-			m.add(p, known[p.identity])
 			before := last[p.identity]
-			if p.Role == samples.RankProcess && p.Rank >= 0 && before != nil && p.Peak > before.Peak &&
-				p.Phase == before.Phase && p.Iteration == before.Iteration {
-				m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
-			}
+			all.before[i][k] = earlier{known[p.identity], before != nil && p.Peak > before.Peak &&
+				p.Phase == before.Phase && p.Iteration == before.Iteration}
 			last[p.identity] = p
 		}
-		all[i] = m
 	}
 	return all
+}
+
+// at returns the state at a sample.
+func (a moments) at(sample int) *moment {
+	return a.with(sample, func(*process, earlier) bool { return true })
+}
+
+// rank returns what a rank holds at a sample, or nil if the sample has nothing of it.
+func (a moments) rank(sample, number int) *rankMoment {
+	return a.with(sample, func(p *process, before earlier) bool {
+		return p.Rank == number || before.maps != nil && len(before.maps.arenas) > 0
+	}).find(number)
+}
+
+// with returns the state at a sample as far as some of its processes tell.
+func (a moments) with(sample int, counts func(*process, earlier) bool) *moment {
+	m := &moment{}
+	for k := range a.of.Samples[sample].Processes {
+		p, before := &a.of.Samples[sample].Processes[k], a.before[sample][k]
+		if !counts(p, before) {
+			continue
+		}
+		m.add(p, before.maps)
+		if p.Role == samples.RankProcess && p.Rank >= 0 && before.rose {
+			m.rank(p.Rank).beyond += max(p.Peak-p.Resident.Sum(), 0)
+		}
+	}
+	return m
+}
+
+// runs reports whether a sample has a process of a rank.
+func (a moments) runs(sample, rank int) bool {
+	return slices.ContainsFunc(a.of.Samples[sample].Processes, func(p process) bool {
+		return p.Rank == rank && p.Role != samples.Service && p.Role != samples.Keeper
+	})
 }
 
 // add adds a process. Its arenas go to the ranks whose state they are.
@@ -134,13 +185,13 @@ type peak struct {
 }
 
 // peaks returns the peak of a rank in every stage, in the order of the job.
-func (r *Recording) peaks(all []moment, rank int) []peak {
+func (r *Recording) peaks(all moments, rank int) []peak {
 	found := map[stage]*peak{}
-	for i := range all {
-		m := all[i].find(rank)
-		if m == nil || m.pids == nil {
+	for i := range r.Samples {
+		if !all.runs(i, rank) {
 			continue
 		}
+		m := all.rank(i, rank)
 		p := found[m.stage]
 		if p == nil {
 			p = &peak{stage: m.stage, source: FromSamples}
@@ -187,16 +238,16 @@ func (p *peak) marked(near *rankMoment, ended *samples.Ended) *peak {
 }
 
 // near returns what the rank held at the last sample before a mark, or at the first one after it.
-func (r *Recording) near(all []moment, rank int, mark samples.Record) *rankMoment {
+func (r *Recording) near(all moments, rank int, mark samples.Record) *rankMoment {
 	after, _ := slices.BinarySearchFunc(r.Samples, mark.Time, sample.compareTime)
 	for i := after - 1; i >= 0; i-- {
-		if m := all[i].find(rank); m != nil && m.pids != nil {
-			return m
+		if all.runs(i, rank) {
+			return all.rank(i, rank)
 		}
 	}
-	for i := after; i < len(all); i++ {
-		if m := all[i].find(rank); m != nil && m.pids != nil {
-			return m
+	for i := after; i < len(r.Samples); i++ {
+		if all.runs(i, rank) {
+			return all.rank(i, rank)
 		}
 	}
 	return nil

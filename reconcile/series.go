@@ -11,8 +11,9 @@ import (
 
 // lines collects series.
 type lines struct {
-	all   []*series
-	index map[line]*series
+	all    []*series
+	index  map[line]*series
+	stages map[stage]*stage
 }
 
 func (l *lines) of(key line) *series {
@@ -25,7 +26,7 @@ func (l *lines) of(key line) *series {
 
 // series returns everything whose growth is of interest. Of marks come last.
 func (r *Recording) series() []*series {
-	l := &lines{index: map[line]*series{}}
+	l := &lines{index: map[line]*series{}, stages: map[stage]*stage{}}
 	for i := range r.Samples {
 		r.addSample(l, i)
 	}
@@ -87,7 +88,7 @@ func (r *Recording) addSample(l *lines, i int) {
 	slices.SortFunc(keys, compareLines)
 	for _, key := range keys {
 		at := steps[key.rank]
-		l.of(key).add(at.step, record.Time, at.stage, sums[key])
+		l.of(key).add(at.step, record.Time, once(l.stages, at.stage), sums[key])
 	}
 }
 
@@ -98,7 +99,7 @@ func (r *Recording) addMarks(l *lines) {
 		if mark.Ended == nil {
 			continue
 		}
-		in := stage{mark.Ended.Phase, mark.Ended.Iteration}
+		in := once(l.stages, stage{mark.Ended.Phase, mark.Ended.Iteration})
 		var allocated ledger.Bytes
 		for _, g := range mark.Ended.GPUs {
 			allocated += g.Allocated

@@ -81,7 +81,7 @@ func (r *Recording) Timeline() *Timeline {
 	for _, rank := range ranks {
 		t.addTrack(r.hostTrack(all, rank))
 		t.addTrack(r.gpuTrack(all, rank))
-		t.Spans = append(t.Spans, r.spans(all, rank)...)
+		t.Spans = append(t.Spans, r.spans(rank)...)
 	}
 	t.addTrack(r.othersTrack(all))
 	t.Instants = r.instants()
@@ -109,7 +109,7 @@ func (t *Timeline) addTrack(track Track) {
 }
 
 // hostTrack has arenas, then what the client has counted at the last mark, then the rest by kind.
-func (r *Recording) hostTrack(all []moment, rank int) Track {
+func (r *Recording) hostTrack(all moments, rank int) Track {
 	track := Track{Kind: ledger.Host, Rank: rank}
 	index := map[ledger.Component]int{}
 	add := func(sample int, component ledger.Component, title string, bytes ledger.Bytes) {
@@ -127,13 +127,13 @@ func (r *Recording) hostTrack(all []moment, rank int) Track {
 	}
 	next := 0
 	var counted []ledger.Holding
-	for i := range all {
+	for i := range r.Samples {
 		for ; next < len(r.Marks) && r.Marks[next].Time <= r.Samples[i].Time; next++ {
 			if m := r.Marks[next].Mark; m.Rank == rank && m.Ended != nil && m.Ended.Holdings != nil {
 				counted = m.Ended.Holdings
 			}
 		}
-		m := all[i].find(rank)
+		m := all.rank(i, rank)
 		if m == nil {
 			m = &rankMoment{}
 		}
@@ -164,7 +164,7 @@ func (r *Recording) hostTrack(all []moment, rank int) Track {
 }
 
 // gpuTrack has what torch says at marks, or else what the driver says in samples.
-func (r *Recording) gpuTrack(all []moment, rank int) Track {
+func (r *Recording) gpuTrack(all moments, rank int) Track {
 	allocated := Curve{Component: ledger.UnexplainedGPU, Title: "allocated by torch"}
 	reserved := Curve{Component: ledger.AllocatorReserve, Title: ledger.AllocatorReserve.Title()}
 	for _, record := range r.Marks {
@@ -182,8 +182,8 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 		return Track{ledger.GPU, rank, []Curve{allocated, reserved}}
 	}
 	used := Curve{Component: ledger.UnexplainedGPU, Title: "used, as the driver counts"}
-	for i := range all {
-		if m := all[i].find(rank); m != nil {
+	for i := range r.Samples {
+		if m := all.rank(i, rank); m != nil {
 			used.Points = append(used.Points, Point{r.Samples[i].Time, r.used(i, m.pids)})
 		}
 	}
@@ -191,18 +191,19 @@ func (r *Recording) gpuTrack(all []moment, rank int) Track {
 }
 
 // othersTrack has the service without its arenas, and plimsoll itself.
-func (r *Recording) othersTrack(all []moment) Track {
+func (r *Recording) othersTrack(all moments) Track {
 	service := Curve{Component: ledger.ServiceProcess, Title: "the optimizer service"}
 	keeper := Curve{Component: ledger.Process, Title: "plimsoll"}
-	for i := range all {
-		service.Points = append(service.Points, Point{r.Samples[i].Time, all[i].service.need()})
-		keeper.Points = append(keeper.Points, Point{r.Samples[i].Time, all[i].keeper.need()})
+	for i := range r.Samples {
+		m := all.at(i)
+		service.Points = append(service.Points, Point{r.Samples[i].Time, m.service.need()})
+		keeper.Points = append(keeper.Points, Point{r.Samples[i].Time, m.keeper.need()})
 	}
 	return Track{ledger.Host, ledger.WholeNode, []Curve{service, keeper}}
 }
 
 // spans returns the phases of a rank: by its marks, or by its samples if it has none.
-func (r *Recording) spans(all []moment, rank int) []Span {
+func (r *Recording) spans(rank int) []Span {
 	var list []Span
 	add := func(at time.Duration, next Span) {
 		if n := len(list); n > 0 {
@@ -221,7 +222,7 @@ func (r *Recording) spans(all []moment, rank int) []Span {
 		}
 	}
 	marked := len(list) > 0
-	for i := range all {
+	for i := range r.Samples {
 		at, seen := r.Samples[i].steps()[rank]
 		switch {
 		case !seen:

@@ -14,6 +14,7 @@ import (
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/probe"
+	"plimsoll/safe"
 	"plimsoll/samples"
 )
 
@@ -48,7 +49,7 @@ func Find(word string) (*Target, error) {
 		t.tops = append(t.tops, running[at].Identity)
 	} else if t.tops = named(word, running); len(t.tops) == 0 {
 		return nil, fault.Inputf("no process has %s=%s in its environment, as far as this user may see", JobVariable,
-			word).WithHint("give a PID")
+			safe.Line(word)).WithHint("give a PID")
 	}
 	t.Command = arguments(t.tops[0].PID)
 	t.WorkingDirectory, _ = os.Readlink(procFile(t.tops[0].PID, "cwd")) // empty if this user may not see it

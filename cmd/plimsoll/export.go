@@ -3,9 +3,8 @@
 package main
 
 import (
-	"bytes"
+	"bufio"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -68,23 +67,14 @@ func runExport(c *cobra.Command, o exportOptions, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := write(&text); err != nil {
-		return err
+	buffered := func(w io.Writer) error { // an export may be as long as its recording
+		buffer := bufio.NewWriterSize(w, 64<<10)
+		return errors.Join(write(buffer), buffer.Flush())
 	}
 	if o.out == "" {
-		_, err := c.OutOrStdout().Write(text.Bytes())
-		return err
+		return buffered(c.OutOrStdout())
 	}
-	file, err := create("--out", o.out)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(text.Bytes())
-	if err = errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("--out: %w", err)
-	}
-	return nil
+	return writeFile("--out", o.out, buffered)
 }
 
 // newExporter reads the files and returns the function that writes them.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/csv"
 	"encoding/json"
@@ -20,6 +21,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/spf13/pflag"
 )
 
 // hostileTexts act on a terminal, hide, turn the direction of a text, are a formula in a spreadsheet, and are a person,
@@ -91,7 +94,7 @@ func (h *hostileReader) run(t *testing.T, made string) {
 		if err := os.WriteFile(path, spoil(random, text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		h.read(t, path, h.arguments(made, path, own, filepath.Join(h.folder, "out")))
+		h.read(t, path, h.arguments(t, made, path, own, filepath.Join(h.folder, "out")))
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
@@ -277,6 +280,84 @@ func inJSON(text string) []byte {
 		panic(err) // a string
 	}
 	return quoted[1 : len(quoted)-1]
+}
+
+// TestHostileProfileOfAService has a service read mutated and hostile host profiles when a trainer opens its state. The
+// service does without a profile that it cannot read, shows nothing of it as it is, and goes on.
+func TestHostileProfileOfAService(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "host.json")
+	makeHostProfile(t, path)
+	text := readSource(t, path)
+	refused := 0
+	for i := range hostileRuns() {
+		random := rand.New(rand.NewPCG(11, uint64(i)))
+		changed := [2][]byte{mutate(random, text), spoil(random, text)}[i%2]
+		if err := os.WriteFile(path, changed, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			var stderr bytes.Buffer
+			t.Cleanup(func() { // when the service has ended
+				checkShown(t, "serve", stderr.String())
+				if strings.Contains(stderr.String(), "goroutine ") {
+					t.Error(stderr.String())
+				}
+				if strings.Contains(stderr.String(), "the host profile is not used") {
+					refused++
+				}
+			})
+			_, open := servingTo(t, &stderr, "--host-profile", path)
+			if err := open().Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if refused == 0 {
+		t.Error("the service has read no profile that it refuses")
+	}
+}
+
+// TestHostileArguments gives every verb hostile texts as values of its flags, and as an argument. What they make a verb
+// say shows none of them as it is.
+func TestHostileArguments(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir()) // for what a verb writes to a name that it takes
+	texts := hostileTexts
+	if testing.Short() {
+		texts = texts[:2]
+	}
+	ran := 0
+	for _, c := range verbs(rootCommand()) {
+		verb, _ := strings.CutPrefix(c.CommandPath(), "plimsoll ")
+		check := func(t *testing.T, flag string, arguments func(text string) []string) {
+			t.Helper()
+			reached := cmp.Or(reaching[verb+" "+flag], reaching[verb])
+			reached = strings.NewReplacer("../..", root, "OUT", filepath.Join(t.TempDir(), "out")).Replace(reached)
+			for _, text := range texts {
+				line := slices.Concat(strings.Fields(verb), arguments(text), strings.Fields(reached))
+				stdout, stderr, code := runs(line...)
+				if ran++; code == exitInternal {
+					t.Errorf("%q: exit code %d, %s", line, code, stderr)
+				}
+				checkShown(t, strconv.Quote(strings.Join(line, " ")), stdout+stderr)
+				if strings.Contains("\n"+stdout+"\n"+stderr, "\n"+forgedVerdict) {
+					t.Errorf("%q makes a line of its own: %s%s", line, stdout, stderr)
+				}
+			}
+		}
+		t.Run(verb, func(t *testing.T) { check(t, "", func(text string) []string { return []string{text} }) })
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			t.Run(verb+" "+f.Name, func(t *testing.T) {
+				check(t, f.Name, func(text string) []string { return []string{"--" + f.Name + "=" + text} })
+			})
+		})
+	}
+	if ran < 500 {
+		t.Errorf("only %d command lines ran", ran)
+	}
 }
 
 // hostileName is the name of a program, a process and a parameter.

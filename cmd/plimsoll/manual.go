@@ -4,12 +4,15 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"plimsoll/fault"
 )
 
 // manualCommand returns the hidden command with which packages are made.
@@ -27,7 +30,7 @@ func runManual(root *cobra.Command, folder string) error {
 	for _, name := range []string{at("man", "man1"), at("bash-completion", "completions"), at("zsh", "site-functions"),
 		at("fish", "vendor_completions.d")} {
 		if err := os.MkdirAll(name, 0o755); err != nil {
-			return err
+			return &fault.Input{What: fmt.Sprintf("%q", folder), Err: errors.Unwrap(err)}
 		}
 	}
 	undated := time.Unix(0, 0) // the same program writes the same pages

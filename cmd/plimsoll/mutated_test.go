@@ -33,6 +33,7 @@ const (
 
 // mutated is a command line that reads a document. FILE stands for a mutated copy of the document, FOLDER for the
 // folder of that copy, OUT for a path at which there is nothing, and MODEL, PLAN and RECORDING for whole documents.
+// SOCKET stands for the socket of a service that answers with what is in that folder.
 type mutated struct {
 	line      string
 	documents []string // patterns of files. An element "FOLDER: pattern" takes the folder along
@@ -114,6 +115,9 @@ var mutatedLines = []mutated{
 	{"checkpoint convert FILE OUT --from torch", []string{"../../examples/torchao.pt", "MADE optimizer.pt"}, nil},
 	{"checkpoint convert ../../examples/checkpoints OUT --to torch --like FILE", []string{"MADE optimizer.pt"}, nil},
 	{"checkpoint convert ../../examples/checkpoints OUT --rename FILE", []string{"MADE names.*"}, nil},
+	{"stat --socket SOCKET", []string{"FOLDER: MADE overview/*"}, nil},
+	{"restore --socket SOCKET 1", []string{"FOLDER: MADE refusal/*", "FOLDER: MADE restored/*"}, nil},
+	{"tune --output FILE --ranks 1 --parameters 4096Gi", []string{"MADE host.json"}, []int{exitDoesNotFit}},
 }
 
 // TestMutatedDocuments has every verb read documents with changed bytes and values. It must end with a documented exit
@@ -170,23 +174,44 @@ func madeDocuments(t *testing.T) (folder string) {
 			t.Fatalf("%s: exit code %d, %s", line, code, said)
 		}
 	}
-	h, err := host.Of("../../host/testdata/two-socket.txtar")
+	makeHostProfile(t, at("host.json"))
+	makeAnswers(t, folder)
+	return folder
+}
+
+// makeHostProfile writes what tune would have measured of a recorded machine and of this one.
+func makeHostProfile(t *testing.T, path string) {
+	t.Helper()
+	recorded, err := host.Of("../../host/testdata/two-socket.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := host.Local()
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := &profile.File{}
-	file.Put(profile.Profile{
-		Version: "(devel)", Topology: profile.TopologyOf(h), Limits: profile.LimitsOf(h), State: "split",
-		Moments: "fp32", Overlap: "none", Load: profile.LoadCommand, Command: []string{"python", "train.py"},
-		LoadTimes: profile.TimeOfSteps, ShareOfBest: 0.95,
-		Curves: []profile.Curve{{Ranks: 1, NUMANode: profile.AllNodes, State: "split", Moments: "fp32",
-			BytesPerParameter: 26, Points: []profile.Point{{Cores: 1, BytesPerSecond: 2.5e10}}, Knee: 1}},
-		Links: []profile.Link{{GPU: "0000:17:00.0", ToGPU: 2.5e10, FromGPU: 2.6e10, Together: 4.8e10}},
-	})
-	if err := file.Save(at("host.json")); err != nil {
+	for _, h := range []*host.Host{recorded, here} {
+		file.Put(profile.Profile{
+			Version: "(devel)", Topology: profile.TopologyOf(h), Limits: profile.LimitsOf(h), State: "split",
+			Moments: "fp32", Overlap: "none", Load: profile.LoadCommand, Command: []string{"python", "train.py"},
+			LoadTimes: profile.TimeOfSteps, ShareOfBest: 0.95,
+			Curves: []profile.Curve{{Ranks: 1, NUMANode: profile.AllNodes, State: "split", Moments: "fp32",
+				BytesPerParameter: 26, Knee: 1,
+				Points: []profile.Point{{Cores: 1, BytesPerSecond: 2.5e10, Samples: 3}}}},
+			TrainerTimes: []profile.TrainerTimes{{Ranks: 1,
+				Points: []profile.TrainerPoint{{Cores: 1, Seconds: 0.25, Samples: 3}}}},
+			Splits: []profile.Split{{Ranks: 1, State: "split", Moments: "fp32", Trainer: 1, Optimizer: 1, Shared: true,
+				BytesPerSecond: 2.5e10, Slowdown: 1}},
+			Links: []profile.Link{{GPU: "0000:17:00.0", ToGPU: 2.5e10, FromGPU: 2.6e10, Together: 4.8e10}},
+		})
+	}
+	if err := file.Save(path); err != nil {
 		t.Fatal(err)
 	}
-	return folder
+	if _, err := profile.LoadOrNew(path); err != nil {
+		t.Fatalf("a profile that no verb takes: %v", err)
+	}
 }
 
 // source is a document that is mutated: a file, and the folder that is copied with it.
@@ -244,7 +269,7 @@ func (m mutated) run(t *testing.T, made string, count int, ends map[int]int) {
 			t.Fatal(err)
 		}
 		if commands[path] == nil {
-			commands[path] = parsedCommand(t, m.arguments(made, path, own, out))
+			commands[path] = parsedCommand(t, m.arguments(t, made, path, own, out))
 		}
 		commands[path].SetContext(t.Context())
 		before := t.Failed()
@@ -276,9 +301,13 @@ func (m mutated) keep(t *testing.T, path string, number int) {
 }
 
 // arguments are those of the command line.
-func (m mutated) arguments(made, path, folder, out string) []string {
+func (m mutated) arguments(t *testing.T, made, path, folder, out string) []string {
+	t.Helper()
 	fields := strings.Fields(m.line)
 	for i, field := range fields {
+		if field == "SOCKET" {
+			fields[i] = answering(t, folder)
+		}
 		if at := slices.Index([]string{"FILE", "FOLDER", "OUT", "MODEL", "PLAN", "RECORDING"}, field); at >= 0 {
 			fields[i] = []string{path, folder, out, filepath.Join(made, "config.json"),
 				"../../examples/recordings/plan.json", "../../examples/recordings/run.jsonl"}[at]

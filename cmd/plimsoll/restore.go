@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -51,7 +50,9 @@ func runRestore(c *cobra.Command, socket string, names []string, discard bool) e
 		if err := client.Restore(name, discard); err != nil {
 			return &fault.Input{Err: err}
 		}
-		fmt.Fprintf(c.OutOrStdout(), "session %s is %s\n", name, done)
+		if err := say(c, "session %s is %s", name, done); err != nil {
+			return err
+		}
 	}
 	return nil
 }

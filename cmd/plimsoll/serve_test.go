@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -25,6 +26,12 @@ import (
 // waits for the service and opens a session.
 func serving(t *testing.T, flags ...string) (program string, open func() *servicetest.Session) {
 	t.Helper()
+	return servingTo(t, os.Stderr, flags...)
+}
+
+// servingTo is serving with another stderr.
+func servingTo(t *testing.T, stderr io.Writer, flags ...string) (program string, open func() *servicetest.Session) {
+	t.Helper()
 	directory, err := os.MkdirTemp("", "plimsoll-test-") // a short path for the socket
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +48,7 @@ func serving(t *testing.T, flags ...string) (program string, open func() *servic
 	}
 	socket := filepath.Join(private, "socket")
 	keeper := exec.Command(program, append([]string{"serve", "--socket", socket}, flags...)...)
-	keeper.Stderr = os.Stderr
+	keeper.Stderr = stderr
 	if err := keeper.Start(); err != nil {
 		t.Fatal(err)
 	}

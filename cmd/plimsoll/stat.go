@@ -5,6 +5,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"plimsoll/fault"
 	"plimsoll/report"
 )
 
@@ -35,8 +36,8 @@ func runStat(c *cobra.Command, socket string, format report.Format) error {
 	}
 	defer client.Hangup()
 	overview, err := client.Overview()
-	if err != nil {
-		return err
+	if err != nil { // such as that of a service of another release
+		return &fault.Input{What: "stat", Err: err}
 	}
 	return present(c, report.Stat{Overview: overview}.Page(), format)
 }

@@ -114,7 +114,6 @@ func recordTopology(c *cobra.Command, fsroot, file string) error {
 	if err := errors.Join(err, out.Close()); err != nil {
 		return fmt.Errorf("--record: %w", err)
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "plimsoll: %s describes this machine in %d bytes; read it before you give it away\n",
-		file, len(data))
+	logTo(c)("%s describes this machine in %d bytes; read it before you give it away", fault.File(file), len(data))
 	return nil
 }

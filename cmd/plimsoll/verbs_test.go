@@ -138,6 +138,8 @@ var reaching = map[string]string{
 	"rehearse model":             "--steps 0 --workers 99999",
 	"rehearse offload-mode":      "--model ../../examples/config.json --offload states --steps 0",
 	"run":                        "--dry-run -- true",
+	"serve":                      "--socket private/socket --reserve 99999",
+	"serve reserve":              "--metrics nowhere",
 	"tune":                       "--ranks 99999",
 	"topology":                   "--fsroot ../../host/testdata/two-socket.txtar",
 }

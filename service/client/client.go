@@ -16,6 +16,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
+	"plimsoll/fault"
 	"plimsoll/service/protocol"
 )
 
@@ -31,7 +32,7 @@ type Client struct {
 func Dial(socket string) (*Client, error) {
 	c, err := dialTrusted(socket)
 	if err != nil {
-		return nil, fmt.Errorf("the optimizer service at %s: %w", socket, err)
+		return nil, fmt.Errorf("the optimizer service at %v: %w", fault.File(socket), err)
 	}
 	return &Client{Conn: c, buffer: make([]byte, protocol.MaximumPacket)}, nil
 }
@@ -42,6 +43,9 @@ func dialTrusted(socket string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if failed := (*net.OpError)(nil); errors.As(err, &failed) {
+		return nil, failed.Err // without the path, which is said already
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,14 @@
 """Saves a checkpoint of a small GPT with megatron-core's own optimizer and dist_checkpointing, on CPUs over gloo.
 
-    python -c "$(cat make.py)" OUT TENSOR_PARALLEL RANKS SHARDING fp32|bf16 [EXPERTS [LOAD]]
+    python -c "$(cat make.py)" OUT TENSOR_PARALLEL RANKS SHARDING fp32|bf16 [EXPERTS [LOAD [NAMES]]]
 
 With EXPERTS, each layer has so many experts, on as many ranks as are not tensor parallel. With LOAD, the optimizer loads
-that checkpoint instead of training, takes a step, and OUT is saved then.
+that checkpoint instead of training, takes a step, and OUT is saved then. With NAMES, the keys are those of Transformer
+Engine's layers, whose layer norm before experts is a module of its own, and the numbers are others.
 
 fully_reshardable was made with megatron-core 0.16.1 and torch 2.15, 2 ranks in bf16, flattened with 0.12.1 and torch
-2.4, 4 ranks in fp32. The script must be given by -c: writers are processes that would run a file again.
+2.4, 4 ranks in fp32. own_experts and fused_experts have two experts, on one rank in bf16, the second with NAMES, with
+megatron-core 0.16.1 and torch 2.15. The script must be given by -c: writers are processes that would run a file again.
 """
 
 import inspect
@@ -70,6 +72,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 experts = int(sys.argv[6]) if len(sys.argv) > 6 else 0
 load = sys.argv[7] if len(sys.argv) > 7 else ""
+renamed = len(sys.argv) > 8
 expert_parallel = world // tensor_parallel if experts else 1
 parallel_state.initialize_model_parallel(tensor_parallel, expert_model_parallel_size=expert_parallel)
 dtype = torch.bfloat16 if bf16 else torch.float32
@@ -81,7 +84,10 @@ config = TransformerConfig(
     **(dict(num_moe_experts=experts, expert_model_parallel_size=expert_parallel, moe_token_dispatcher_type="alltoall") if experts else {}),
 )  # fmt: skip
 torch.manual_seed(0)
-model = GPTModel(config, get_gpt_layer_local_spec(experts or None), vocab_size=16, max_sequence_length=8, position_embedding_type="rope", share_embeddings_and_output_weights=False)
+layers = get_gpt_layer_local_spec(experts or None)
+if renamed:
+    del layers.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+model = GPTModel(config, layers, vocab_size=16, max_sequence_length=8, position_embedding_type="rope", share_embeddings_and_output_weights=False)
 model = model.bfloat16() if bf16 else model
 ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=bf16), model)
 options = OptimizerConfig(lr=1e-2, bf16=bf16, params_dtype=dtype, use_distributed_optimizer=distributed, clip_grad=0.0, weight_decay=0.1)
@@ -89,7 +95,7 @@ optimizer = get_megatron_optimizer(options, [ddp])
 
 
 def step(seed):
-    torch.manual_seed(seed + rank)
+    torch.manual_seed(seed + rank + 1000 * renamed)
     for inner in optimizer.chained_optimizers:
         for group in inner.optimizer.param_groups:
             for p in group["params"]:
