@@ -117,6 +117,11 @@ func TestOwnStep(t *testing.T) {
 	}
 }
 
+// TestAccumulation has one forward and one backward pass in a step, whatever the number of its batches and parts.
+func TestAccumulation(t *testing.T) {
+	checkPhases(t, run(t, request(t, "accumulates.py")))
+}
+
 // checkPhases compares the phases with those of two steps.
 func checkPhases(t *testing.T, record *Record) {
 	t.Helper()
