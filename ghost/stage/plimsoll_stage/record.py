@@ -203,7 +203,7 @@ class Recorder:
         except SystemExit as stop:
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
-            ended = {"kind": "failed", "type": type(error).__name__, "message": str(error), "place": _place_of(error)}
+            ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error)}
             traceback.print_exc()
         self.result["end"] = ended
         with contextlib.suppress(Exception):
@@ -267,6 +267,7 @@ class Recorder:
             found.append({"address": begin.value, "bytes": count.value})
         return found
 
+
 def _place_of(error: BaseException) -> str:
     """The last line of the program itself that led to an error: its modules in the environment are not its own."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if not _is_foreign(f.filename)]
@@ -275,3 +276,11 @@ def _place_of(error: BaseException) -> str:
 
 def _is_foreign(file: str) -> bool:
     return file.startswith(("<", os.path.dirname(__file__), sys.base_prefix)) or "-packages" in file
+
+
+def _message(error: BaseException) -> str:
+    """What an error says, and the first of those that it was raised from."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return str(error) if first is error else f"{error} ({type(first).__name__}: {first})"
