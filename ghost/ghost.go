@@ -47,6 +47,13 @@ type Request struct {
 // lastRank is the last rank, however many there are.
 const lastRank = -1
 
+// opened are libraries that programs open by name. Those in searched come with PyTorch, whose search path finds its own:
+// the loader must know the library by these names before.
+var (
+	opened   = []string{"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"}
+	searched = []string{"libnvrtc.so.12", "libnvrtc.so.13"}
+)
+
 // unlimited is the capacity of a GPU that nobody named.
 const unlimited = ledger.Bytes(1) << 44
 
@@ -78,7 +85,7 @@ func (r Request) run(ctx context.Context) (*Record, error) {
 	if err := writeTree(stage, "stage", scratch); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"} { // that are opened by name
+	for _, name := range slices.Concat(opened, searched) {
 		if err := os.Symlink(lib, filepath.Join(scratch, name)); err != nil {
 			return nil, err
 		}
@@ -202,7 +209,7 @@ func (r Request) variables(lib, scratch, settings string) []string {
 		}
 		return name + "=" + first
 	}
-	preload := "LD_PRELOAD=" + lib
+	preload := "LD_PRELOAD=" + strings.Join(append([]string{lib}, searched...), ":")
 	if set := os.Getenv("LD_PRELOAD"); set != "" {
 		preload += ":" + set
 	}

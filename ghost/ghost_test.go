@@ -117,6 +117,11 @@ func TestOwnStep(t *testing.T) {
 	}
 }
 
+// TestAccumulation has one forward and one backward pass in a step, whatever the number of its batches and parts.
+func TestAccumulation(t *testing.T) {
+	checkPhases(t, run(t, request(t, "accumulates.py")))
+}
+
 // checkPhases compares the phases with those of two steps.
 func checkPhases(t *testing.T, record *Record) {
 	t.Helper()
@@ -314,6 +319,7 @@ func TestWhatCannotBePlanned(t *testing.T) {
 		"used no GPU":                           {python, file("import torch")},
 		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
 		fails:                                   {python, file("import torch; raise ValueError('of the program')")},
+		"KeyError: 1 (OSError: the cause)":      {python, file("import torch; raise KeyError(1) from OSError('the cause')")},
 		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},
 	} {
 		r := Request{Command: command, GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute, Output: &bytes.Buffer{}}

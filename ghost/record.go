@@ -215,6 +215,10 @@ func (r *Record) named(i int) (ledger.PhaseName, ledger.Iteration) {
 		if i > 0 && r.Phases[i-1].Step == 0 {
 			iteration = ledger.First // the step before it was the first
 		}
+		if i > 0 && i+1 < len(r.Phases) && r.Phases[i-1].Name == "backward" && r.Phases[i+1].Name == "forward" &&
+			r.Phases[i-1].Step == r.Phases[i+1].Step {
+			return ledger.Backward, iteration // of a batch that is not the last of its step
+		}
 	}
 	return ledger.Step, iteration
 }

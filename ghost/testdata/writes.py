@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import filelock
 import torch
 
 out = pathlib.Path(sys.argv[1])
@@ -25,6 +26,8 @@ assert file.name == str(out / "python")
 (out / "pathlib").write_text("text")
 io.open(os.fsencode(out / "bytes"), "wb").close()
 torch.save({"x": 1}, out / "torch")
+with filelock.FileLock(out / "lock"):
+    pass
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)

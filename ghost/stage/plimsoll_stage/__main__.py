@@ -34,6 +34,7 @@ def main() -> int:
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
     imports.after("deepspeed.runtime.zero.utils", world.agree)
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
+    imports.after("filelock", writes.lock_nothing)
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))

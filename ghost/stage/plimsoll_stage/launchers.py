@@ -95,29 +95,35 @@ def follow(settings: Dict[str, Any], environment: Dict[str, str]) -> None:
 
     A program whose output is read by the one that starts it is left alone: it answers a question, and does not train.
     """
-    start, execute = subprocess.Popen.__init__, os.execvpe
-    stage = {**environment, "PLIMSOLL_STAGE": json.dumps({**settings, "is_started": True})}
+    start, execute = subprocess.Popen.__init__, os.execve
+
+    def staged(words: List[str], of: Any, **more: Any) -> Any:
+        """The command and the environment of a program of Python on the stage; of others, nothing."""
+        interpreter = _interpreter(words)
+        if interpreter is None:
+            return None
+        stage = json.dumps({**settings, **more})
+        return [interpreter, "-m", "plimsoll_stage", *words], {**of, **environment, "PLIMSOLL_STAGE": stage}
 
     @functools.wraps(start)
     def started(self, args, *arguments, **options):
         plain = not arguments and options.get("stdout") != subprocess.PIPE
         if plain and not options.get("shell") and not options.get("executable") and isinstance(args, (list, tuple)):
-            words = [os.fspath(word) for word in args]
-            if (interpreter := _interpreter(words)) is not None:
-                args = [interpreter, "-m", "plimsoll_stage", *words]
-                options["env"] = {**(os.environ if options.get("env") is None else options["env"]), **stage}
+            of = os.environ if options.get("env") is None else options["env"]
+            if (found := staged([os.fsdecode(word) for word in args], of, is_started=True)) is not None:
+                args, options["env"] = found
         start(self, args, *arguments, **options)
 
-    def executed(file, args, env):
-        words = [os.fspath(file), *list(args)[1:]]
-        if (interpreter := _interpreter(words)) is not None:
-            file, args, env = interpreter, [interpreter, "-m", "plimsoll_stage", *words], {**env, **stage}
-        execute(file, args, env)
+    def executed(path, args, env):
+        found = staged([os.fsdecode(path), *map(os.fsdecode, args[1:])], env)
+        if found is None:
+            execute(path, args, env)
+        else:
+            execute(found[0][0], *found)
 
     subprocess.Popen.__init__ = started
-    os.execvpe = executed
-    os.execvp = os.execv = lambda file, args: executed(file, args, os.environ)
     os.execve = executed
+    os.execv = lambda path, args: executed(path, args, os.environ)
 
 
 def _interpreter(words: List[str]) -> Optional[str]:
@@ -132,7 +138,7 @@ def _interpreter(words: List[str]) -> Optional[str]:
         first = file.readline(256).decode(errors="replace").split()
     if not first or not first[0].startswith("#!") or "python" not in " ".join(first):
         return None
-    return first[1] if first[0].endswith("/env") else first[0][2:]
+    return shutil.which(first[1]) if first[0].endswith("/env") else first[0][2:]
 
 
 def _without_options(arguments: List[str]) -> List[str]:

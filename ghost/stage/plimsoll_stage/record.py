@@ -32,6 +32,8 @@ class Recorder:
         self._kept: List[Any] = []
         self._torch: Any = None
         self._counts: Any = weakref.WeakKeyDictionary()  # steps of each optimizer that is alive
+        self._passes = 0  # that have begun
+        self._last: Any = weakref.WeakKeyDictionary()  # how many had before the last step of an optimizer
         self._process, self._backwards, self._most = os.getpid(), 0, 0
         self._first_until = 0  # how many phases there were when the last optimizer made its first step
         self.result: Dict[str, Any] = {
@@ -89,6 +91,7 @@ class Recorder:
                 return backward(*arguments, **options)
             self._enough()
             self.phase("backward", self.steps)
+            self._passes += 1
             self._is_in_backward = True
             try:
                 return backward(*arguments, **options)
@@ -102,10 +105,11 @@ class Recorder:
         call = torch.nn.Module.__call__
 
         def enter(module, *arguments, **options):
-            if self._is_before_forward and not self._is_in_backward:
+            if self._is_before_forward and not self._is_in_backward and os.getpid() == self._process:
                 self._enough()  # before an evaluation or a generation, too
             if self._is_before_forward and self._trains(module):
                 self._is_before_forward = False
+                self._passes += 1
                 self.phase("forward", self.steps)
             return call(module, *arguments, **options)
 
@@ -139,22 +143,30 @@ class Recorder:
         optimizer.register_optimizer_step_post_hook(lambda o, a, k: self._stepped(o))
 
     def _steps(self, optimizer: Any) -> None:
-        self.phase("step", self.steps)
+        if self._has_new_gradients(optimizer):
+            self.phase("step", self.steps)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if isinstance(parameter, self._torch.nn.Parameter):  # others may be master weights
                     self._know("parameters", parameter)
                 self._know("gradients", parameter.grad)
 
+    def _has_new_gradients(self, optimizer: Any) -> bool:
+        """Whether a pass has begun since the last step. Other steps are of parts, or make the passes themselves."""
+        return self._last.get(optimizer, 0) != self._passes
+
     def _stepped(self, optimizer: Any) -> None:
         for state in list(optimizer.state.values()):
             for value in state.values() if isinstance(state, dict) else ():
                 self._know("optimizer_states", value)
+        self._is_before_forward = True
+        if self._passes > 0 and not self._has_new_gradients(optimizer):
+            return
+        self._last[optimizer] = self._passes
         made = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._most = max(self._most, made)
         if made == 1:
             self._first_until = len(self.result["phases"])
-        self._is_before_forward = True
         self.phase("between", self.steps)
 
     def _know(self, component: str, value: Any) -> None:
@@ -191,7 +203,7 @@ class Recorder:
         except SystemExit as stop:
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
-            ended = {"kind": "failed", "type": type(error).__name__, "message": str(error), "place": _place_of(error)}
+            ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error)}
             traceback.print_exc()
         self.result["end"] = ended
         with contextlib.suppress(Exception):
@@ -255,6 +267,7 @@ class Recorder:
             found.append({"address": begin.value, "bytes": count.value})
         return found
 
+
 def _place_of(error: BaseException) -> str:
     """The last line of the program itself that led to an error: its modules in the environment are not its own."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if not _is_foreign(f.filename)]
@@ -263,3 +276,11 @@ def _place_of(error: BaseException) -> str:
 
 def _is_foreign(file: str) -> bool:
     return file.startswith(("<", os.path.dirname(__file__), sys.base_prefix)) or "-packages" in file
+
+
+def _message(error: BaseException) -> str:
+    """What an error says, and the first of those that it was raised from."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return str(error) if first is error else f"{error} ({type(first).__name__}: {first})"
