@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,8 +87,8 @@ func TestReentrantCheckpoints(t *testing.T) {
 	checkPhases(t, run(t, request(t, "reentrant.py")))
 }
 
-// TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until each
-// has stepped once. What the optimizers hold is known exactly.
+// TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until
+// each has stepped once. What the optimizers hold is known exactly.
 func TestTurns(t *testing.T) {
 	record := run(t, request(t, "turns.py"))
 	checkPhases(t, record)
@@ -100,6 +101,20 @@ func TestTurns(t *testing.T) {
 	if held[ledger.Parameters] != 2*matrix || held[ledger.OptimizerStates] != 2*matrix ||
 		held[ledger.Gradients] < matrix {
 		t.Errorf("the last step holds %v", held)
+	}
+}
+
+// TestRecurrent asks cuDNN, cuSPARSE and cuSOLVER for sizes. What cuDNN keeps of a recurrent network is an estimate.
+func TestRecurrent(t *testing.T) {
+	record := run(t, request(t, "recurrent.py"))
+	checkPhases(t, record)
+	peak := record.GPU.Peak()
+	if peak.PeakReserved > 400*ledger.MiB || peak.PeakReserved < 80*ledger.MiB {
+		t.Errorf("the peak is %v", peak.PeakReserved)
+	}
+	estimates := slices.ContainsFunc(record.Notes, func(n Note) bool { return n.Kind == "estimates" })
+	if !estimates {
+		t.Errorf("no estimate is noted: %v", record.Notes)
 	}
 }
 
@@ -231,7 +246,7 @@ func TestWhatCannotBePlanned(t *testing.T) {
 			t.Errorf("%v: %v, want %s\n%s", command[1:], err, says, r.Output)
 		}
 		var bad *fault.Input
-		if says == fails && (!errors.As(err, &bad) || !strings.Contains(bad.Hint, "program.py:1: import torch; raise")) {
+		if says == fails && (!errors.As(err, &bad) || !strings.Contains(bad.Hint, "program.py:1: import torch")) {
 			t.Errorf("%v does not name its line", bad)
 		}
 	}
