@@ -185,6 +185,14 @@ func TestRanks(t *testing.T) {
 	if record.Ranks != 16 || *record.Device != 3 || len(record.GPU.Outside) != 2 {
 		t.Errorf("%d ranks, on device %d, with %v", record.Ranks, *record.Device, record.GPU.Outside)
 	}
+	for _, p := range record.GPU.Phases {
+		buckets := slices.IndexFunc(p.Components, func(h ledger.Holding) bool {
+			return h.Component == ledger.CommunicationBuckets
+		})
+		if p.Name == ledger.Step && (buckets < 0 || p.Components[buckets].Bytes != 4*ledger.MiB) {
+			t.Errorf("the %s step holds %v", p.Iteration, p.Components)
+		}
+	}
 }
 
 // TestNothingIsLeft runs a program that writes, connects and starts processes.
