@@ -73,6 +73,9 @@ func TestProgramPlansItself(t *testing.T) {
 		}
 	}
 	checkPhases(t, record)
+	if last := record.GPU.Phases[len(record.GPU.Phases)-1]; last.EndRequested < 3*matrices {
+		t.Errorf("the last step ends with %v", last.EndRequested)
+	}
 	if record.Steps != 2 || record.End.Kind != "enough" || record.Ranks != 1 || len(record.Unmodelled) > 0 {
 		t.Errorf("%+v", record)
 	}

@@ -165,6 +165,9 @@ func (r *Record) spans(d *snapshot.Device) []phase {
 	}
 	var all []phase
 	for i, span := range d.Spans(times) {
+		if i > 0 && r.Phases[i-1].Name == "over" {
+			break
+		}
 		next := phase{span, ledger.Load, ledger.Once}
 		if i > 0 {
 			next.name, next.iteration = r.named(i - 1)

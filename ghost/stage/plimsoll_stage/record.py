@@ -157,6 +157,7 @@ class Recorder:
         """Ends the program once every optimizer has made its steps. An optimizer that never steps holds up no other."""
         most, wanted = self.steps, self._settings["steps"]
         if most >= wanted and (min(self._counts.values(), default=most) >= wanted or most >= PATIENCE * wanted):
+            self.phase("over", most)  # what the program frees as it ends belongs to no phase
             raise Enough
 
     def run(self, program: Callable[[], None]) -> int:
