@@ -32,6 +32,7 @@ def main() -> int:
     imports.after("torch", on_torch)
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
+    imports.after("triton.backends.nvidia.compiler", operators.assemble_nothing)
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, recorder))

@@ -27,10 +27,11 @@ def install(dist: Any, recorder: Any) -> None:
         recorder.keep(store)  # torch keeps the part of it that is C++
         return begin(
             backend=backend_of(backend), store=store, rank=rank, world_size=size, group_name=group_name,
-            pg_options=pg_options, device_id=device_id,
-        )  # fmt: skip
+            pg_options=pg_options,
+        )  # fmt: skip  without device_id: communicators of groups are made, and never split off by colors of the ranks
 
     def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
+        options.pop("device_id", None)
         return divide(ranks, timeout, None if backend is None else backend_of(backend), *arguments, **options)
 
     def gather_to_all(found, value, group=None):
