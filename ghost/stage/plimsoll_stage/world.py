@@ -25,10 +25,13 @@ def install(dist: Any, recorder: Any) -> None:
         recorder.result["ranks"] = size
         store = store_of()
         recorder.keep(store)  # torch keeps the part of it that is C++
-        return begin(
+        begin(
             backend=backend_of(backend), store=store, rank=rank, world_size=size, group_name=group_name,
             pg_options=pg_options,
-        )  # fmt: skip  without device_id: communicators of groups are made, and never split off by colors of the ranks
+        )  # fmt: skip
+        # A group whose device is known would split its communicator off this one, by colors of which NCCL alone knows
+        # how many ranks have the same.
+        c10d._get_default_group().bound_device_id = None
 
     def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
         options.pop("device_id", None)
