@@ -25,6 +25,8 @@ with open(out / "python", "w") as file:
 io.open(os.fsencode(out / "bytes"), "wb").close()
 torch.save({"x": 1}, out / "torch")
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
+assert (out / "folder" / "in").is_dir() and os.listdir(out / "folder" / "in" / "folder") == []
+assert not os.path.exists(out / "folder" / "else")
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)
 assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subprocess.DEVNULL).returncode != 0
