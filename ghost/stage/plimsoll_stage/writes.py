@@ -14,7 +14,7 @@ _REFUSED = "was not written: the program runs to be planned"
 
 
 def guard(settings: Dict[str, Any], recorder: Any) -> None:
-    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes folders elsewhere."""
+    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes folders in it."""
     scratch = os.path.realpath(settings["scratch"])
     really_open = builtins.open
 
