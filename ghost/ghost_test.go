@@ -73,6 +73,9 @@ func TestProgramPlansItself(t *testing.T) {
 		}
 	}
 	checkPhases(t, record)
+	if last := record.GPU.Phases[len(record.GPU.Phases)-1]; last.EndRequested < 3*matrices {
+		t.Errorf("the last step ends with %v", last.EndRequested)
+	}
 	if record.Steps != 2 || record.End.Kind != "enough" || record.Ranks != 1 || len(record.Unmodelled) > 0 {
 		t.Errorf("%+v", record)
 	}
@@ -87,8 +90,8 @@ func TestReentrantCheckpoints(t *testing.T) {
 	checkPhases(t, run(t, request(t, "reentrant.py")))
 }
 
-// TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until each
-// has stepped once. What the optimizers hold is known exactly.
+// TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until
+// each has stepped once. What the optimizers hold is known exactly.
 func TestTurns(t *testing.T) {
 	record := run(t, request(t, "turns.py"))
 	checkPhases(t, record)
@@ -101,6 +104,20 @@ func TestTurns(t *testing.T) {
 	if held[ledger.Parameters] != 2*matrix || held[ledger.OptimizerStates] != 2*matrix ||
 		held[ledger.Gradients] < matrix {
 		t.Errorf("the last step holds %v", held)
+	}
+}
+
+// TestRecurrent asks cuDNN, cuSPARSE and cuSOLVER for sizes. What cuDNN keeps of a recurrent network is an estimate.
+func TestRecurrent(t *testing.T) {
+	record := run(t, request(t, "recurrent.py"))
+	checkPhases(t, record)
+	peak := record.GPU.Peak()
+	if peak.PeakReserved > 400*ledger.MiB || peak.PeakReserved < 80*ledger.MiB {
+		t.Errorf("the peak is %v", peak.PeakReserved)
+	}
+	estimates := slices.ContainsFunc(record.Notes, func(n Note) bool { return n.Kind == "estimates" })
+	if !estimates {
+		t.Errorf("no estimate is noted: %v", record.Notes)
 	}
 }
 
@@ -230,6 +247,14 @@ func TestRanks(t *testing.T) {
 	if record.Ranks != 16 || record.LocalRanks != 8 || *record.Device != 3 || len(record.GPU.Outside) != 2 {
 		t.Errorf("%d ranks, on device %d, with %v", record.Ranks, *record.Device, record.GPU.Outside)
 	}
+	for _, p := range record.GPU.Phases {
+		buckets := slices.IndexFunc(p.Components, func(h ledger.Holding) bool {
+			return h.Component == ledger.CommunicationBuckets
+		})
+		if p.Name == ledger.Step && (buckets < 0 || p.Components[buckets].Bytes != 4*ledger.MiB) {
+			t.Errorf("the %s step holds %v", p.Iteration, p.Components)
+		}
+	}
 	r.GPUs = 1 // as the launcher says
 	job, err := r.Play(t.Context())
 	if err != nil || job.Last == nil || job.Last.Rank != 15 || len(job.Notes) > len(job.First.Notes) {
@@ -331,7 +356,7 @@ func TestWhatCannotBePlanned(t *testing.T) {
 			t.Errorf("%v: %v, want %s\n%s", command[1:], err, says, r.Output)
 		}
 		var bad *fault.Input
-		if says == fails && (!errors.As(err, &bad) || !strings.Contains(bad.Hint, "program.py:1: import torch; raise")) {
+		if says == fails && (!errors.As(err, &bad) || !strings.Contains(bad.Hint, "program.py:1: import torch")) {
 			t.Errorf("%v does not name its line", bad)
 		}
 	}

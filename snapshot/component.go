@@ -44,7 +44,9 @@ var rules = []rule{
 	{`torch/distributed/fsdp/_fully_shard/_fsdp_param\.py$`, `all_gather|unsharded`, ledger.GatheredParameters},
 	{`torch/distributed/fsdp/_fully_shard/_fsdp_param\.py$`, `init_sharded`, ledger.Parameters},
 	{`torch/distributed/(fsdp/_(state_dict|optim)_utils\.py$|checkpoint/)`, ``, ledger.FullStateDict},
+	{`torch/distributed/utils\.py$`, `^_recursive_to$`, ledger.Batch},
 	{`torch/nn/parallel/distributed\.py$`, `^_ddp_init_helper$`, ledger.CommunicationBuckets},
+	{`torch/nn/parallel/distributed\.py$`, `^_pre_forward$`, ledger.CommunicationBuckets}, // made anew in the second step
 	{`megatron/core/optimizer/distrib_optimizer\.py$`, `main_param_and_shard_groups`, ledger.MasterWeights},
 	{`megatron/core/distributed/param_and_grad_buffer\.py$`, `^__init__$`, ledger.Unattributed}, // both buffers
 

@@ -15,7 +15,8 @@ type Known struct {
 	Time      int64            `json:"time_us"` // when it was held
 }
 
-// shared are components that hold what an optimizer names, among others: a bucket holds gradients. They keep their name.
+// shared are components that hold what an optimizer names, among others: a bucket holds gradients. They keep their
+// names.
 var shared = []ledger.Component{ledger.CommunicationBuckets, ledger.GatheredParameters, ledger.MasterWeights,
 	ledger.FullStateDict}
 

@@ -21,6 +21,7 @@ func TestRulesNameRealFunctions(t *testing.T) {
 	functions := map[string][]string{} // by file
 	for _, name := range []string{
 		"torch/optim", "torch/nn", "torch/distributed/fsdp", "torch/distributed/checkpoint",
+		"torch/distributed/utils.py",
 		"torch/autograd", "torch/utils", "torch/serialization.py", "transformers/modeling_utils.py",
 		"transformers/core_model_loading.py", "transformers/modeling_flash_attention_utils.py",
 		"transformers/trainer.py", "transformers/data", "transformers/integrations", "transformers/loss",

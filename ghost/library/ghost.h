@@ -87,6 +87,9 @@ int ghost_launched(void);
 /* ghost_unmodelled counts a call of a function that has no model. */
 int ghost_unmodelled(int number, const char *name);
 
+/* ghost_estimate notes a size that is an estimate, once. The text stays. */
+void ghost_estimate(const char *what);
+
 /* ghost_entry returns the function of a name: this library's, or one that does nothing. */
 void *ghost_entry(const char *name);
 

@@ -33,3 +33,18 @@ EXPORT const char *plimsoll_ghost_unmodelled(int number, unsigned long *calls) {
 	*calls = called[number];
 	return names[number];
 }
+
+static const char *estimated[64];
+
+void ghost_estimate(const char *what) {
+	for (int i = 0; i < 63; i++) {
+		if (estimated[i] == what) return;
+		if (!estimated[i]) {
+			estimated[i] = what;
+			return;
+		}
+	}
+}
+
+/* What has a size that is an estimate; NULL behind the last number. */
+EXPORT const char *plimsoll_ghost_estimate(int number) { return estimated[number]; }

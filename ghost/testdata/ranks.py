@@ -6,10 +6,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-init_device_mesh("cuda", (16,))  # which begins the process group
+mesh = init_device_mesh("cuda", (8, 2), mesh_dim_names=("dp", "tp"))  # which begins the process group
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 model = DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).to(device), device_ids=[device])
+pair = [torch.ones(4, device=device) for _ in range(2)]
+dist.scatter(torch.empty(4, device=device), pair, src=dist.get_rank(), group=mesh["tp"].get_group())
 found = [None] * dist.get_world_size()
 dist.all_gather_object(found, "here")
 assert found == ["here"] * dist.get_world_size()

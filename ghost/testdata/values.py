@@ -16,6 +16,7 @@ assert torch.repeat_interleave(torch.tensor([1, 2], device=cuda), torch.tensor([
 count = torch.compile(lambda n: torch.arange(n, device=cuda) + 1, backend="eager")
 assert count(4).tolist() == [1, 2, 3, 4] and torch.arange(3, device=cuda).tolist() == [0, 1, 2]
 torch.distributions.Normal(torch.zeros(3, device=cuda), torch.rand(3, device=cuda)).sample()  # of unknown numbers
+torch.nn.init.trunc_normal_(torch.full((1 << 24,), 9.0, device=cuda), std=0.02)  # draws again until all are near 0
 chosen = torch.randn(64, 8, device=cuda).topk(2).indices
 assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8, "a choice among unknown numbers is balanced"
 stale = torch.full((1 << 10,), -100, device=cuda)  # whose bits are no number

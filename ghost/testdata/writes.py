@@ -29,6 +29,8 @@ torch.save({"x": 1}, out / "torch")
 with filelock.FileLock(out / "lock"):
     pass
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
+assert (out / "folder" / "in").is_dir() and os.listdir(out / "folder" / "in" / "folder") == []
+assert not os.path.exists(out / "folder" / "else")
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)
 fails(lambda: os.mkdir("/dev/plimsoll-test"), PermissionError)

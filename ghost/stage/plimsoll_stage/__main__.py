@@ -18,9 +18,9 @@ def main() -> int:
             os.environ[name] = settings["environment"][name]
     from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
 
+    writes.make_caches(settings)
     os.environ.update(settings["set"])
     recorder = record.Recorder(settings)
-    writes.make_caches(settings)
     writes.guard(settings, recorder)
     launchers.follow(settings, staged)
 
@@ -35,6 +35,7 @@ def main() -> int:
     imports.after("deepspeed.runtime.zero.utils", world.agree)
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("filelock", writes.lock_nothing)
+    imports.after("triton.backends.nvidia.compiler", operators.assemble_nothing)
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))

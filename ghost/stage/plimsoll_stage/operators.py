@@ -19,6 +19,11 @@ def install(builder: Any, recorder: Any) -> None:
     builder.OpBuilder.is_compatible = lambda self, verbose=False: True
 
 
+def assemble_nothing(compiler: Any) -> None:
+    """Triton's kernels are compiled until their assembly, which says what they need. Nobody runs their machine code."""
+    compiler.CUDABackend.make_cubin = lambda *arguments: b"no code"
+
+
 class _Module(types.ModuleType):
     """A module of operators."""
 

@@ -189,6 +189,7 @@ class Recorder:
         """Ends the program once every optimizer has made its steps. An optimizer that never steps holds up no other."""
         most, wanted = self.steps, self._settings["steps"]
         if most >= wanted and (min(self._counts.values(), default=most) >= wanted or most >= PATIENCE * wanted):
+            self.phase("over", most)  # what the program frees as it ends belongs to no phase
             raise Enough
 
     def run(self, program: Callable[[], None]) -> int:
@@ -239,6 +240,7 @@ class Recorder:
         pinned.restype = ctypes.c_size_t
         result["pinned_peak_bytes"] = pinned()
         result["unmodelled"], result["workspaces"] = self._unmodelled(), self._workspaces()
+        self._note_estimates()
         if torch is not None and torch.cuda.is_initialized():
             result["device"] = torch.cuda.current_device()
             stats = torch.cuda.memory_stats()
@@ -248,6 +250,13 @@ class Recorder:
             torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))
         with open(os.path.join(self._settings["scratch"], "record.json"), "w") as file:
             json.dump(result, file)
+
+    def _note_estimates(self) -> None:
+        ask, number = self._library.plimsoll_ghost_estimate, 0
+        ask.restype = ctypes.c_char_p
+        while (what := ask(number)) is not None:
+            self.note("estimates", f"the size is an estimate of {what.decode()}")
+            number += 1
 
     def _unmodelled(self) -> List[Dict[str, Any]]:
         """The functions of CUDA's libraries that were called and have no model."""

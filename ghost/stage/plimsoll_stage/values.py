@@ -75,6 +75,7 @@ def _leave_large(torch: Any) -> None:
             return self if leaves else _really(self, *arguments, **options)
 
         setattr(tensor, name, functools.wraps(really)(write))
+    _sample_once(torch, is_large)
     for name in ("zeros", "ones", "rand", "randn", "full"):
         setattr(torch, name, _empty_if_large(torch, getattr(torch, name)))
     for name in ("zeros_like", "ones_like", "rand_like", "randn_like", "full_like"):
@@ -107,6 +108,24 @@ def _leave_large(torch: Any) -> None:
             return _really(self, *arguments, **options)
 
         setattr(tensor, name, functools.wraps(really)(convert))
+
+
+def _sample_once(torch: Any, is_large: Callable[[Any], bool]) -> None:
+    """trunc_normal_ draws until all numbers are within bounds, which those that nobody has drawn never are."""
+    init = torch.nn.init
+    really = init._no_grad_trunc_normal_
+
+    def trunc_normal(x, mean, std, a, b, generator=None):
+        if is_large(x):
+            return x
+        if x.device.type != "cuda":
+            return really(x, mean, std, a, b, generator)
+        with torch.no_grad():
+            x.normal_(mean, std, generator=generator)
+            torch.where((x < a) | (x > b), torch.empty_like(x).normal_(mean, std, generator=generator), x)
+        return x
+
+    init._no_grad_trunc_normal_ = functools.wraps(really)(trunc_normal)
 
 
 def _empty_if_large(torch: Any, really: Callable[..., Any]) -> Callable[..., Any]:
@@ -443,6 +462,17 @@ def _sizes_by_value(torch: Any, recorder: Any) -> None:
         count = repeats.numel() if output_size is None else output_size
         return torch.empty(count, dtype=repeats.dtype, device=repeats.device)
 
+    def coalesce(x):
+        indices, values = x._indices(), x._values()
+        if is_small(torch, indices):
+            found = copied(alias(torch, indices).unique(dim=1), indices.device)
+        else:
+            guess("coalesce")
+            found = torch.empty_like(indices)
+        kept = torch.empty((found.shape[1], *values.shape[1:]), dtype=values.dtype, device=values.device)
+        return torch.sparse_coo_tensor(found, kept, x.shape, check_invariants=False)._coalesced_(True)
+
+    library.impl("_coalesce", coalesce, "SparseCUDA")
     library.impl("bincount", bincount, "CUDA")
     library.impl("masked_select", masked_select, "CUDA")
     library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")

@@ -25,12 +25,16 @@ def install(dist: Any, recorder: Any) -> None:
         recorder.result["ranks"] = size
         store = store_of()
         recorder.keep(store)  # torch keeps the part of it that is C++
-        return begin(
+        begin(
             backend=backend_of(backend), store=store, rank=rank, world_size=size, group_name=group_name,
-            pg_options=pg_options, device_id=device_id,
+            pg_options=pg_options,
         )  # fmt: skip
+        # A group whose device is known would split its communicator off this one, by colors of which NCCL alone knows
+        # how many ranks have the same.
+        c10d._get_default_group().bound_device_id = None
 
     def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
+        options.pop("device_id", None)
         return divide(ranks, timeout, None if backend is None else backend_of(backend), *arguments, **options)
 
     def gather_to_all(found, value, group=None):

@@ -14,9 +14,9 @@ _REFUSED = "was not written: the program runs to be planned"
 
 
 def guard(settings: Dict[str, Any], recorder: Any) -> None:
-    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes no folders there."""
+    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes folders in it."""
     scratch = os.path.realpath(settings["scratch"])
-    really_open, make, makes = builtins.open, os.mkdir, os.makedirs
+    really_open = builtins.open
 
     def is_ours(path: Any) -> bool:
         full = os.path.realpath(os.fsdecode(path))
@@ -28,19 +28,51 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
             options["opener"] = _open_nothing  # so that the file has its own name, which the program may go on with
         return really_open(file, mode, *arguments, **options)
 
+    builtins.open = io.open = guarded  # pathlib opens by the second name
+    _believe_in_folders(scratch, is_ours)
+    # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
+    if not _confine(whole=[scratch, "/dev/shm"], written=["/dev", "/proc"]):
+        recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
+
+
+def _believe_in_folders(scratch: str, is_ours: Any) -> None:
+    """Makes folders in the scratch folder instead, where the program finds them again."""
+    make, makes = os.mkdir, os.makedirs
+    made: Dict[str, str] = {}  # folders that the program believes to have made, and those in the scratch folder
+
+    def believe(path):
+        full = os.path.realpath(os.fsdecode(path))
+        while full not in made and not os.path.exists(full):
+            made[full] = os.path.join(scratch, "folders", str(len(made)))
+            makes(made[full])
+            full = os.path.dirname(full)
+
     def mkdir(path, *arguments, **options):
         if is_ours(path):
             make(path, *arguments, **options)
+        else:
+            believe(path)
 
     def makedirs(name, mode=0o777, exist_ok=False):
         if is_ours(name):
             makes(name, mode, exist_ok)
+        else:
+            believe(name)
 
-    builtins.open = io.open = guarded  # pathlib opens by the second name
+    def seeing(really: Any) -> Any:
+        def look(path=".", *arguments, **options):
+            try:
+                return really(path, *arguments, **options)
+            except FileNotFoundError:
+                full = "" if isinstance(path, int) else os.path.realpath(os.fsdecode(path))
+                if full not in made:
+                    raise
+                return really(made[full], *arguments, **options)
+
+        return look
+
     os.mkdir, os.makedirs = mkdir, makedirs
-    # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
-    if not _confine(whole=[scratch, "/dev/shm"], written=["/dev", "/proc"]):
-        recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
+    os.stat, os.listdir, os.scandir = seeing(os.stat), seeing(os.listdir), seeing(os.scandir)
 
 
 def _open_nothing(path: str, flags: int) -> int:
@@ -63,6 +95,8 @@ def make_caches(settings: Dict[str, Any]) -> None:
             for file in files:
                 if not file.endswith(".lock"):  # a lock is written
                     os.symlink(os.path.abspath(os.path.join(folder, file)), os.path.join(there, file))
+    if "DATA_GYM_CACHE_DIR" not in os.environ:  # which tiktoken reads, and looks for in TMPDIR otherwise
+        os.environ.setdefault("TIKTOKEN_CACHE_DIR", os.path.join(os.environ.get("TMPDIR", "/tmp"), "data-gym-cache"))
 
 
 def lock_nothing(module: Any) -> None:
