@@ -40,8 +40,10 @@ type Request struct {
 	GPUs, Nodes int
 	Rank        int // the rank that is played; lastRank is the last
 	Steps       int // optimizer steps to make
-	Patience    time.Duration
-	Output      io.Writer // of the program
+	// Early has the GPU do its work at once. Else it does so when the program waits for it.
+	Early    bool
+	Patience time.Duration
+	Output   io.Writer // of the program
 }
 
 // lastRank is the last rank, however many there are.
@@ -222,6 +224,7 @@ func (r Request) variables(lib, scratch, settings string) []string {
 		"PLIMSOLL_GHOST_DEVICES=" + strconv.Itoa(r.GPUs),
 		"PLIMSOLL_GHOST_CAPACITY=" + strconv.FormatInt(int64(capacity), 10),
 		"PLIMSOLL_GHOST_MAJOR=" + strconv.Itoa(capability/10), "PLIMSOLL_GHOST_MINOR=" + strconv.Itoa(capability%10),
+		"PLIMSOLL_GHOST_EARLY=" + map[bool]string{true: "1", false: "0"}[r.Early],
 		"PLIMSOLL_GHOST_NAME=" + name, "PLIMSOLL_GHOST_CONTEXT=" + strconv.FormatInt(int64(r.outside()), 10),
 	}
 }

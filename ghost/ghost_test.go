@@ -225,6 +225,21 @@ func TestNode(t *testing.T) {
 	}
 }
 
+// TestStreams has memory that another stream uses be free late, and at once.
+func TestStreams(t *testing.T) {
+	job, err := request(t, "late.py").Play(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peak, interval := job.First.GPU.Peak(), job.First.GPU.Interval
+	if peak.PeakReserved < 130*ledger.MiB || peak.PeakReserved > 140*ledger.MiB {
+		t.Errorf("%v are reserved", peak.PeakReserved)
+	}
+	if below := peak.PeakUsed - interval.Lower; below < 64*ledger.MiB || interval.Sources[0].Below == 0 {
+		t.Errorf("the interval is %+v", interval)
+	}
+}
+
 // TestRunsOut runs a program on a GPU that is too small: PyTorch's own error says so.
 func TestRunsOut(t *testing.T) {
 	r := request(t, "linear.py")

@@ -50,6 +50,12 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 	if alone && first.record.Ranks > 1 { // a launcher's file says so
 		other = last.runOut(ctx)
 	}
+	if first.record.Waits > 0 {
+		r.Early, r.Output = true, io.Discard
+		if early := r.runOut(ctx); early.err == nil {
+			first.record.widenBelow(early.record)
+		}
+	}
 	j := &Job{First: first.record, Failed: first.failed, Notes: first.record.Notes}
 	switch {
 	case other.err != nil && first.record.Ranks > 1:
@@ -58,6 +64,16 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 		j.Last, j.Failed = other.record, cmp.Or(j.Failed, other.failed)
 	}
 	return j, nil
+}
+
+// widenBelow widens the interval of a GPU that was as late as can be by what it held when it did its work at once.
+func (r *Record) widenBelow(early *Record) {
+	late, soon := r.GPU.Peak().PeakUsed, early.GPU.Peak().PeakUsed
+	if soon < late {
+		plan.Widen(&r.GPU, ledger.Source{Name: "memory of other streams", Below: late - soon,
+			Reason: "memory that another stream uses is free when its work is done: as late as the program can know, or at " +
+				"once"})
+	}
 }
 
 // Played returns the ranks that were played.

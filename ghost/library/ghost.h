@@ -29,6 +29,7 @@ struct settings {
 	size_t copied;      /* the most bytes of a copy that is made */
 	int major, minor;   /* compute capability */
 	int processors;     /* streaming multiprocessors */
+	int is_early;       /* work is done at once */
 	int driver;         /* version of the driver, as cuDriverGetVersion has it */
 	const char *name;
 };
@@ -81,8 +82,11 @@ int ghost_set(void *to, int value, size_t bytes, size_t width);
 /* ghost_handle makes an object that a program only passes on. */
 void *ghost_handle(void);
 
-/* ghost_launched counts a kernel. */
+/* ghost_launched counts a kernel, and ghost_launches returns how many there were. */
 int ghost_launched(void);
+unsigned long ghost_launches(void);
+/* ghost_wait has all events be ready that were recorded. */
+int ghost_wait(void);
 
 /* ghost_unmodelled counts a call of a function that has no model. */
 int ghost_unmodelled(int number, const char *name);

@@ -38,6 +38,7 @@ __attribute__((constructor)) static void begin(void) {
 	ghost.major = (int)number("PLIMSOLL_GHOST_MAJOR", 9);
 	ghost.minor = (int)number("PLIMSOLL_GHOST_MINOR", 0);
 	ghost.processors = (int)number("PLIMSOLL_GHOST_PROCESSORS", 132);
+	ghost.is_early = (int)number("PLIMSOLL_GHOST_EARLY", 0);
 	ghost.driver = (int)number("PLIMSOLL_GHOST_DRIVER", 13020);
 	if (getenv("PLIMSOLL_GHOST_NAME")) ghost.name = getenv("PLIMSOLL_GHOST_NAME");
 }
@@ -212,8 +213,9 @@ int ghost_launched(void) {
 	return SUCCESS;
 }
 
+unsigned long ghost_launches(void) { return __atomic_load_n(&launches, __ATOMIC_RELAXED); }
+
 /* What the program's Python asks. */
-EXPORT unsigned long plimsoll_ghost_launches(void) { return launches; }
 EXPORT size_t plimsoll_ghost_pinned(void) { return pinned; }
 EXPORT size_t plimsoll_ghost_most_pinned(void) { return most_pinned; }
 EXPORT size_t plimsoll_ghost_taken(int device) { return taken[device]; }

@@ -196,7 +196,7 @@ EXPORT result cudaMallocFromPoolAsync(void **pointer, size_t bytes, void *pool, 
 }
 EXPORT result cudaMallocHost(void **pointer, size_t bytes) { return allocate(pointer, ON_HOST, bytes); }
 EXPORT result cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) { return allocate(pointer, ON_HOST, bytes); }
-EXPORT result cudaFree(void *pointer) { ghost_free(pointer); return SUCCESS; }
+EXPORT result cudaFree(void *pointer) { ghost_free(pointer); return ghost_wait(); }
 EXPORT result cudaFreeAsync(void *pointer, void *stream) { ghost_free(pointer); return SUCCESS; }
 EXPORT result cudaFreeHost(void *pointer) { ghost_free(pointer); return SUCCESS; }
 EXPORT result cudaHostRegister(void *pointer, size_t bytes, unsigned flags) { ghost_register(pointer, bytes); return SUCCESS; }
@@ -217,6 +217,7 @@ EXPORT result cudaPointerGetAttributes(struct pointer_attributes *a, const void 
 }
 
 EXPORT result cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+	ghost_wait();
 	return ghost_copy(to, from, bytes);
 }
 EXPORT result cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
@@ -243,7 +244,7 @@ EXPORT result cudaDeviceGetDefaultMemPool(void **pool, int device) { *pool = gho
 EXPORT result cudaMemPoolCreate(void **pool, const void *properties) { *pool = ghost_handle(); return SUCCESS; }
 EXPORT result cudaMemPoolGetAttribute(void *pool, int attribute, void *value) { memset(value, 0, 8); return SUCCESS; }
 
-/* Streams and events: everything is ready at once. */
+/* Streams */
 
 static result make_stream(struct stream **stream, int priority) {
 	*stream = ghost_handle();
@@ -267,12 +268,6 @@ EXPORT result cudaLaunchHostFunc(void *stream, void (*call)(void *), void *data)
 	call(data);
 	return SUCCESS;
 }
-
-EXPORT result cudaEventCreate(void **event) { *event = ghost_handle(); return SUCCESS; }
-EXPORT result cudaEventCreateWithFlags(void **event, unsigned flags) { *event = ghost_handle(); return SUCCESS; }
-EXPORT result cudaEventDestroy(void *event) { free(event); return SUCCESS; }
-EXPORT result cudaEventElapsedTime(float *milliseconds, void *from, void *to) { *milliseconds = 1; return SUCCESS; }
-EXPORT result cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) { *milliseconds = 1; return SUCCESS; }
 
 /* Graphs: what a stream captures is made at once, and its launches do nothing. */
 

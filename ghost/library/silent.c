@@ -5,15 +5,9 @@
 #define SILENT(name) \
 	EXPORT int name(void) { return SUCCESS; }
 
-SILENT(cudaDeviceSynchronize)
-SILENT(cudaStreamSynchronize)
 SILENT(cudaStreamQuery)
 SILENT(cudaStreamWaitEvent)
 SILENT(cudaStreamDestroy)
-SILENT(cudaEventRecord)
-SILENT(cudaEventRecordWithFlags)
-SILENT(cudaEventQuery)
-SILENT(cudaEventSynchronize)
 SILENT(cudaFuncSetAttribute)
 SILENT(cudaMemPrefetchAsync)
 SILENT(cudaThreadExchangeStreamCaptureMode)
@@ -64,7 +58,6 @@ SILENT(cudnnSetConvolutionNdDescriptor)
 SILENT(cudnnSetFilterNdDescriptor)
 SILENT(cudnnSetStream)
 SILENT(cudnnSetTensorNdDescriptor)
-SILENT(ncclBcast)
 SILENT(ncclCommAbort)
 SILENT(ncclCommDestroy)
 SILENT(ncclCommFinalize)

@@ -239,6 +239,7 @@ class Recorder:
         pinned = self._library.plimsoll_ghost_most_pinned
         pinned.restype = ctypes.c_size_t
         result["pinned_peak_bytes"] = pinned()
+        result["waits"] = self._library.plimsoll_ghost_waits()
         result["unmodelled"], result["workspaces"] = self._unmodelled(), self._workspaces()
         self._note_estimates()
         if torch is not None and torch.cuda.is_initialized():
