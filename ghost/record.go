@@ -174,8 +174,8 @@ type phase struct {
 	iteration ledger.Iteration
 }
 
-// spans returns the phases of a device. Parts of one phase are one, as the passes of micro batches are. What lies between
-// a backward pass and the step, as clipping, belongs to the step.
+// spans returns the phases of a device. Parts of one phase are one, as the passes of micro batches are. What lies
+// between a backward pass and the step, as clipping, belongs to the step.
 func (r *Record) spans(d *snapshot.Device) []phase {
 	var times []int64
 	for _, p := range r.Phases {

@@ -231,8 +231,17 @@ EXPORT result ncclCommInitRankConfig(void **made, int ranks, struct identity ide
 EXPORT result ncclCommInitRankScalable(void **made, int ranks, int rank, int count, void *identities, void *settings) {
 	return joined(made, ranks, rank);
 }
+/* The ranks of the next communicator that is split from another, and this one's place among them: the program's Python
+ * tells them, as NCCL would ask the other ranks.
+ */
+static struct {
+	int ranks, rank;
+} next_split;
+EXPORT void plimsoll_ghost_splits(int ranks, int rank) { next_split.ranks = ranks, next_split.rank = rank; }
 EXPORT result ncclCommSplit(struct communicator *of, int color, int key, void **made, void *settings) {
-	return joined(made, of->ranks, of->rank);
+	*made = NULL;
+	if (color < 0) return SUCCESS; /* NCCL_SPLIT_NOCOLOR: another rank's group */
+	return next_split.ranks ? joined(made, next_split.ranks, next_split.rank) : joined(made, of->ranks, of->rank);
 }
 EXPORT result ncclCommCount(struct communicator *c, int *ranks) { *ranks = c->ranks; return SUCCESS; }
 EXPORT result ncclCommUserRank(struct communicator *c, int *rank) { *rank = c->rank; return SUCCESS; }

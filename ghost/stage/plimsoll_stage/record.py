@@ -41,6 +41,11 @@ class Recorder:
         }  # fmt: skip
         self._noted: set = set()
 
+    @property
+    def library(self) -> Any:
+        """The library that stands in for CUDA."""
+        return self._library
+
     def keep(self, x: Any) -> None:
         self._kept.append(x)
 
