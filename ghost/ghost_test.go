@@ -319,7 +319,7 @@ func TestWhatCannotBePlanned(t *testing.T) {
 		"used no GPU":                           {python, file("import torch")},
 		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
 		fails:                                   {python, file("import torch; raise ValueError('of the program')")},
-		"KeyError: 1 (OSError: cause)":          {python, file("import torch; raise KeyError(1) from OSError('cause')")},
+		"KeyError: 1 (OSError: why)":            {python, file("import torch; raise KeyError(1) from OSError('why')")},
 		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},
 	} {
 		r := Request{Command: command, GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute, Output: &bytes.Buffer{}}
