@@ -49,8 +49,8 @@ type Request struct {
 // lastRank is the last rank, however many there are.
 const lastRank = -1
 
-// opened are libraries that programs open by name. Those in searched come with PyTorch, whose search path finds its own:
-// the loader must know the library by these names before.
+// opened are libraries that programs open by name. Those in searched come with PyTorch, whose search path finds its
+// own: the loader must know the library by these names before.
 var (
 	opened   = []string{"libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"}
 	searched = []string{"libnvrtc.so.12", "libnvrtc.so.13"}

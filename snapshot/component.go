@@ -28,7 +28,7 @@ var rules = []rule{
 	{`deepspeed/runtime/zero/stage3\.py$`, `^_create_fp32_partitions$`, ledger.MasterWeights},
 	{`deepspeed/runtime/zero/stage3\.py$`, `fp16_partitions|^defragment$`, ledger.Parameters},
 	{`deepspeed/runtime/zero/stage3\.py$`, `avg_scatter_grads|reduce_and_partition`, ledger.ReductionTemporaries},
-	{`deepspeed/runtime/zero/partition_parameters\.py$`, `all_?gather`, ledger.GatheredParameters},
+	{`deepspeed/runtime/zero/partition_parameters\.py$`, `all_?gather|^wait$`, ledger.GatheredParameters},
 	{`deepspeed/runtime/zero/partition_parameters\.py$`, `^_partition_param`, ledger.Parameters},
 	{`deepspeed/runtime/zero/stage_1_and_2\.py$`, `ipg|bucket|average_tensor`, ledger.CommunicationBuckets},
 	{`deepspeed/runtime/zero/stage_1_and_2\.py$`, `^flatten_dense_tensors`, ledger.Parameters},

@@ -29,25 +29,9 @@ type Device struct {
 	release  Action // the entry that ends an allocation
 	initial  map[uint64]holding
 	classes  *classifier
-	fates    []fate // by event, of allocations in the backward pass
-	hasStack bool   // the trace has Python frames
-	told     map[Range]ledger.Component
-}
-
-// Range is memory of a device: an allocation as the program asked for it.
-type Range struct {
-	Address uint64       `json:"address"`
-	Bytes   ledger.Bytes `json:"bytes"`
-}
-
-// Assign says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
-func (d *Device) Assign(component ledger.Component, ranges []Range) {
-	if d.told == nil {
-		d.told = map[Range]ledger.Component{}
-	}
-	for _, r := range ranges {
-		d.told[r] = component
-	}
+	fates    []fate                   // by event, of allocations in the backward pass
+	hasStack bool                     // the trace has Python frames
+	told     map[int]ledger.Component // by event
 }
 
 // Moment is a time of the trace: after an entry.

@@ -81,7 +81,7 @@ func (d *Device) component(h holding) ledger.Component {
 		return d.class(h.stack, false)
 	}
 	e := d.event(h.entry)
-	if component, known := d.told[Range{e.Address, e.Size}]; known {
+	if component, known := d.told[h.entry]; known {
 		return component
 	}
 	told := categories[e.category]

@@ -40,3 +40,26 @@ func (d *Device) Tell(all []Known) {
 		d.event(h.entry).category = uint8(category)
 	}
 }
+
+// Range is memory of a device at a time: an allocation as the program asked for it.
+type Range struct {
+	Address uint64       `json:"address"`
+	Bytes   ledger.Bytes `json:"bytes"`
+	Time    int64        `json:"time_us"`
+}
+
+// Assign says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
+// All is in order of time.
+func (d *Device) Assign(component ledger.Component, all []Range) {
+	live := maps.Clone(d.initial)
+	next := 0
+	d.told = map[int]ledger.Component{}
+	for _, r := range all {
+		for ; next < d.Entries() && d.event(next).Time <= r.Time; next++ {
+			d.apply(next, live)
+		}
+		if h, held := live[r.Address]; held && h.size == r.Bytes && h.entry != before {
+			d.told[h.entry] = component
+		}
+	}
+}

@@ -13,8 +13,8 @@ import (
 // NoPlace is the place of memory without frames: autograd's threads have none.
 const NoPlace = "(no Python frames)"
 
-// helpers are folders of code that others call to allocate.
-var helpers = []string{"/torch/", "/deepspeed/accelerator/"}
+// helpers are folders and files of code that others call to allocate.
+var helpers = []string{"/torch/", "/deepspeed/accelerator/", "/deepspeed/utils/nvtx.py"}
 
 // place names the line of the source that asked for memory: the innermost Python frame outside of helpers, else the
 // innermost frame.

@@ -3,6 +3,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ghost.h"
 
@@ -59,20 +60,24 @@ EXPORT result cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void
 	return SUCCESS;
 }
 
-enum { MOST_WORKSPACES = 1024 };
+/* The workspaces of calls, and when they were made: an address is that of a workspace for a while. */
+enum { MOST_WORKSPACES = 1 << 18 };
 static struct workspace {
 	const void *begin;
 	size_t bytes;
+	long long time; /* in microseconds */
 } workspaces[MOST_WORKSPACES];
 static int workspace_count;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static result works_in(const void *begin, size_t bytes) {
+	struct timespec time;
+	if (!begin || !bytes) return SUCCESS;
 	pthread_mutex_lock(&mutex);
-	int at = 0;
-	while (at < workspace_count && (workspaces[at].begin != begin || workspaces[at].bytes != bytes)) at++;
-	if (at == workspace_count && at < MOST_WORKSPACES && begin && bytes)
-		workspaces[workspace_count++] = (struct workspace){begin, bytes};
+	clock_gettime(CLOCK_REALTIME, &time);
+	if (workspace_count < MOST_WORKSPACES)
+		workspaces[workspace_count++] =
+			(struct workspace){begin, bytes, 1000000LL * time.tv_sec + time.tv_nsec / 1000};
 	pthread_mutex_unlock(&mutex);
 	return SUCCESS;
 }
@@ -83,9 +88,9 @@ EXPORT result cublasLtMatmul(void *handle, void *operation, const void *alpha, c
 	return works_in(workspace, bytes);
 }
 /* A workspace that cuBLAS was given; 0 behind the last. */
-EXPORT int plimsoll_ghost_workspace(int number, const void **begin, size_t *bytes) {
+EXPORT int plimsoll_ghost_workspace(int number, const void **begin, size_t *bytes, long long *time) {
 	if (number >= workspace_count) return 0;
-	*begin = workspaces[number].begin, *bytes = workspaces[number].bytes;
+	*begin = workspaces[number].begin, *bytes = workspaces[number].bytes, *time = workspaces[number].time;
 	return 1;
 }
 
@@ -231,8 +236,17 @@ EXPORT result ncclCommInitRankConfig(void **made, int ranks, struct identity ide
 EXPORT result ncclCommInitRankScalable(void **made, int ranks, int rank, int count, void *identities, void *settings) {
 	return joined(made, ranks, rank);
 }
+/* The ranks of the next communicator that is split from another, and this one's place among them: the program's Python
+ * tells them, as NCCL would ask the other ranks.
+ */
+static struct {
+	int ranks, rank;
+} next_split;
+EXPORT void plimsoll_ghost_splits(int ranks, int rank) { next_split.ranks = ranks, next_split.rank = rank; }
 EXPORT result ncclCommSplit(struct communicator *of, int color, int key, void **made, void *settings) {
-	return joined(made, of->ranks, of->rank);
+	*made = NULL;
+	if (color < 0) return SUCCESS; /* NCCL_SPLIT_NOCOLOR: another rank's group */
+	return next_split.ranks ? joined(made, next_split.ranks, next_split.rank) : joined(made, of->ranks, of->rank);
 }
 EXPORT result ncclCommCount(struct communicator *c, int *ranks) { *ranks = c->ranks; return SUCCESS; }
 EXPORT result ncclCommUserRank(struct communicator *c, int *rank) { *rank = c->rank; return SUCCESS; }

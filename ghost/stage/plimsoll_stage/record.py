@@ -41,6 +41,11 @@ class Recorder:
         }  # fmt: skip
         self._noted: set = set()
 
+    @property
+    def library(self) -> Any:
+        """The library that stands in for CUDA."""
+        return self._library
+
     def keep(self, x: Any) -> None:
         self._kept.append(x)
 
@@ -272,9 +277,9 @@ class Recorder:
     def _workspaces(self) -> List[Dict[str, int]]:
         """Memory that cuBLAS was given to work in."""
         ask, found = self._library.plimsoll_ghost_workspace, []
-        begin, count = ctypes.c_void_p(), ctypes.c_size_t()
-        while ask(len(found), ctypes.byref(begin), ctypes.byref(count)):
-            found.append({"address": begin.value, "bytes": count.value})
+        begin, count, when = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_longlong()
+        while ask(len(found), *map(ctypes.byref, (begin, count, when))):
+            found.append({"address": begin.value, "bytes": count.value, "time_us": when.value})
         return found
 
 

@@ -9,7 +9,7 @@ def install(dist: Any, recorder: Any) -> None:
     """Replaces what would wait for other processes."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     store_of = _store_of(dist)
-    begin, divide = c10d.init_process_group, c10d.new_group
+    begin, divide, split = c10d.init_process_group, c10d.new_group, getattr(c10d, "split_group", None)
 
     def backend_of(asked: Any) -> str:
         return "cpu:fake,cuda:nccl" if asked is None else str(asked).replace("gloo", "fake")
@@ -33,9 +33,21 @@ def install(dist: Any, recorder: Any) -> None:
         # how many ranks have the same.
         c10d._get_default_group().bound_device_id = None
 
+    def tell_size(ranks: Any) -> None:
+        """Tells the library how many ranks the next communicator has that is split from another: NCCL counts them."""
+        own = dist.get_rank()
+        if ranks is not None and own in ranks:
+            recorder.library.plimsoll_ghost_splits(len(ranks), list(ranks).index(own))
+
     def new_group(ranks=None, timeout=None, backend=None, *arguments, **options):
         options.pop("device_id", None)
         return divide(ranks, timeout, None if backend is None else backend_of(backend), *arguments, **options)
+
+    def split_group(parent_pg=None, split_ranks=None, *arguments, **options):
+        parent = list(range(dist.get_world_size())) if parent_pg is None else dist.get_process_group_ranks(parent_pg)
+        for ranks in split_ranks or ():
+            tell_size([parent[rank] for rank in ranks])
+        return split(parent_pg, split_ranks, *arguments, **options)
 
     def gather_to_all(found, value, group=None):
         found[:] = [value] * len(found)
@@ -60,10 +72,13 @@ def install(dist: Any, recorder: Any) -> None:
         "barrier": nothing,
         "monitored_barrier": nothing,
     }
+    if split is not None:
+        replaced["split_group"] = split_group
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.distributed")]
     for name, function in replaced.items():
-        really = getattr(c10d, name)
-        for module in [m for n, m in sys.modules.items() if n.startswith("torch.distributed")]:
-            if vars(module).get(name) is really:
+        really = getattr(c10d, name, None)
+        for module in modules:  # those that have imported it by name, too
+            if really is not None and module.__dict__.get(name) is really:
                 setattr(module, name, function)
     c10d._store_based_barrier = nothing
     for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
