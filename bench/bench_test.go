@@ -85,6 +85,38 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestStallsMakeNoSampleShort: other processes hold up some of the steps that say how many a sample needs. The clock of
+// the test has a step of 100 us, and a stall now and then.
+func TestStallsMakeNoSampleShort(t *testing.T) {
+	r := usual()
+	r.Parameters, r.Workers = []string{"1001"}, []int{1}
+	c := planOf(t, r, ledger.GiB).Cases[0]
+	state, err := MakeState(context.Background(), c.Shards)
+	defer func() { _ = closeAll(state) }()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteps(c, state, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const step = 100 * time.Microsecond
+	var clock time.Time
+	calls := 0
+	s.now = func() time.Time {
+		if calls++; calls%2 == 0 {
+			clock = clock.Add(step)
+		}
+		if calls%4 == 0 { // every other step
+			clock = clock.Add(leastSample)
+		}
+		return clock
+	}
+	if got, want := s.calibrate(), int(leastSample/step); got != want {
+		t.Errorf("a sample has %d steps, expected %d", got, want)
+	}
+}
+
 // TestRunOfRanks measures the steps of two ranks of four, with all that a case can have.
 func TestRunOfRanks(t *testing.T) {
 	r := usual()

@@ -40,6 +40,7 @@ type turns struct {
 	measured  []int       // the passes
 	chunks    int         // in a turn of a worker
 	shared    bool        // workers share CPUs
+	now       func() time.Time
 }
 
 // walker is a worker's way through its own chunks.
@@ -55,7 +56,7 @@ type walker struct {
 
 func newTurns(c Case, shards []*engine.Shard) *turns {
 	t := &turns{kernel: c.Shards[0].Kernel, format: c.Format(), shards: shards, chunks: 1,
-		shared: c.SharedCores}
+		shared: c.SharedCores, now: time.Now}
 	c.Optimizer.Constants(&t.constants, 1000, 1)
 	for _, s := range shards {
 		var walkers []*walker
@@ -104,9 +105,9 @@ func (t *turns) part() float64 {
 // turn makes a turn of a pass. It returns the seconds for all elements at that speed: those of the slowest worker, or
 // of all together where some wait for each other's CPU.
 func (t *turns) turn(pass int) (seconds float64) {
-	begin := time.Now()
+	begin := t.now()
 	engine.OnWorkers(t.shards, func(rank, worker int) { t.walk(t.walkers[rank][worker], pass) })
-	wall, walked, all := time.Since(begin).Seconds(), 0.0, 0.0
+	wall, walked, all := t.now().Sub(begin).Seconds(), 0.0, 0.0
 	for _, rank := range t.walkers {
 		for _, w := range rank {
 			seconds = max(seconds, w.pace*w.own)
@@ -131,7 +132,7 @@ func (t *turns) walk(w *walker, pass int) {
 	if len(w.chunks) == 0 {
 		return // there are fewer chunks than workers
 	}
-	begin := time.Now()
+	begin := t.now()
 	w.walked = 0
 	for range t.chunksOf(pass) {
 		chunk := w.chunks[w.next]
@@ -149,7 +150,7 @@ func (t *turns) walk(w *walker, pass int) {
 			t.kernel.UpdateLogged(t.format, &t.constants, chunk, 0, w.undo)
 		}
 	}
-	w.pace = time.Since(begin).Seconds() / w.walked
+	w.pace = t.now().Sub(begin).Seconds() / w.walked
 }
 
 // sample makes all turns of a sample.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"plimsoll/dtype"
@@ -120,10 +121,10 @@ func TestStatesComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var read int64
-	err = c.Verify(context.Background(), func(bytes int64) { read += bytes })
-	if err != nil || read != c.Bytes() || c.World() != 2 || c.Step() != 3 {
-		t.Errorf("%d of %d bytes are verified: %v", read, c.Bytes(), err)
+	var read atomic.Int64
+	err = c.Verify(context.Background(), func(bytes int64) { read.Add(bytes) })
+	if err != nil || read.Load() != c.Bytes() || c.World() != 2 || c.Step() != 3 {
+		t.Errorf("%d of %d bytes are verified: %v", read.Load(), c.Bytes(), err)
 	}
 	const want = "expected the state of an optimizer of the service"
 	if _, err := Open(directory); err == nil || !strings.Contains(err.Error(), want) {

@@ -5,7 +5,9 @@ package host_test
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -185,6 +187,49 @@ func TestAffinity(t *testing.T) {
 	if _, err := host.Affinity(-1); err == nil {
 		t.Error("a thread that does not exist has an affinity")
 	}
+}
+
+// TestLocalWithABoundMainThread: a worker may run on the main thread and bind it. Go's runtime keeps that thread bound
+// after the worker has ended. The process may still use all CPUs.
+func TestLocalWithABoundMainThread(t *testing.T) {
+	before, err := host.Affinity(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.Size() < 2 {
+		t.Skip("needs two CPUs")
+	}
+	set := func(cpus cpuset.CPUSet) {
+		mask := unix.NewCPUSet(slices.Max(cpus.List()) + 1)
+		for _, cpu := range cpus.List() {
+			mask.Set(cpu)
+		}
+		if err := unix.SchedSetaffinityDynamic(os.Getpid(), mask); err != nil {
+			t.Error(err)
+		}
+	}
+	set(cpuset.New(before.List()[0]))
+	defer set(before)
+	besideMainThread(func() {
+		if h, err := host.Local(); err != nil || !h.CPUs.Equals(before) {
+			t.Errorf("the usable CPUs are %v, expected %v: %v", h.CPUs, before, err)
+		}
+	})
+}
+
+// besideMainThread calls a function on another thread than the main one.
+func besideMainThread(body func()) {
+	var called sync.WaitGroup
+	called.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			besideMainThread(body)
+			return
+		}
+		body()
+	})
+	called.Wait()
 }
 
 // TestLarge discovers 2,048 CPUs, more than the usual affinity mask holds. A test of package binding bounds the time.

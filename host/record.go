@@ -25,7 +25,8 @@ const maxRecord = 64 << 20
 // mask in a file "affinity"; without one the mask is as wide as the other files allow.
 func Root(name string) (fs.FS, cpuset.CPUSet, error) {
 	if name == "" {
-		affinity, err := Affinity(os.Getpid())
+		// The mask of the calling thread. The main thread may be a worker of this process, bound to one CPU.
+		affinity, err := Affinity(0)
 		return directory{os.DirFS("/"), "/"}, affinity, err
 	}
 	bad := func(err error) error {

@@ -7,8 +7,9 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Affinity returns the mask of a thread; the id of a process names its main thread. The kernel refuses a buffer
-// shorter than its own masks. The usual 1024 bits are too few for some machines, so the buffer grows until it fits.
+// Affinity returns the mask of a thread. The id of a process names its main thread, and 0 the calling one. The kernel
+// refuses a buffer shorter than its own masks. The usual 1024 bits are too few for some machines, so the buffer grows
+// until it fits.
 func Affinity(thread int) (cpuset.CPUSet, error) {
 	for bits := 1024; ; bits *= 2 {
 		mask := unix.NewCPUSet(bits)
