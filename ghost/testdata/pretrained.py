@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 folder = sys.argv[1]
-model = AutoModelForCausalLM.from_pretrained(folder, device_map={"": 0})
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map={"": 0})
 assert model.dtype == torch.bfloat16 and model.device.type == "cuda" and model.name_or_path == folder, model
 assert model.lm_head.weight is model.model.embed_tokens.weight and model.lm_head.weight.numel() == 4096 * 256
 other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, num_hidden_layers=3)

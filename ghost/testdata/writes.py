@@ -25,6 +25,13 @@ with open(out / "python", "w") as file:
 assert file.name == str(out / "python")
 (out / "pathlib").write_text("text")
 io.open(os.fsencode(out / "bytes"), "wb").close()
+assert (out / "python").read_text() == "text" and os.path.getsize(out / "python") == 4 and (out / "pathlib").is_file()
+with open(out / "python", "a") as file:
+    file.write(" and more")
+os.replace(out / "python", out / "moved")
+assert not (out / "python").exists() and (out / "moved").read_text() == "text and more"
+os.remove(out / "moved")
+assert not (out / "moved").exists()
 torch.save({"x": 1}, out / "torch")
 with filelock.FileLock(out / "lock"):
     pass
@@ -33,6 +40,9 @@ assert (out / "folder" / "in").is_dir() and os.listdir(out / "folder" / "in" / "
 assert not os.path.exists(out / "folder" / "else")
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)
+with open(out / "kept", "r+") as file:
+    file.write("other")
+assert (out / "kept").read_text() == "other"
 fails(lambda: os.mkdir("/dev/plimsoll-test"), PermissionError)
 assert subprocess.run(["sh", "-c", f"echo text > {out}/shell"], stderr=subprocess.DEVNULL).returncode != 0
 fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=60), OSError)

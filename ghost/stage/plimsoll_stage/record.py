@@ -207,6 +207,8 @@ class Recorder:
         except launchers.More as more:
             ended = {"kind": "more", "gpus": more.args[0], "nodes": more.args[1]}
         except SystemExit as stop:
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
             ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error)}

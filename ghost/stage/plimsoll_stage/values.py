@@ -50,6 +50,16 @@ def _believe(torch: Any) -> None:
         return checked if x.device.type != "cuda" else torch.ones((), dtype=torch.bool)
 
     torch._is_all_true = is_all_true
+    if hasattr(torch.library, "get_kernel"):  # what the kernel asks is computed
+        return
+    draw = torch.normal
+
+    def normal(mean, std=None, *arguments, **options):
+        if not isinstance(std, torch.Tensor) or std.device.type != "cuda":
+            return draw(mean, std, *arguments, **options) if std is not None else draw(mean, *arguments, **options)
+        return torch.empty_like(std).normal_(generator=options.get("generator")).mul_(std).add_(mean)
+
+    torch.normal = functools.wraps(draw)(normal)
 
 
 # The host

@@ -8,75 +8,123 @@ import builtins
 import ctypes
 import io
 import os
-from typing import Any, Dict, List
+import shutil
+from typing import Any, Dict, List, Optional
 
 _REFUSED = "was not written: the program runs to be planned"
 
 
 def guard(settings: Dict[str, Any], recorder: Any) -> None:
-    """Opens files outside of the scratch folder as /dev/null where a program writes them, and makes folders in it."""
+    """Has files and folders that a program makes lie in the scratch folder, where it finds them again."""
     scratch = os.path.realpath(settings["scratch"])
+    shadows = _Shadows(scratch)
     really_open = builtins.open
 
-    def is_ours(path: Any) -> bool:
-        full = os.path.realpath(os.fsdecode(path))
-        return full == scratch or full.startswith((scratch + os.sep, "/dev/", "/proc/"))
-
     def guarded(file, mode="r", *arguments, **options):
-        if any(c in mode for c in "wax+") and not isinstance(file, int) and not is_ours(file):
+        if isinstance(file, int) or shadows.are_not_for(file):
+            return really_open(file, mode, *arguments, **options)
+        if any(c in mode for c in "wax+"):
             recorder.note("writes", f"{os.fsdecode(file)} {_REFUSED}")
-            options["opener"] = _open_nothing  # so that the file has its own name, which the program may go on with
+            shadow = shadows.of(file) or shadows.make(file, "w" not in mode)
+        else:
+            shadow = shadows.of(file)
+        if shadow is not None:  # the file has its own name, which the program may go on with
+            options["opener"] = lambda path, flags: os.open(shadow, flags, 0o600)
         return really_open(file, mode, *arguments, **options)
 
     builtins.open = io.open = guarded  # pathlib opens by the second name
-    _believe_in_folders(scratch, is_ours)
+    shadows.install()
     # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
     if not _confine(whole=[scratch, "/dev/shm"], written=["/dev", "/proc"]):
         recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
 
 
-def _believe_in_folders(scratch: str, is_ours: Any) -> None:
-    """Makes folders in the scratch folder instead, where the program finds them again."""
-    make, makes = os.mkdir, os.makedirs
-    made: Dict[str, str] = {}  # folders that the program believes to have made, and those in the scratch folder
+class _Shadows:
+    """Files and folders that the program believes to have made, and where they are in the scratch folder."""
 
-    def believe(path):
-        full = os.path.realpath(os.fsdecode(path))
-        while full not in made and not os.path.exists(full):
-            made[full] = os.path.join(scratch, "folders", str(len(made)))
-            makes(made[full])
+    def __init__(self, scratch: str):
+        self._scratch, self._count = scratch, 0
+        self._made: Dict[str, str] = {}
+        self._make_folders = os.makedirs
+
+    def are_not_for(self, path: Any) -> bool:
+        full = self._full(path)
+        return full == self._scratch or full.startswith((self._scratch + os.sep, "/dev/", "/proc/"))
+
+    def of(self, path: Any) -> Optional[str]:
+        return self._made.get(self._full(path))
+
+    def make(self, path: Any, goes_on: bool) -> str:
+        """A place for a file. One that goes on begins with what there is."""
+        there = self._next()
+        if goes_on and os.path.isfile(path):
+            shutil.copyfile(path, there)
+        return self._made.setdefault(self._full(path), there)
+
+    def make_folders(self, path: Any) -> None:
+        full = self._full(path)
+        while full not in self._made and not os.path.exists(full):
+            self._made[full] = self._next()
+            self._make_folders(self._made[full])
             full = os.path.dirname(full)
 
-    def mkdir(path, *arguments, **options):
-        if is_ours(path):
-            make(path, *arguments, **options)
-        else:
-            believe(path)
+    def install(self) -> None:
+        """Replaces what makes, looks for, moves and removes files."""
+        make, makes = os.mkdir, os.makedirs
 
-    def makedirs(name, mode=0o777, exist_ok=False):
-        if is_ours(name):
-            makes(name, mode, exist_ok)
-        else:
-            believe(name)
+        def mkdir(path, *arguments, **options):
+            if self.are_not_for(path):
+                make(path, *arguments, **options)
+            else:
+                self.make_folders(path)
 
-    def seeing(really: Any) -> Any:
+        def makedirs(name, mode=0o777, exist_ok=False):
+            if self.are_not_for(name):
+                makes(name, mode, exist_ok)
+            else:
+                self.make_folders(name)
+
+        os.mkdir, os.makedirs = mkdir, makedirs
+        os.stat, os.listdir, os.scandir = map(self._seeing, (os.stat, os.listdir, os.scandir))
+        os.rename, os.replace = self._moving(os.rename), self._moving(os.replace)
+        os.remove, os.unlink = self._removing(os.remove), self._removing(os.unlink)
+
+    def _seeing(self, really: Any) -> Any:
         def look(path=".", *arguments, **options):
-            try:
-                return really(path, *arguments, **options)
-            except FileNotFoundError:
-                full = "" if isinstance(path, int) else os.path.realpath(os.fsdecode(path))
-                if full not in made:
-                    raise
-                return really(made[full], *arguments, **options)
+            shadow = None if isinstance(path, int) or options.get("dir_fd") is not None else self.of(path)
+            return really(path if shadow is None else shadow, *arguments, **options)
 
         return look
 
-    os.mkdir, os.makedirs = mkdir, makedirs
-    os.stat, os.listdir, os.scandir = seeing(os.stat), seeing(os.listdir), seeing(os.scandir)
+    def _moving(self, really: Any) -> Any:
+        def move(src, dst, **options):
+            shadow = self.of(src)
+            if shadow is None:
+                return really(src, dst, **options)
+            del self._made[self._full(src)]
+            if self.are_not_for(dst):
+                return really(shadow, dst, **options)
+            self._made[self._full(dst)] = shadow
 
+        return move
 
-def _open_nothing(path: str, flags: int) -> int:
-    return os.open(os.devnull, flags & os.O_ACCMODE)
+    def _removing(self, really: Any) -> Any:
+        def remove(path, **options):
+            shadow = self.of(path)
+            if shadow is None:
+                return really(path, **options)
+            del self._made[self._full(path)]
+            return really(shadow, **options)
+
+        return remove
+
+    def _next(self) -> str:
+        self._count += 1
+        return os.path.join(self._scratch, f"made-{os.getpid()}-{self._count}")
+
+    @staticmethod
+    def _full(path: Any) -> str:
+        return os.path.realpath(os.fsdecode(path))
 
 
 def make_caches(settings: Dict[str, Any]) -> None:
