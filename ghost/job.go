@@ -71,8 +71,8 @@ func (r *Record) widenBelow(early *Record) {
 	late, soon := r.GPU.Peak().PeakUsed, early.GPU.Peak().PeakUsed
 	if soon < late {
 		plan.Widen(&r.GPU, ledger.Source{Name: "memory of other streams", Below: late - soon,
-			Reason: "memory that another stream uses is free when its work is done: as late as the program can know, or at " +
-				"once"})
+			Reason: "memory that another stream uses is free when its work is done: as late as the program can know, " +
+				"or at once"})
 	}
 }
 

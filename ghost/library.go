@@ -82,8 +82,8 @@ func build(ctx context.Context) (string, error) {
 	}
 	made := filepath.Join(folder, fmt.Sprintf("made-%d.so", os.Getpid()))
 	command := exec.CommandContext(ctx, compiler, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-o", made,
-		"memory.c", "host.c", "events.c", "runtime.c", "driver.c", "libraries.c", "recurrent.c", "solvers.c", "silent.c",
-		"unmodelled.c", "-ldl", "-lpthread")
+		"memory.c", "host.c", "events.c", "runtime.c", "driver.c", "libraries.c", "recurrent.c", "solvers.c",
+		"silent.c", "unmodelled.c", "-ldl", "-lpthread")
 	command.Dir = folder
 	if said, err := command.CombinedOutput(); err != nil {
 		return "", errors.Join(fmt.Errorf("%s cannot make the library that stands in for CUDA: %w\n%s", compiler, err,

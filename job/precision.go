@@ -51,8 +51,8 @@ func (r *resolver) precision() error {
 		j.ParameterType = mixedType(mixed)
 	case mixed != recipe.Unmixed && r.loadsAsPublished():
 		j.ParameterType = j.Model.Parameters[0].DType
-		r.assume("weights in %v, as the model was published, under autocast to %s: transformers loads them so since 5.0 "+
-			"unless the program says dtype; --precision was not given", j.ParameterType, mixed)
+		r.assume("weights in %v, as the model was published, under autocast to %s: transformers loads them so since "+
+			"5.0 unless the program says dtype; --precision was not given", j.ParameterType, mixed)
 	case mixed != recipe.Unmixed:
 		j.ParameterType = dtype.F32
 		r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
@@ -69,8 +69,8 @@ func (r *resolver) precision() error {
 	return nil
 }
 
-// loadsAsPublished reports whether from_pretrained leaves weights in the type that they were published in, where a program
-// does not say. accelerate has FSDP train in fp32 under autocast, whatever the weights were.
+// loadsAsPublished reports whether from_pretrained leaves weights in the type that they were published in, where a
+// program does not say. accelerate has FSDP train in fp32 under autocast, whatever the weights were.
 func (r *resolver) loadsAsPublished() bool {
 	return r.job.OfTransformers() && r.job.Versions.Transformers.AtLeast(5, 0, 0) && r.job.FSDP == nil &&
 		r.Request.FSDP == ""

@@ -48,8 +48,8 @@ type Range struct {
 	Time    int64        `json:"time_us"`
 }
 
-// Assign says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it first.
-// All is in order of time.
+// Assign says what allocations are for, which stacks cannot tell: that of a workspace is the line which needed it
+// first. All is in order of time.
 func (d *Device) Assign(component ledger.Component, all []Range) {
 	live := maps.Clone(d.initial)
 	next := 0

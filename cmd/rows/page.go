@@ -1,21 +1,18 @@
 package main
 
 import (
+	_ "embed" // of the texts around the table
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 )
 
-const head = "# The planner's own model beside the program\n\n" +
-	"Plimsoll plans a job in two ways: from its configuration, with a model of its own of what frameworks do, and by\n" +
-	"running the program on a GPU that is not there ([plan a program](program.md)). The second needs no model. So it\n" +
-	"holds the first to account: below are jobs of transformers' Trainer, planned both ways from the same files.\n" +
-	"`make ghost-rows` writes this page.\n\n" +
-	"The figures are the most that the GPU of rank 0 holds in the training loop, with torch 2.15, transformers 5.24,\n" +
-	"accelerate 1.15, DeepSpeed 0.19.8 and PEFT 0.21. A percentage says by how much the model's figure is more.\n\n" +
-	"| job | model | allocated: model | program | apart | reserved: model | program | apart |\n" +
-	"| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+//go:embed head.md
+var head string
+
+//go:embed foot.md
+var foot string
 
 // page writes the table for the docs.
 func page(done []compared) string {
@@ -33,7 +30,9 @@ func page(done []compared) string {
 			c.program.allocated, a, c.hand.reserved, c.program.reserved, r)
 	}
 	fmt.Fprintf(&b, "\nOf %d jobs, allocated bytes are within 2 %% for %d, and reserved bytes for %d; half are within "+
-		"%.1f %% and %.1f %%.\n", len(done), within(allocated, 2), within(reserved, 2), median(allocated), median(reserved))
+		"%.1f %% and %.1f %%.\n", len(done), within(allocated, 2), within(reserved, 2), median(allocated),
+		median(reserved))
+	b.WriteString(foot)
 	return b.String()
 }
 

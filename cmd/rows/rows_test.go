@@ -4,6 +4,7 @@ import (
 	"math"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"plimsoll/ledger"
@@ -53,7 +54,7 @@ func TestPage(t *testing.T) {
 	text := page([]compared{of(101, 100), of(110, 100), of(100, 100), {row: row{name: "x"}, failed: "it failed"}})
 	want := "Of 4 jobs, allocated bytes are within 2 % for 2, and reserved bytes for 2; half are within 1.0 % and " +
 		"1.0 %.\n"
-	if text[len(text)-len(want):] != want {
-		t.Errorf("the page ends with %q", text[max(0, len(text)-2*len(want)):])
+	if !strings.Contains(text, want) {
+		t.Errorf("the page is\n%s", text)
 	}
 }
