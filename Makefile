@@ -103,6 +103,10 @@ ghost: ## Make the library that stands in for CUDA, beside the program (needs a 
 	$(CC) -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Werror \
 		-o bin/libplimsoll_ghost.so ghost/library/*.c -ldl -lpthread
 
+.PHONY: test-ghost
+test-ghost: python ## Run programs on GPUs that are not there, and hold the planner's own model to one
+	$(GO) test -count=1 ./ghost ./cmd/rows
+
 .PHONY: all-stamps
 all-stamps: python ## Run every part of the build, whether its inputs have changed or not
 	$(GO) run ./cmd/ci run -all

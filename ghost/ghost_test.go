@@ -20,6 +20,14 @@ import (
 	"plimsoll/optim/optimtest"
 )
 
+// whole skips a test in the short suite: make test-ghost runs it where a change needs it.
+func whole(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make test-ghost runs it")
+	}
+}
+
 // request is one that runs a program of testdata.
 func request(t *testing.T, words ...string) Request {
 	t.Helper()
@@ -87,12 +95,14 @@ func TestProgramPlansItself(t *testing.T) {
 
 // TestReentrantCheckpoints has one backward pass in a step, whatever goes backward within it.
 func TestReentrantCheckpoints(t *testing.T) {
+	whole(t)
 	checkPhases(t, run(t, request(t, "reentrant.py")))
 }
 
 // TestTurns has the phases of two optimizers that step in turn, after micro batches: the first steps are those until
 // each has stepped once. What the optimizers hold is known exactly.
 func TestTurns(t *testing.T) {
+	whole(t)
 	record := run(t, request(t, "turns.py"))
 	checkPhases(t, record)
 	const matrix = 4 * ledger.MiB
@@ -109,6 +119,7 @@ func TestTurns(t *testing.T) {
 
 // TestRecurrent asks cuDNN, cuSPARSE and cuSOLVER for sizes. What cuDNN keeps of a recurrent network is an estimate.
 func TestRecurrent(t *testing.T) {
+	whole(t)
 	record := run(t, request(t, "recurrent.py"))
 	checkPhases(t, record)
 	peak := record.GPU.Peak()
@@ -123,6 +134,7 @@ func TestRecurrent(t *testing.T) {
 
 // TestOwnStep plans a program that has no optimizer of torch.
 func TestOwnStep(t *testing.T) {
+	whole(t)
 	record := run(t, request(t, "own_step.py"))
 	checkPhases(t, record)
 	kinds := map[string]int{}
@@ -136,6 +148,7 @@ func TestOwnStep(t *testing.T) {
 
 // TestAccumulation has one forward and one backward pass in a step, whatever the number of its batches and parts.
 func TestAccumulation(t *testing.T) {
+	whole(t)
 	checkPhases(t, run(t, request(t, "accumulates.py")))
 }
 
@@ -173,6 +186,7 @@ func TestValues(t *testing.T) {
 
 // TestHost holds memory of the host that is read, pageable, pinned, registered and of a child.
 func TestHost(t *testing.T) {
+	whole(t)
 	record := run(t, request(t, "host.py"))
 	load, step := record.Host[0], record.Host[len(record.Host)-1]
 	if load.name != ledger.Load || step.name != ledger.Step {
@@ -227,6 +241,7 @@ func TestNode(t *testing.T) {
 
 // TestStreams has memory that another stream uses be free late, and at once.
 func TestStreams(t *testing.T) {
+	whole(t)
 	job, err := request(t, "late.py").Play(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -254,6 +269,7 @@ func TestRunsOut(t *testing.T) {
 
 // TestRanks plays one of 16 ranks that torchrun would start. Nobody waits for the others.
 func TestRanks(t *testing.T) {
+	whole(t)
 	r := request(t, "ranks.py")
 	r.Command = append([]string{r.Command[0], "-m", "torch.distributed.run", "--nproc_per_node", "8", "--nnodes", "2",
 		"--rdzv_endpoint", "192.0.2.1:29500"}, r.Command[1:]...)
@@ -280,6 +296,7 @@ func TestRanks(t *testing.T) {
 
 // TestStarts records the program that a command starts, whether it trains or fails.
 func TestStarts(t *testing.T) {
+	whole(t)
 	record := run(t, request(t, "starts.py", filepath.Join("testdata", "linear.py")))
 	if record.Steps != 2 || record.End.Kind != "enough" {
 		t.Errorf("%+v", record)
@@ -292,6 +309,7 @@ func TestStarts(t *testing.T) {
 
 // TestWeightsThatAreNotHere makes a model of 4096 tokens and two layers of its configuration alone.
 func TestWeightsThatAreNotHere(t *testing.T) {
+	whole(t)
 	folder := t.TempDir()
 	const config = `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
 		"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -13,6 +13,9 @@ import (
 
 // TestModelAgreesWithProgram plans one job in both ways.
 func TestModelAgreesWithProgram(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-ghost runs it")
+	}
 	python := optimtest.Python(t)
 	program := filepath.Join(t.TempDir(), "plimsoll")
 	if said, err := exec.Command("go", "build", "-o", program, "../plimsoll").CombinedOutput(); err != nil {
