@@ -64,7 +64,6 @@ type Record struct {
 	Retries      int64        `json:"retries"`
 	Failures     int64        `json:"failures"`
 	Waits        int64        `json:"waits"` // how often memory was not free yet, as another stream used it
-	PinnedPeak   ledger.Bytes `json:"pinned_peak_bytes"`
 	ResidentPeak ledger.Bytes `json:"resident_peak_bytes"`
 
 	// GPU is what the rank's GPU held.

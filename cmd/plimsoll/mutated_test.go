@@ -4,10 +4,8 @@ package main
 
 import (
 	"bytes"
-	"compress/gzip"
 	"fmt"
 	"hash/fnv"
-	"io"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
@@ -353,14 +351,7 @@ func readSource(t *testing.T, path string) []byte {
 	if filepath.Ext(path) != ".gz" {
 		return text
 	}
-	reader, err := gzip.NewReader(bytes.NewReader(text))
-	if err == nil {
-		text, err = io.ReadAll(reader)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
+	return unzipped(t, text)
 }
 
 // values are numbers, texts in quotes and words that documents have as values. Each may become one of otherValues.

@@ -1,4 +1,4 @@
-/* Address space, and how many bytes of each device and of pinned memory are taken. */
+/* Address space, and how many bytes of each device are taken. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ __thread int ghost_current;
 static struct range *ranges;
 static size_t count, room;
 static char *next, *end;
-static size_t taken[MOST_DEVICES], pinned, most_pinned;
+static size_t taken[MOST_DEVICES];
 static unsigned long launches;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -119,10 +119,6 @@ void *ghost_allocate(enum place place, int device, size_t bytes) {
 	char *begin = claim(bytes ? bytes : 1);
 	if (begin && mprotect(begin, bytes ? bytes : 1, PROT_READ | PROT_WRITE)) begin = NULL;
 	if (begin && !append((struct range){begin, bytes ? bytes : 1, device, place})) begin = NULL;
-	if (begin && place == ON_HOST) {
-		pinned += bytes;
-		if (pinned > most_pinned) most_pinned = pinned;
-	}
 	pthread_mutex_unlock(&mutex);
 	if (!begin && place == ON_DEVICE) ghost_give_back(device, bytes);
 	if (begin && place == ON_HOST) ghost_hold(begin, bytes, 1);
@@ -134,8 +130,7 @@ void ghost_free(void *pointer) {
 	pthread_mutex_lock(&mutex);
 	struct range *found = find(pointer);
 	if (found && found->begin == pointer) {
-		if (found->place == ON_HOST) pinned -= found->bytes;
-		else taken[found->device] -= found->bytes;
+		if (found->place == ON_DEVICE) taken[found->device] -= found->bytes;
 		ghost_open(found->begin, found->bytes, 0);
 		found->bytes = 0;
 	}
@@ -168,10 +163,7 @@ void ghost_open(void *begin, size_t bytes, int readable) {
 void ghost_register(void *begin, size_t bytes) {
 	ghost_pin(begin, bytes);
 	pthread_mutex_lock(&mutex);
-	if (append((struct range){begin, bytes, 0, ON_HOST})) {
-		pinned += bytes;
-		if (pinned > most_pinned) most_pinned = pinned;
-	}
+	append((struct range){begin, bytes, 0, ON_HOST});
 	pthread_mutex_unlock(&mutex);
 }
 
@@ -180,7 +172,6 @@ void ghost_unregister(void *begin) {
 	pthread_mutex_lock(&mutex);
 	struct range *found = find(begin);
 	if (found && found->begin == begin) {
-		pinned -= found->bytes;
 		size_t at = (size_t)(found - ranges);
 		memmove(found, found + 1, (--count - at) * sizeof *found);
 	}
@@ -214,8 +205,3 @@ int ghost_launched(void) {
 }
 
 unsigned long ghost_launches(void) { return __atomic_load_n(&launches, __ATOMIC_RELAXED); }
-
-/* What the program's Python asks. */
-EXPORT size_t plimsoll_ghost_pinned(void) { return pinned; }
-EXPORT size_t plimsoll_ghost_most_pinned(void) { return most_pinned; }
-EXPORT size_t plimsoll_ghost_taken(int device) { return taken[device]; }

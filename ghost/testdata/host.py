@@ -1,4 +1,5 @@
 """Holds memory of the host in several ways."""
+import ctypes
 import multiprocessing
 
 import torch
@@ -26,6 +27,8 @@ kept.weight.data[:1] = 1.0
 pinned = torch.empty(3 * MIB, dtype=torch.uint8).pin_memory()
 registered = torch.empty(16 * MIB, dtype=torch.uint8)
 torch.cuda.cudart().cudaHostRegister(registered.data_ptr(), 16 * MIB, 0)
+cuda, given_back = ctypes.CDLL(None), ctypes.c_void_p()
+assert cuda.cudaMallocHost(ctypes.byref(given_back), ctypes.c_size_t(32 * MIB)) == 0 and cuda.cudaFreeHost(given_back) == 0
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

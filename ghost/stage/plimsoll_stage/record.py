@@ -243,9 +243,6 @@ class Recorder:
             self.note("steps", "the program has no optimizer of torch: each backward pass was taken for a step")
         result["time_us"] = time.time_ns() // 1000
         result["resident_peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        pinned = self._library.plimsoll_ghost_most_pinned
-        pinned.restype = ctypes.c_size_t
-        result["pinned_peak_bytes"] = pinned()
         result["waits"] = self._library.plimsoll_ghost_waits()
         result["unmodelled"], result["workspaces"] = self._unmodelled(), self._workspaces()
         self._note_estimates()
