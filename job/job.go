@@ -86,6 +86,10 @@ type Job struct {
 	// KeepsLastBlock means that FSDP does not reshard the last block between the
 	// passes.
 	KeepsLastBlock bool
+	UnitsAtEnds    recipe.UnitsAtEnds
+	// WidensShards means that accelerate converts the shards of FSDP1 to fp32 on the GPU. The program has loaded the
+	// weights as they were published.
+	WidensShards   bool
 	RecomputeEvery int  // one of so many blocks is recomputed; 0 and 1: all
 	RecomputeFirst bool // the first of so many blocks, not the last
 	// ZeROInit means that parameters are sharded while the model is made, as
@@ -220,7 +224,7 @@ func (j *Job) Widens(parameter string) bool {
 
 // Versions are the versions of the programs that the job runs on.
 type Versions struct {
-	Torch, DeepSpeed, Transformers, BitsAndBytes version.Version
+	Torch, DeepSpeed, Transformers, Accelerate, BitsAndBytes version.Version
 }
 
 // ComputeType returns the type of the parameters in the passes.

@@ -1,6 +1,9 @@
 package job
 
-import "plimsoll/version"
+import (
+	"plimsoll/dtype"
+	"plimsoll/version"
+)
 
 // Loader says which processes hold the model on a host before FSDP shards it.
 type Loader int
@@ -73,7 +76,7 @@ func (j *Job) assumesWorstLoading() bool {
 // leavesToFirst reports whether the weights that count are those of the first rank of a node. transformers makes no
 // such difference for quantized ones.
 func (j *Job) leavesToFirst() bool {
-	return j.FSDP.RAMEfficientLoading && !j.quantizes() && j.RanksPerNode > 1
+	return j.FSDP != nil && j.FSDP.RAMEfficientLoading && !j.quantizes() && j.RanksPerNode > 1
 }
 
 // quantizes reports whether weights are quantized while they are loaded.
@@ -81,7 +84,20 @@ func (j *Job) quantizes() bool {
 	return j.Quantization != nil && (j.Quantization.Bits > 0 || j.Quantization.Dequantized)
 }
 
-// Loader returns which processes load the model.
+// MapsWeights reports whether from_pretrained leaves the weights in their files, which it maps.
+func (j *Job) MapsWeights() bool {
+	return j.OfTransformers() && j.loading().maps && !j.quantizes() && j.Model.Parameters[0].DType == j.LoadedType()
+}
+
+// LoadedType returns the type that the program loads the weights in.
+func (j *Job) LoadedType() dtype.Type {
+	if j.WidensShards {
+		return j.Model.Parameters[0].DType
+	}
+	return j.ParameterType
+}
+
+// Loader returns which processes load the model, before FSDP shards it.
 func (j *Job) Loader() Loader {
 	l := j.loading()
 	switch {
@@ -89,7 +105,7 @@ func (j *Job) Loader() Loader {
 		return LoadedOnGPU
 	case !j.OfTransformers():
 		return LoadedByNobody
-	case l.maps && !j.quantizes() && j.Model.Parameters[0].DType == j.ParameterType:
+	case j.MapsWeights():
 		return LoadedAsPageCache
 	case j.FSDP.RAMEfficientLoading && l.skips:
 		return LoadedByFirstRank

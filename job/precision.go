@@ -54,7 +54,7 @@ func (r *resolver) precision() error {
 		r.assume("weights in %v, as the model was published, under autocast to %s: transformers loads them so since "+
 			"5.0 unless the program says dtype; --precision was not given", j.ParameterType, mixed)
 	case mixed != recipe.Unmixed:
-		j.ParameterType = dtype.F32
+		j.ParameterType, j.WidensShards = dtype.F32, r.widensShards()
 		r.assume("weights in fp32 under autocast to %s: --precision was not given", mixed)
 	default:
 		j.ParameterType = j.Model.Parameters[0].DType
@@ -70,10 +70,19 @@ func (r *resolver) precision() error {
 }
 
 // loadsAsPublished reports whether from_pretrained leaves weights in the type that they were published in, where a
-// program does not say. accelerate has FSDP train in fp32 under autocast, whatever the weights were.
+// program does not say. accelerate has FSDP train in fp32 under autocast, whatever the weights were. For FSDP2 it does
+// so since 1.14: before, it widens copies that nothing takes (fsdp2_prepare_model in utils/fsdp_utils.py).
 func (r *resolver) loadsAsPublished() bool {
-	return r.job.OfTransformers() && r.job.Versions.Transformers.AtLeast(5, 0, 0) && r.job.FSDP == nil &&
-		r.Request.FSDP == ""
+	if !r.job.OfTransformers() || !r.job.Versions.Transformers.AtLeast(5, 0, 0) {
+		return false
+	}
+	return r.fsdpVersion() == 0 || r.preparedByAccelerate() && !r.job.Versions.Accelerate.AtLeast(1, 14, 0)
+}
+
+// widensShards reports whether accelerate converts weights to fp32 once FSDP1 has sharded them (prepare_model in its
+// accelerator.py). Those of FSDP2 it converts before.
+func (r *resolver) widensShards() bool {
+	return r.job.OfTransformers() && r.job.Versions.Transformers.AtLeast(5, 0, 0) && r.fsdpVersion() == 1
 }
 
 // precisions maps the names of precisions, Lightning's spellings included, to

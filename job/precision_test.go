@@ -16,16 +16,19 @@ func TestWeightsAsPublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		transformers, fsdp, precision string
-		want                          dtype.Type
+		transformers, accelerate, fsdp, precision string
+		want                                      dtype.Type
 	}{
-		{"4.57.0", "", "", dtype.F32},
-		{"5.0.0", "", "", dtype.BF16},
-		{"5.24.0", "2", "", dtype.F32},
-		{"5.24.0", "", "amp-bf16", dtype.F32},
+		{"4.57.0", "", "", "", dtype.F32},
+		{"5.0.0", "", "", "", dtype.BF16},
+		{"5.24.0", "", "2", "", dtype.F32},
+		{"5.24.0", "1.13.0", "2", "", dtype.BF16},
+		{"5.24.0", "1.13.0", "1", "", dtype.F32},
+		{"4.57.0", "1.13.0", "2", "", dtype.F32},
+		{"5.24.0", "", "", "amp-bf16", dtype.F32},
 	} {
 		j, err := Request{Model: "qwen2.5-0.5b", Sequence: 64, GPUs: 2, TrainingArgs: arguments, FSDP: c.fsdp,
-			Precision: c.precision, Transformers: c.transformers}.Resolve()
+			Precision: c.precision, Transformers: c.transformers, AccelerateVersion: c.accelerate}.Resolve()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -60,9 +60,10 @@ type Request struct {
 	// litgpt or torchtitan.
 	Modules string
 
-	Torch                      string // this and the next three are versions
+	Torch                      string // this and the next four are versions
 	DeepSpeedVersion           string `json:"Engine"` // its key in plimsoll.plan/2
 	Transformers, BitsAndBytes string
+	AccelerateVersion          string `json:",omitempty"`
 	Allocator                  string // PYTORCH_CUDA_ALLOC_CONF
 
 	Factors string `json:",omitempty"` // a file of compare --learn

@@ -138,12 +138,32 @@ func (r *resolver) sharding() error {
 	if j.AutocastType != dtype.Invalid {
 		j.CastType, j.AutocastType = j.AutocastType, dtype.Invalid
 	}
+	if f := r.Inputs.framework; f != nil && f.UnitsAtEnds != nil {
+		j.UnitsAtEnds = *f.UnitsAtEnds
+	} else if r.preparedByAccelerate() && j.Versions.Accelerate.AtLeast(1, 14, 0) {
+		j.UnitsAtEnds = recipe.UnitsAtEnds{Embedding: true, Tail: true}
+	}
 	r.assumeLoading()
 	r.sayPadding()
 	if j.ReduceType == dtype.Invalid || j.CastType == dtype.Invalid && j.ParameterType != dtype.F32 {
 		j.ReduceType = j.ComputeType()
 	}
 	return nil
+}
+
+// preparedByAccelerate reports whether accelerate divides the model into units of FSDP2 (fsdp2_prepare_model in its
+// utils/fsdp_utils.py).
+func (r *resolver) preparedByAccelerate() bool {
+	replaced := r.Inputs.framework != nil && r.Inputs.framework.UnitsAtEnds != nil
+	return r.fsdpVersion() == 2 && (r.Modules == "" || r.Modules == transformersModules) && !replaced
+}
+
+// fsdpVersion returns the version of FSDP that a file or the request asks for, 0 for none.
+func (r *resolver) fsdpVersion() int {
+	if r.job.FSDP != nil {
+		return r.job.FSDP.Version
+	}
+	return slices.Index(FSDPVersions, r.Request.FSDP) + 1
 }
 
 // shardingOfZeRO3 sets the ranks that ZeRO-3 shards the model among, and says how the model is loaded.

@@ -25,6 +25,8 @@ func (r *resolver) versions() error {
 	}{
 		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
+		{"--accelerate-version", r.AccelerateVersion, "accelerate", beside.accelerate, &v.Accelerate,
+			r.preparedByAccelerate()},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
 			r.Inputs.quantization != nil && r.Inputs.quantization.Method == ""},
 		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", recipe.NewestDeepSpeed.String(), &v.DeepSpeed,
@@ -63,27 +65,27 @@ func (q Request) deepSpeedRelease() (version.Version, error) {
 
 // release is a release of torch with the newest releases of its time.
 type release struct {
-	torch                      version.Version
-	transformers, bitsandbytes string
+	torch                                  version.Version
+	transformers, accelerate, bitsandbytes string
 }
 
 // releases are in the order of time, by the dates on PyPI.
 var releases = []release{
-	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.26.0"},
-	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.31.0"},
-	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.35.0"},
-	{version.Version{Major: 2, Minor: 0}, "4.27.0", "0.37.0"},
-	{version.Version{Major: 2, Minor: 1}, "4.36.0", "0.41.0"},
-	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.42.0"},
-	{version.Version{Major: 2, Minor: 3}, "4.40.0", "0.43.0"},
-	{version.Version{Major: 2, Minor: 4}, "4.43.0", "0.43.0"},
-	{version.Version{Major: 2, Minor: 5}, "4.46.0", "0.44.0"},
-	{version.Version{Major: 2, Minor: 6}, "4.48.0", "0.45.0"},
-	{version.Version{Major: 2, Minor: 7}, "4.51.0", "0.45.0"},
-	{version.Version{Major: 2, Minor: 8}, "4.55.0", "0.46.0"},
-	{version.Version{Major: 2, Minor: 9}, "4.57.0", "0.48.0"},
-	{version.Version{Major: 2, Minor: 10}, "5.0.0", "0.49.0"},
-	{version.Version{Major: 2, Minor: 13}, "5.23.0", "0.49.0"},
+	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.5.1", "0.26.0"},
+	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.10.0", "0.31.0"},
+	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.13.2", "0.35.0"},
+	{version.Version{Major: 2, Minor: 0}, "4.27.0", "0.17.1", "0.37.0"},
+	{version.Version{Major: 2, Minor: 1}, "4.36.0", "0.23.0", "0.41.0"},
+	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.26.1", "0.42.0"},
+	{version.Version{Major: 2, Minor: 3}, "4.40.0", "0.29.3", "0.43.0"},
+	{version.Version{Major: 2, Minor: 4}, "4.43.0", "0.33.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 5}, "4.46.0", "1.0.1", "0.44.0"},
+	{version.Version{Major: 2, Minor: 6}, "4.48.0", "1.3.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 7}, "4.51.0", "1.6.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 8}, "4.55.0", "1.9.0", "0.46.0"},
+	{version.Version{Major: 2, Minor: 9}, "4.57.0", "1.10.1", "0.48.0"},
+	{version.Version{Major: 2, Minor: 10}, "5.0.0", "1.12.0", "0.49.0"},
+	{version.Version{Major: 2, Minor: 13}, "5.23.0", "1.15.0", "0.49.0"},
 }
 
 // contemporaries returns the newest releases at the time of a release of torch.

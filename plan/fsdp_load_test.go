@@ -50,6 +50,11 @@ func TestLoadingUnderFSDP(t *testing.T) {
 		{"all of a file", job.Request{Accelerate: file("all.yaml", launched("1", "false")), Torch: "2.1"}, 8, whole},
 		{"transformers 5", job.Request{Accelerate: file("five.yaml", launched("2", "true")), Transformers: "5.24.0"}, 8,
 			whole},
+		{"FSDP1 of transformers 5", job.Request{Accelerate: file("widened.yaml", launched("1", "true")),
+			Transformers: "5.24.0"}, 1, whole / 2},
+		{"DDP", job.Request{GPUs: 8, Precision: "fp16"}, 1, whole / 2},
+		{"DDP, converted", job.Request{GPUs: 8, Precision: "bf16"}, 8, whole / 2},
+		{"DDP, before maps", job.Request{GPUs: 8, Precision: "fp16", Torch: "2.5"}, 8, whole / 2},
 		{"unknown release", job.Request{Accelerate: file("any.yaml", launched("2", "true"))}, 15, whole},
 		{"mapped", job.Request{FSDP: "2", GPUs: 8, Precision: "fp16"}, 1, whole / 2},
 		{"converted", job.Request{FSDP: "2", GPUs: 8, Precision: "bf16"}, 8, whole / 2},
@@ -123,8 +128,14 @@ func TestDividing(t *testing.T) {
 		t.Errorf("%v reserved after wrapping, at most %v", load.EndReserved, load.PeakReserved)
 	}
 	const vocabulary = 32000 * 4096 * 2 // bytes of the embedding, and of the head, in 16 bits
-	for version, want := range map[string]ledger.Bytes{"1": 4 * vocabulary, "2": 3 * vocabulary} {
-		p := planned(t, job.Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16"})
+	const block = (4*4096*4096 + 3*4096*11008 + 2*4096) * 2
+	for _, c := range []struct {
+		version, accelerate string
+		want                ledger.Bytes
+	}{{"1", "", 4 * vocabulary}, {"2", "1.13.0", 3 * vocabulary}, {"2", "1.15.0", block - vocabulary/2}} {
+		version, want := c.version, c.want
+		p := planned(t, job.Request{Model: "llama-2-7b", Sequence: 128, FSDP: version, GPUs: 2, Precision: "fp16",
+			AccelerateVersion: c.accelerate})
 		load := phaseOf(t, &p.Devices[0], ledger.Load)
 		if over := load.PeakRequested - load.EndRequested; over < want-vocabulary-1<<21 || over > want+1<<21 {
 			t.Errorf("FSDP%s: %v more than the shards while the model is divided, want about %v", version, over, want)

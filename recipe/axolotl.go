@@ -356,7 +356,7 @@ func (r *frameworkReader) typesOfAxolotl() {
 		r.to.Weights = "fp32"
 	}
 	// axolotl replaces accelerate's preparation for FSDP2, which converts weights.
-	r.to.TrainedIn32 = UnderFSDP1
+	r.to.TrainedIn32, r.to.UnitsAtEnds = UnderFSDP1, &UnitsAtEnds{}
 }
 
 // shardAxolotl reads how the model is divided.

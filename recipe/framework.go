@@ -58,6 +58,9 @@ type Framework struct {
 	// AddsInFull says that the program's PEFT is older than 0.21: the product of an adapter of a parameter is made in
 	// full before it is added.
 	AddsInFull bool
+	// UnitsAtEnds are those of a program that divides the model into units of FSDP2 itself, in place of accelerate. It
+	// is nil for others.
+	UnitsAtEnds *UnitsAtEnds
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
 

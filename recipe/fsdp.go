@@ -51,6 +51,13 @@ var (
 	isPrefetch  = oneOf(fsdpPrefetches...).InAnyCase()
 )
 
+// UnitsAtEnds says which units FSDP2 has beside the blocks and the root. Only a model whose head is not tied to its
+// embedding has them.
+type UnitsAtEnds struct {
+	Embedding bool // of the embedding
+	Tail      bool // of the last norm with the head, which stays gathered between the passes
+}
+
 // fsdpKeys are the keys that the Trainer and accelerate share.
 var fsdpKeys = strict.Merge(
 	anyBoolean.For("activation_checkpointing forward_prefetch"),

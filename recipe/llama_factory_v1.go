@@ -137,6 +137,7 @@ func (r *frameworkReader) shardFactoryV1() {
 		r.to.Parallelism = &Parallelism{Replicate: int(r.Integer("mp_replicate_size")), Tensor: 1, Sequence: 1,
 			Context: int(r.Integer("cp_size")), Ulysses: true}
 		r.to.LoadsOnGPU = r.Word("init_config.name") == "init_on_default"
+		r.to.UnitsAtEnds = &UnitsAtEnds{Embedding: true}
 	}
 }
 

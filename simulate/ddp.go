@@ -22,12 +22,23 @@ func (e *ddp) AfterBackward(string)  {}
 // GPU.
 func (e *ddp) load() {
 	if !e.OnCPU {
-		e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
+		e.stage()
 	}
 	why := because("%s parameters in %v", ledger.Count(e.Model.Elements()), e.ParameterType)
 	for _, p := range e.parameters {
 		allocate(e.gpu, p.Bytes(), e.weights(), why)
 	}
+}
+
+// stage holds the model on the host until it has gone to the GPU. Weights that stay in their mapped files are there
+// once for all ranks of a node.
+func (s *simulation) stage() {
+	if !s.MapsWeights() {
+		s.host.briefly(s.storedBytes(), ledger.LoadStaging, whyStaged)
+		return
+	}
+	s.host.briefly(s.perNode(s.storedBytes()), ledger.LoadStaging, because("%s%s parameters in %v", whyMapped,
+		ledger.Count(elementsOf(s.parameters)), s.ParameterType))
 }
 
 // whyStaged is the reason for the copy of a model on the host while it is loaded.
@@ -58,6 +69,7 @@ func (e *ddp) whyGradients() string {
 	return fmt.Sprintf("%s trained parameters, gradients of their type", e.trainedCount())
 }
 
+func (e *ddp) endForward()      {}
 func (e *ddp) endBackward(bool) {}
 
 func (e *ddp) step() {

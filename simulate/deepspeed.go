@@ -91,6 +91,7 @@ func (e *deepSpeed) BeforeForward(string)  {}
 func (e *deepSpeed) AfterForward(string)   {}
 func (e *deepSpeed) BeforeBackward(string) {}
 func (e *deepSpeed) AfterBackward(string)  {}
+func (e *deepSpeed) endForward()           {}
 func (e *deepSpeed) zeroGradients()        {}
 func (e *deepSpeed) save()                 {}
 
@@ -143,7 +144,7 @@ func (e *deepSpeed) loadFull(why func() string) {
 		e.loadStage(why)
 		return
 	}
-	e.host.briefly(e.storedBytes(), ledger.LoadStaging, whyStaged)
+	e.stage()
 	for _, p := range e.parameters {
 		e.loaded[p.Index] = e.gpu.hold(p.Bytes(), e.weights(), why)
 	}

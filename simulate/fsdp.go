@@ -14,7 +14,7 @@ import (
 
 // fsdp is PyTorch's Fully Sharded Data Parallel, of either version. It gathers
 // the parameters of a unit before they are used (torch/distributed/fsdp). Every
-// block is a unit; the root unit has the parameters outside the blocks.
+// block is a unit; the root unit has the parameters outside the others.
 type fsdp struct {
 	*simulation
 	units  map[string]*unit
@@ -23,13 +23,19 @@ type fsdp struct {
 	shards []*autograd.Parameter // the rank's shards of the trainable parameters
 	// reducing is the input of the last reduction. It lives until the next one.
 	reducing hold
+	// copied is FSDP2's last output of an all-gather that was copied out in the forward pass. It lives until the next
+	// one arrives (all_gather_state in _fsdp_param_group.py).
+	copied hold
 }
 
 // unit is a group of parameters that are gathered together.
 type unit struct {
-	path       string
+	path       string // of its first module in the forward pass
 	at         int
+	atEnd      bool // not a block
+	stays      bool // gathered between the passes
 	parameters []*autograd.Parameter
+	arriving   hold // FSDP2's output of the all-gather, until it is copied out
 	gathered   hold
 	gradients  hold   // sharded
 	flat       hold   // FSDP1's full gradient before it is reduced
@@ -41,12 +47,19 @@ type unit struct {
 func newFSDP(s *simulation) *fsdp {
 	e := &fsdp{simulation: s, units: map[string]*unit{}, root: &unit{at: -1}}
 	wrapped := s.FSDP.WrapPolicy != "no_wrap"
-	wrap := func(path string) {
-		u := &unit{path: path, at: len(e.order)}
-		e.units[path] = u
+	wrap := func(paths ...string) *unit {
+		u := &unit{path: paths[0], at: len(e.order)}
+		for _, path := range paths {
+			e.units[path] = u
+		}
 		e.order = append(e.order, u)
+		return u
 	}
 	network := s.Model.Network
+	embedding, tail := endsOf(s)
+	if embedding != "" {
+		wrap(embedding).atEnd = true
+	}
 	var blocks []model.Block
 	for _, t := range network.Towers {
 		if classes := s.FSDP.WrapLayers; slices.Contains(classes, t.BlockClass) || len(classes) == 0 && !t.Unwrapped {
@@ -57,6 +70,10 @@ func newFSDP(s *simulation) *fsdp {
 		if wrapped {
 			wrap(b.Path)
 		}
+	}
+	if len(tail) > 0 {
+		u := wrap(tail...)
+		u.atEnd, u.stays = true, true
 	}
 	for _, p := range s.parameters {
 		u := e.unitOf(p.Name)
@@ -74,6 +91,31 @@ func newFSDP(s *simulation) *fsdp {
 		e.shards = append(e.shards, &shard)
 	}
 	return e
+}
+
+// endsOf returns the embedding and the modules behind the blocks that are units of their own, nothing where the root
+// has them. A tied embedding is in one unit with the head. Like the root it is gathered from the beginning of the
+// forward pass to the end of the backward pass.
+func endsOf(s *simulation) (embedding string, tail []string) {
+	network := s.Model.Network
+	tied := func(p model.Parameter) bool { return p.TiedTo != "" && p.Name == network.Head.Projection+".weight" }
+	if len(network.Stacks) != 1 || slices.ContainsFunc(s.Model.Parameters, tied) {
+		return "", nil
+	}
+	if s.UnitsAtEnds.Embedding {
+		embedding = network.Stacks[0].TokenEmbedding
+	}
+	if !s.UnitsAtEnds.Tail {
+		return embedding, nil
+	}
+	// _find_final_norm of accelerate looks at the children of the base model. A tower or an adapter is in between.
+	if norm := network.Stacks[0].FinalNorm.Path; norm != "" && len(network.Towers) == 0 && s.Adapter == nil {
+		tail = append(tail, norm)
+	}
+	if head := &network.Head; head.Projection != "" && !head.PerSequence && !head.Classes {
+		tail = append(tail, head.Projection)
+	}
+	return embedding, tail
 }
 
 // sharers returns how many ranks share a parameter. Under expert parallelism a rank shares its experts only with the
@@ -175,34 +217,53 @@ const (
 	reduceStream
 )
 
-// gather gathers the full parameters of a unit, in the compute type.
+// gather begins to gather the full parameters of a unit, in the compute type. FSDP1 computes with what it gathers,
+// and FSDP2 copies every parameter out of it.
 func (e *fsdp) gather(u *unit) {
-	if u == nil || u.gathered.held() || len(u.parameters) == 0 {
+	if u == nil || u.gathered.held() || u.arriving.held() || len(u.parameters) == 0 {
 		return
 	}
-	bytes := u.elements(nil, (*autograd.Parameter).Bytes)
-	if e.FSDP.Version == 1 {
-		e.gpu.on(gatherStream, func() { u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered) })
-		return
+	to, bytes := &u.gathered, u.elements(nil, (*autograd.Parameter).Bytes)
+	if e.FSDP.Version == 2 {
+		to, bytes = &u.arriving, e.gatheredBytes(u)
 	}
-	// FSDP2 copies every parameter out of the gathered buffer, with its padding.
-	bytes = u.elements(nil, func(p *autograd.Parameter) int64 {
+	e.gpu.on(gatherStream, func() { *to = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered) })
+}
+
+// gatheredBytes returns the size of a unit of FSDP2 with its padding.
+func (e *fsdp) gatheredBytes(u *unit) int64 {
+	return u.elements(nil, func(p *autograd.Parameter) int64 {
 		if p.Quantized != autograd.Unquantized {
 			return p.Bytes()
 		}
 		return e.padded(p) * p.DType.Size()
 	})
-	var flat hold
-	e.gpu.on(gatherStream, func() { flat = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered) })
-	u.gathered = e.gpu.hold(bytes, ledger.GatheredParameters, e.whyGathered)
-	flat.free()
 }
 
-// largestBlock returns the size of the largest unit beside the root, gathered.
+// use gathers a unit and waits for it. In the forward pass FSDP2 keeps what it has copied the parameters out of, so
+// that the copy overlaps the next all-gather.
+func (e *fsdp) use(u *unit, forward bool) {
+	e.gather(u)
+	if !u.arriving.held() {
+		return
+	}
+	if forward {
+		drop(&e.copied)
+	}
+	u.gathered = e.gpu.hold(e.gatheredBytes(u), ledger.GatheredParameters, e.whyGathered)
+	if forward {
+		e.copied, u.arriving = u.arriving, hold{}
+	}
+	drop(&u.arriving)
+}
+
+// largestBlock returns the size of the largest block, gathered.
 func (e *fsdp) largestBlock() ledger.Bytes {
 	largest := int64(0)
 	for _, u := range e.order {
-		largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
+		if !u.atEnd {
+			largest = max(largest, u.elements(nil, (*autograd.Parameter).Bytes))
+		}
 	}
 	return ledger.Bytes(largest)
 }
@@ -212,8 +273,12 @@ func (e *fsdp) whyGathered() string {
 		return fmt.Sprintf("all units of the stage, gathered in %v until the last micro batch of the pipeline",
 			e.ComputeType())
 	}
-	return fmt.Sprintf("units gathered in %v: the root, which stays, and two blocks at a time of up to %v: the one in "+
-		"use and the next", e.ComputeType(), e.largestBlock())
+	stays := "the root, which stays"
+	if e.UnitsAtEnds.Tail {
+		stays = "the last norm with the head, which stay"
+	}
+	return fmt.Sprintf("units gathered in %v: %s, and two blocks at a time of up to %v: the one in use, and the next "+
+		"or what it was copied out of", e.ComputeType(), stays, e.largestBlock())
 }
 
 func (e *fsdp) neighbour(u *unit, step int) *unit {
@@ -226,6 +291,9 @@ func (e *fsdp) neighbour(u *unit, step int) *unit {
 // reshards reports whether a unit is freed after its forward pass. The root is
 // kept, as the backward pass begins with it.
 func (e *fsdp) reshards(u *unit) bool {
+	if u.stays {
+		return false
+	}
 	if e.KeepsLastBlock && u.at == len(e.order)-1 {
 		return false
 	}
@@ -234,15 +302,14 @@ func (e *fsdp) reshards(u *unit) bool {
 }
 
 func (e *fsdp) BeforeForward(path string) {
-	e.gather(e.root)
+	e.use(e.root, true)
 	u, ok := e.units[path]
 	if !ok {
 		return
 	}
-	e.gather(u)
-	// The host runs ahead of the GPU: it gathers the next unit before this one is
-	// done.
-	if !u.inUse {
+	e.use(u, !u.inUse)
+	// The host runs ahead of the GPU: FSDP1 gathers the next unit before this one is done.
+	if !u.inUse && e.FSDP.Version == 1 {
 		e.gather(e.neighbour(u, 1))
 	}
 }
@@ -259,18 +326,21 @@ func (e *fsdp) BeforeBackward(path string) {
 		return
 	}
 	u.inUse = true
-	e.gather(u)
+	e.use(u, false)
 	if e.FSDP.BackwardPrefetch != "none" {
 		e.gather(e.neighbour(u, -1))
 	}
 }
 
 func (e *fsdp) AfterBackward(path string) {
-	if u, ok := e.units[path]; ok {
+	if u, ok := e.units[path]; ok && path == u.path {
 		u.inUse = false
 		if e.Stage != nil {
 			e.widen(u)
 			return
+		}
+		if e.FSDP.Version == 2 { // which reshards before it reduces
+			drop(&u.gathered)
 		}
 		if e.reduces() {
 			e.reduce(u)
@@ -301,6 +371,9 @@ func (e *fsdp) widen(u *unit) {
 		p.DropGradient()
 	}
 }
+
+// endForward is the end of the root's forward pass.
+func (e *fsdp) endForward() { drop(&e.copied) }
 
 func (e *fsdp) gradient(*autograd.Parameter) {}
 
@@ -365,6 +438,7 @@ func (e *fsdp) reduce(u *unit) {
 	if e.FSDP.Version == 2 {
 		stream = 0
 	}
+	drop(&e.reducing)
 	var input hold
 	why := because("gradients of a unit put together in %v for the reduce-scatter; the buffer lives until the next "+
 		"unit's (FSDP2's ReduceScatterState)", e.ReduceType)
@@ -378,7 +452,6 @@ func (e *fsdp) reduce(u *unit) {
 		drop(&u.wide[i])
 	}
 	drop(&u.flat)
-	drop(&e.reducing)
 	e.reducing = input
 	e.gpu.on(reduceStream, func() { e.receive(u, shard) })
 }
@@ -412,6 +485,9 @@ func (e *fsdp) endBackward(last bool) {
 			e.reduce(u)
 			drop(&u.gathered)
 		}
+	}
+	if e.FSDP.Version == 2 && e.FSDP.Strategy != "no_shard" {
+		drop(&e.root.gathered)
 	}
 	if !e.reduces() {
 		e.accumulate(e.root)

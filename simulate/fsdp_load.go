@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"plimsoll/autograd"
+	"plimsoll/dtype"
 	"plimsoll/job"
 	"plimsoll/ledger"
 )
@@ -16,7 +17,10 @@ func (e *fsdp) loadedBytes(p *autograd.Parameter) int64 {
 	if p.Quantized != autograd.Unquantized {
 		return p.Bytes()
 	}
-	return p.Elements * e.stored(p).Size()
+	if p.Wide {
+		return p.Elements * dtype.F32.Size()
+	}
+	return p.Elements * e.LoadedType().Size()
 }
 
 // perNode returns a rank's share of memory that a node has once.
@@ -62,19 +66,21 @@ func (e *fsdp) load() {
 	}
 }
 
+const whyMapped = "files of weights that from_pretrained maps and does not convert: one copy a node in the page " +
+	"cache, which the kernel can take back, here a part of each rank: "
+
 // refilled says where transformers makes a full model on ranks that need none.
 const refilled = "(_move_missing_keys_from_meta_to_device in transformers/modeling_utils.py)"
 
 // whyStaging is the reason for the model on the host. Some process loads it.
 func (e *fsdp) whyStaging() string {
-	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.ParameterType)
+	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.LoadedType())
 	switch e.Loader() {
 	case job.LoadedByFirstRank:
 		return "the first rank of a node loads the full model, and the others get their shards from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case job.LoadedAsPageCache:
-		why := "files of weights that from_pretrained maps and does not convert: one copy a node in the page cache, " +
-			"which the kernel can take back, here a part of each rank: " + all
+		why := whyMapped + all
 		if refills, _ := e.Refills(); refills {
 			why += "; every other rank of the node has a full model of its own, which the first rank's weights " +
 				"replace " + refilled

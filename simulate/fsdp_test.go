@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"plimsoll/autograd"
@@ -60,4 +61,42 @@ func TestFrozenGradients(t *testing.T) {
 	if more := peaks[4] - peaks[1]; more < 0 || more > frozen/20 {
 		t.Errorf("accumulation adds %v to the backward pass of an adapter of a model of %v", more, frozen)
 	}
+}
+
+// TestUnitsAtEnds holds the peaks of Llama 3 8B on 8 ranks to those of the program: the Trainer of transformers 5.24
+// with torch 2.15 and accelerate 1.15, which has units for the embedding, and for the last norm with the head. Releases
+// before 1.14 leave both to the root.
+func TestUnitsAtEnds(t *testing.T) {
+	for _, c := range []struct {
+		recompute         string
+		forward, backward float64 // steady, in GiB without the workspaces of cuBLAS
+	}{{"false", 27.95, 27.46}, {"true", 16.19, 17.09}} {
+		got := unitsAtEnds(t, "1.15.0", c.recompute)
+		if math.Abs(got[0]/c.forward-1) > 0.003 || math.Abs(got[1]/c.backward-1) > 0.003 {
+			t.Errorf("with fsdp_activation_checkpointing %s: %.2f GiB, the program has %.2f and %.2f GiB",
+				c.recompute, got, c.forward, c.backward)
+		}
+	}
+	older, newer := unitsAtEnds(t, "1.13.0", "true"), unitsAtEnds(t, "1.14.0", "true")
+	if embedding := float64(128256*4096*2) / (1 << 30); older[1]-newer[1] < embedding {
+		t.Errorf("units of their own save %.2f GiB, the embedding has %.2f GiB", older[1]-newer[1], embedding)
+	}
+}
+
+// unitsAtEnds returns the peaks of the steady forward and backward passes with a release of accelerate, in GiB.
+func unitsAtEnds(t *testing.T, release, recompute string) (peaks []float64) {
+	file := filestest.InNewFolder(t)
+	j, err := (&job.Request{Model: "llama-3-8b", GPU: "H200", GPUs: 8, Sequence: 2048, AccelerateVersion: release,
+		Precision: "amp-bf16", TrainingArgs: file("arguments.json", `{"per_device_train_batch_size": 1, "bf16": true}`),
+		Accelerate: file("accelerate.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n"+
+			"  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: true\n"+
+			"  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_activation_checkpointing: "+recompute+"\n")}).Resolve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	figures, _ := steady(t, j)
+	for _, peak := range []ledger.Bytes{figures[0], figures[2]} {
+		peaks = append(peaks, float64(peak)/(1<<30))
+	}
+	return peaks
 }

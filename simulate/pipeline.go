@@ -118,7 +118,7 @@ func (s *simulation) forwardThrough(c *job.Chunk, key parallel.Pass) {
 	options := s.options()
 	options.Receives, options.Sends = c.Receives, c.Sends
 	options.DividesBackward = s.pipeline.divided[key]
-	m.result = forward.Run(m.tape, c.Network, s.modules, options)
+	m.result = s.forward(m.tape, c.Network, s.modules, options)
 	s.pipeline.underWay[key] = m
 	if c.Sends && len(s.Stage.Chunks) == 1 && s.Versions.Torch.AtLeast(2, 15, 0) {
 		s.releaseOutputs() // the output before has been sent

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"plimsoll/autograd"
-	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/ledger"
 )
@@ -75,7 +74,7 @@ func (s *simulation) engineForward(c *job.Chunk, b *pipeBuffer) {
 		}
 		dropAll(&b.kept)
 	}
-	m.result = forward.Run(m.tape, c.Network, s.modules, options)
+	m.result = s.forward(m.tape, c.Network, s.modules, options)
 	b.output = m
 	if !c.Sends {
 		if e.loss != nil {

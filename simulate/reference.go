@@ -6,6 +6,7 @@ import (
 	"plimsoll/forward"
 	"plimsoll/job"
 	"plimsoll/ledger"
+	"plimsoll/model"
 )
 
 // newReference returns the frozen model that answers are compared with. TRL and LLaMA-Factory shard it with ZeRO-3 and
@@ -45,17 +46,25 @@ func (s *simulation) loadFrozen() {
 	}
 }
 
+// forward runs a network once.
+func (s *simulation) forward(on *autograd.Tape, network *model.Network, modules forward.Parameters,
+	options forward.Options) forward.Result {
+	result := forward.Run(on, network, modules, options)
+	s.engine.endForward()
+	return result
+}
+
 // passes runs the forward passes of a micro batch. The result is that of the trained pass.
 func (s *simulation) passes(options forward.Options) forward.Result {
 	a := s.Answers
 	if s.diverges() {
 		reference := s.judge(s.reference, s.reference.modules)
-		result := forward.Run(s.tape, s.Model.Network, s.modules, options)
+		result := s.forward(s.tape, s.Model.Network, s.modules, options)
 		s.drop(reference)
 		return result
 	}
 	if a == nil {
-		result := forward.Run(s.tape, s.Model.Network, s.modules, options)
+		result := s.forward(s.tape, s.Model.Network, s.modules, options)
 		if s.reference != nil {
 			s.drop(s.judge(s.reference, s.reference.modules))
 		}
@@ -64,7 +73,7 @@ func (s *simulation) passes(options forward.Options) forward.Result {
 	if a.Mismatched == job.Before {
 		s.drop(s.judge(s, s.modules))
 	}
-	result := forward.Run(s.tape, s.Model.Network, s.modules, options)
+	result := s.forward(s.tape, s.Model.Network, s.modules, options)
 	if a.Mismatched == job.After {
 		s.drop(s.judge(s, s.modules))
 		s.separate(&result)
@@ -141,7 +150,7 @@ func (s *simulation) judge(r *simulation, modules forward.Parameters) (result fo
 	case s.diverges():
 		options.Loss = forward.NoLoss
 	}
-	s.tape.WithoutGradients(func() { result = forward.Run(s.tape, r.Model.Network, modules, options) })
+	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, modules, options) })
 	if e, shards := r.engine.(*zero3); shards && r.frozen {
 		e.coordinator.reset()
 	}

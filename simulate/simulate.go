@@ -25,6 +25,8 @@ type sharding interface {
 	// whyGradients returns the reason for the size of the gradients: the tape allocates them, and the engine decides
 	// how long they live.
 	whyGradients() string
+	// endForward follows every run of the model, with its loss.
+	endForward()
 	// endBackward follows the backward pass of every micro batch. An optimizer
 	// step follows if it is the last.
 	endBackward(last bool)

@@ -56,6 +56,7 @@ func (e *expression) commandLine() string {
 	add("torch", q.Torch)
 	add("deepspeed-version", q.DeepSpeedVersion)
 	add("transformers", q.Transformers)
+	add("accelerate-version", q.AccelerateVersion)
 	add("bitsandbytes", q.BitsAndBytes)
 	add("alloc-conf", q.Allocator)
 	return b.String()

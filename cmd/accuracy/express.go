@@ -168,6 +168,7 @@ func (e *expression) chooseMachine() error {
 	}
 	q.Torch, q.Transformers, q.DeepSpeedVersion = e.Software.version("torch|pytorch", torchReleases),
 		e.Software.version("transformers", transformersReleases), e.Software.version("deepspeed", nil)
+	q.AccelerateVersion = e.Software.version("accelerate", nil)
 	q.BitsAndBytes = cmp.Or(e.Software.version("bitsandbytes", nil), e.trainer().bitsAndBytes)
 	q.Modules = strings.ToLower(e.Software.find("(litgpt|torchtitan)"))
 	q.Allocator = e.trainer().allocator

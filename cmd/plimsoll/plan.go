@@ -259,6 +259,7 @@ func releaseFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
 	flags.StringVar(&q.Torch, "torch", "", "`version` of PyTorch")
 	flags.StringVar(&q.Transformers, "transformers", "", "`version` of transformers")
+	flags.StringVar(&q.AccelerateVersion, "accelerate-version", "", "`version` of accelerate")
 	flags.StringVar(&q.DeepSpeedVersion, "deepspeed-version", "", "`version` of DeepSpeed")
 	flags.StringVar(&q.BitsAndBytes, "bitsandbytes", "", "`version` of bitsandbytes")
 	flags.StringVar(&q.Allocator, "alloc-conf", "",
