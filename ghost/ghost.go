@@ -44,6 +44,10 @@ type Request struct {
 	Early    bool
 	Patience time.Duration
 	Output   io.Writer // of the program
+	// WhatIf are values of PYTORCH_CUDA_ALLOC_CONF that the trace of the first rank is replayed under.
+	WhatIf []string
+	// Keep is given the snapshot of the first rank's memory, if it is not nil.
+	Keep func(io.Reader) error
 }
 
 // lastRank is the last rank, however many there are.
@@ -56,8 +60,9 @@ var (
 	searched = []string{"libnvrtc.so.12", "libnvrtc.so.13"}
 )
 
-// unlimited is the capacity of a GPU that nobody named.
-const unlimited = ledger.Bytes(1) << 44
+// unlimited is the capacity of a GPU that nobody named. An expandable segment of PyTorch takes addresses for a little more
+// than the capacity, for each stream, and a process has 64 TiB of them.
+const unlimited = 4 * ledger.TiB
 
 // Run runs a program, and returns its record. A program whose launcher wants more GPUs than the request has runs again
 // on as many.
@@ -95,8 +100,20 @@ func (r Request) run(ctx context.Context) (*Record, error) {
 	if err := r.start(ctx, interpreter, lib, scratch); err != nil {
 		return nil, err
 	}
-	return readRecord(scratch, r)
+	record, err := readRecord(scratch, r)
+	if err != nil || r.Keep == nil || record.End.Kind == "more" {
+		return record, err
+	}
+	kept, _, err := files.Open(filepath.Join(scratch, snapshotName))
+	if err != nil {
+		return nil, err
+	}
+	defer kept.Close()
+	return record, r.Keep(kept)
 }
+
+// snapshotName is the file in the scratch folder that PyTorch writes the history of its memory to.
+const snapshotName = "snapshot.pickle"
 
 // start runs the program until its end.
 func (r Request) start(ctx context.Context, interpreter, lib, scratch string) error {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/optim/optimtest"
+	"plimsoll/plan"
 )
 
 // whole skips a test in the short suite: make test-ghost runs it where a change needs it.
@@ -256,6 +258,52 @@ func TestStreams(t *testing.T) {
 	}
 	if below := peak.PeakUsed - interval.Lower; below < 64*ledger.MiB || interval.Sources[0].Below == 0 {
 		t.Errorf("the interval is %+v", interval)
+	}
+}
+
+// TestVary finds the largest batch that fits. In the forward and the backward pass a vector takes less than 64 KiB.
+func TestVary(t *testing.T) {
+	whole(t)
+	r := request(t, "linear.py", "{batch}")
+	r.GPU = gpu.Model{Name: "small", Capability: 80}
+	r.GPU.Memory = ledger.GiB + r.outside()
+	v, err := ParseVariation("batch=256..60000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	played, err := r.Vary(t.Context(), v, 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(played, func(o Varied) bool { return o.Verdict != plan.Fits })
+	if at < 1 || at == len(played) || played[at].number() != played[at-1].number()+1 {
+		t.Fatalf("%d of %d fit", at, len(played))
+	}
+	if fits := played[at-1].number(); fits < 1024 || played[0].Value != "256" || played[len(played)-1].Value != "60000" {
+		t.Errorf("%d vectors fit", fits)
+	}
+	if _, err := request(t, "linear.py").Vary(t.Context(), v, 0, nil); err == nil {
+		t.Error("a command without {batch} was run")
+	}
+}
+
+// TestReplayed replays the requests of a program under other settings. They reserve what the program reserves with them.
+func TestReplayed(t *testing.T) {
+	whole(t)
+	const other = "expandable_segments:True"
+	r := request(t, "linear.py", "3000")
+	var kept bytes.Buffer
+	r.WhatIf, r.Keep = []string{other}, func(from io.Reader) error { _, err := io.Copy(&kept, from); return err }
+	record := run(t, r)
+	t.Setenv("PYTORCH_CUDA_ALLOC_CONF", other)
+	really := run(t, request(t, "linear.py", "3000"))
+	if record.AsItWas.Reserved != record.GPU.Peak().PeakReserved || len(record.Replays) != 1 ||
+		record.Replays[0].Reserved != really.GPU.Peak().PeakReserved {
+		t.Errorf("replayed: %v and %v, reserved: %v and %v", record.AsItWas, record.Replays,
+			record.GPU.Peak().PeakReserved, really.GPU.Peak().PeakReserved)
+	}
+	if kept.Len() == 0 {
+		t.Error("no snapshot was kept")
 	}
 }
 

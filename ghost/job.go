@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 
+	"plimsoll/fault"
 	"plimsoll/ledger"
 	"plimsoll/plan"
 	"plimsoll/simulate"
@@ -27,7 +28,7 @@ type Job struct {
 // Play plays a job.
 func (r Request) Play(ctx context.Context) (*Job, error) {
 	last := r
-	last.Rank, last.Output = lastRank, io.Discard
+	last.Rank, last.Output, last.WhatIf, last.Keep = lastRank, io.Discard, nil, nil
 	var other result
 	ended := make(chan struct{})
 	alone := r.GPUs*r.Nodes == 1
@@ -51,7 +52,7 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 		other = last.runOut(ctx)
 	}
 	if first.record.Waits > 0 {
-		r.Early, r.Output = true, io.Discard
+		r.Early, r.Output, r.WhatIf, r.Keep = true, io.Discard, nil, nil
 		if early := r.runOut(ctx); early.err == nil {
 			first.record.widenBelow(early.record)
 		}
@@ -103,6 +104,10 @@ func (r Request) runOut(ctx context.Context) result {
 	enough, err := r.Run(ctx)
 	if err != nil {
 		return result{nil, "", err}
+	}
+	if enough.End.Kind == "failed" {
+		return result{nil, "", fault.Inputf("the program needs more than %v of one GPU: %s", unlimited,
+			enough.End.Message).WithHint("give it fewer layers, smaller batches or more ranks")}
 	}
 	enough.GPU.Capacity, enough.Retries = capacity, record.Retries
 	return result{enough, failed, nil}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"plimsoll/allocator"
 	"plimsoll/fault"
 	"plimsoll/files"
 	"plimsoll/ledger"
@@ -70,6 +71,16 @@ type Record struct {
 	GPU ledger.Device `json:"-"`
 	// Host is what its process held.
 	Host []hostPhase `json:"-"`
+	// AsItWas is the replay of the trace under the settings that it was recorded under, and Replays are those of the
+	// request. A replay reserves a little other than PyTorch did.
+	AsItWas Replay   `json:"-"`
+	Replays []Replay `json:"-"`
+}
+
+// Replay is what the allocator would have reserved with other settings.
+type Replay struct {
+	Settings string
+	Reserved ledger.Bytes // at most
 }
 
 // Note is something that the stage did otherwise than a real run would, or guessed.
@@ -114,7 +125,7 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	case r.Steps == 0 && r.Failures == 0:
 		return nil, fault.Inputf("the program ended without an optimizer step")
 	}
-	s, err := snapshot.Open(filepath.Join(scratch, "snapshot.pickle"))
+	s, err := snapshot.Open(filepath.Join(scratch, snapshotName))
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +174,36 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 	for _, h := range r.GPU.Outside {
 		below, above, why := simulate.Apart(h)
 		plan.Widen(&r.GPU, ledger.Source{Name: h.Component.Title(), Below: below, Above: above, Reason: why})
+	}
+	return r.replay(s, d, of.WhatIf)
+}
+
+// replay runs the trace through an allocator with other settings.
+func (r *Record) replay(s *snapshot.Snapshot, d *snapshot.Device, others []string) error {
+	if len(others) == 0 {
+		return nil
+	}
+	own, err := s.Configuration()
+	if err != nil {
+		return err
+	}
+	under := func(text string, c allocator.Configuration) (Replay, error) {
+		replayed, err := d.Replay(c, snapshot.NoEmptyCache)
+		return Replay{text, replayed.PeakReserved}, err
+	}
+	if r.AsItWas, err = under(s.Settings.Configuration, own); err != nil {
+		return err
+	}
+	for _, text := range others {
+		c, err := snapshot.ParseSettings(text)
+		if err != nil {
+			return err
+		}
+		replayed, err := under(text, c)
+		if err != nil {
+			return err
+		}
+		r.Replays = append(r.Replays, replayed)
 	}
 	return nil
 }

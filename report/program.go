@@ -22,10 +22,18 @@ type PlannedProgram struct {
 	Retries int64 `json:"allocator_retries"`
 	// Failed is how the program ran out of memory, in PyTorch's own words; empty if it did not.
 	Failed string `json:"out_of_memory,omitempty"`
+	// WhatIf are replays of the first rank's allocations. The first is under the settings that the program ran with.
+	WhatIf []ReplayedProgram `json:"what_if,omitempty"`
 	// Otherwise says what was done otherwise than in a real run.
 	Otherwise []string `json:"otherwise"`
 	// Unmodelled are functions of CUDA's libraries that were called, and did nothing.
 	Unmodelled []string `json:"unmodelled_functions"`
+}
+
+// ReplayedProgram is what the allocator would have reserved with other settings.
+type ReplayedProgram struct {
+	Settings string       `json:"settings"` // of PYTORCH_CUDA_ALLOC_CONF
+	Reserved ledger.Bytes `json:"peak_reserved_bytes"`
 }
 
 // NewProgramDocument makes the document of a program that has planned itself.
@@ -84,6 +92,19 @@ func (d *PlanDocument) programPage() *Page {
 	var rest Facts
 	if p.Failed != "" {
 		rest.add("failed", "%s", p.Failed)
+	}
+	for i, r := range p.WhatIf[min(1, len(p.WhatIf)):] {
+		own := p.WhatIf[0].Reserved
+		change := fmt.Sprintf("%v less", own-r.Reserved)
+		if r.Reserved >= own {
+			change = fmt.Sprintf("%v more", r.Reserved-own)
+		}
+		name := ""
+		if i == 0 {
+			name = "what if"
+		}
+		rest.add(name, "%s: PyTorch reserves at most %v, %s than as it ran; the requests were replayed", r.Settings,
+			r.Reserved, change)
 	}
 	if len(p.Otherwise) > 0 {
 		rest.add("otherwise", "%s", strings.Join(p.Otherwise, "; "))

@@ -32,8 +32,16 @@ type planOptions struct {
 	machine      machineOptions
 	format       report.Format
 	megatron     megatronOptions
-	program      []string // that plans itself
-	patience     time.Duration
+	program      programOptions
+}
+
+// programOptions are the flags of a program that plans itself.
+type programOptions struct {
+	command  []string
+	patience time.Duration
+	vary     string
+	whatIf   []string
+	snapshot string
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -80,7 +88,7 @@ Optimizers that --optimizer knows, beside the Trainer's names for them:
 	read := command.Args
 	command.Args = func(c *cobra.Command, arguments []string) error {
 		if dash := c.ArgsLenAtDash(); dash >= 0 {
-			options.program, arguments = arguments[dash:], arguments[:dash]
+			options.program.command, arguments = arguments[dash:], arguments[:dash]
 		}
 		return read(c, arguments)
 	}
@@ -127,7 +135,20 @@ func planFlags(c *cobra.Command, o *planOptions) {
 		machineFlags(c, &o.machine)
 		networkFlag(c, &o.machine)
 	})
+	group(c, "A program that plans itself", func() { programFlags(c, &o.program) })
 	group(c, "Result", func() { resultFlags(c, o) })
+}
+
+// programFlags adds the flags for a program behind --.
+func programFlags(c *cobra.Command, p *programOptions) {
+	flags := c.Flags()
+	flags.StringVar(&p.vary, "vary", "", "run the program with several `values` of {NAME} in its arguments: "+
+		"batch=1,2,4, or batch=1..64 to find the largest that fits")
+	flags.StringArrayVar(&p.whatIf, "what-if", nil, "also say what PyTorch would reserve with these `settings` of "+
+		"PYTORCH_CUDA_ALLOC_CONF, without running again; may be given again")
+	flags.StringVar(&p.snapshot, "snapshot", "", "keep the history of the GPU's memory in a `file`, for plimsoll "+
+		"explain and PyTorch's viewer")
+	flags.DurationVar(&p.patience, "patience", planPatience, "how long a program may take to plan itself")
 }
 
 // resultFlags adds the flags for what plan answers.
@@ -142,7 +163,6 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
-	flags.DurationVar(&o.patience, "patience", planPatience, "how long a program may take to plan itself")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
@@ -318,6 +338,9 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		return fault.Inputf("--json and --explain are both given: each is a report of its own").
 			WithHint("leave one of them out")
 	}
+	if o.program.vary != "" {
+		return runVaried(c, o)
+	}
 	document, err := o.document(c)
 	if err != nil {
 		return err
@@ -343,10 +366,41 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	return nil
 }
 
+// runVaried plans a program with several values of an argument.
+func runVaried(c *cobra.Command, o planOptions) error {
+	for _, flag := range []string{"out", "explain", "apply", "advise", "what-if", "snapshot"} {
+		if c.Flags().Changed(flag) {
+			return fault.Inputf("--vary and --%s are both given, but --vary makes several plans", flag).
+				WithHint("give --" + flag + " with one value in the program's arguments")
+		}
+	}
+	if len(o.program.command) == 0 {
+		return fault.Inputf("--vary is given without a program").
+			WithHint("give the program behind --, as in plimsoll plan --vary batch=1..64 -- python train.py --batch {batch}")
+	}
+	document, err := planVaried(c, o)
+	if err != nil {
+		return err
+	}
+	if err := present(c, document.Page(), o.format); err != nil {
+		return err
+	}
+	if !document.Fits() {
+		return outcome(exitDoesNotFit)
+	}
+	return nil
+}
+
 // document plans the job.
 func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
-	if len(o.program) > 0 {
-		return planProgram(c, *o, o.program)
+	if len(o.program.command) > 0 {
+		return planProgram(c, *o)
+	}
+	for _, flag := range []string{"patience", "vary", "what-if", "snapshot"} {
+		if c.Flags().Changed(flag) {
+			return nil, fault.Inputf("--%s is given without a program", flag).
+				WithHint("give the program behind --, as in plimsoll plan -- python train.py")
+		}
 	}
 	o.byMegatron()
 	if o.megatron.arguments != "" {

@@ -5,45 +5,43 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"plimsoll/fault"
 	"plimsoll/ghost"
 	"plimsoll/gpu"
+	"plimsoll/job"
 	"plimsoll/ledger"
 	"plimsoll/report"
+	"plimsoll/snapshot"
 )
 
 // planSteps are the optimizer steps that a program makes: the second is like all later ones.
 const planSteps = 2
 
 // planProgram has a program plan itself.
-func planProgram(c *cobra.Command, o planOptions, command []string) (*report.PlanDocument, error) {
-	request := ghost.Request{Command: command, GPUs: max(1, o.request.GPUs), Nodes: max(1, o.request.Nodes),
-		Steps: planSteps, Patience: o.patience, Output: c.ErrOrStderr()}
-	if o.request.GPU != "" {
-		found, err := gpu.Find(o.request.GPU)
-		if err != nil {
-			return nil, err
-		}
-		request.GPU = found
+func planProgram(c *cobra.Command, o planOptions) (*report.PlanDocument, error) {
+	request, err := o.program.request(c, o.request)
+	if err != nil {
+		return nil, err
 	}
-	if o.request.GPUMemory > 0 {
-		request.GPU.Memory = o.request.GPUMemory
-	}
-	ctx := c.Context()
-	if ctx == nil {
-		ctx = context.Background()
-	}
-	job, err := request.Play(ctx)
+	job, err := request.Play(contextOf(c))
 	if err != nil {
 		return nil, err
 	}
 	first := job.First
-	p := report.PlannedProgram{Command: command, Torch: first.Torch, CUDA: first.CUDA, Ranks: first.Ranks,
+	p := report.PlannedProgram{Command: o.program.command, Torch: first.Torch, CUDA: first.CUDA, Ranks: first.Ranks,
 		Played: job.Played(), Steps: first.Steps, Retries: first.Retries, Failed: job.Failed, Otherwise: []string{},
 		Unmodelled: []string{}}
+	if len(first.Replays) > 0 {
+		for _, r := range append([]ghost.Replay{first.AsItWas}, first.Replays...) {
+			p.WhatIf = append(p.WhatIf, report.ReplayedProgram(r))
+		}
+	}
 	for _, note := range job.Notes {
 		p.Otherwise = append(p.Otherwise, note.Text)
 	}
@@ -51,6 +49,68 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 		p.Unmodelled = append(p.Unmodelled, fmt.Sprintf("%s (%s)", u.Name, ledger.Count(u.Calls)))
 	}
 	return report.NewProgramDocument(c.Root().Version, p, job.Devices(o.request.HostMemory)), nil
+}
+
+// planVaried has a program plan itself with several values of an argument.
+func planVaried(c *cobra.Command, o planOptions) (*report.Varied, error) {
+	v, err := ghost.ParseVariation(o.program.vary)
+	if err != nil {
+		return nil, err
+	}
+	request, err := o.program.request(c, o.request)
+	if err != nil {
+		return nil, err
+	}
+	progress := newProgress(os.Stderr, c.ErrOrStderr())
+	played, err := request.Vary(contextOf(c), v, o.request.HostMemory, progress)
+	if err != nil {
+		return nil, err
+	}
+	runs := make([]report.VariedRun, len(played))
+	for i, one := range played {
+		runs[i] = report.VariedRun{Value: one.Value, Verdict: one.Verdict, Devices: one.Devices}
+		if one.Err != nil {
+			runs[i].Failed = one.Err.Error()
+		}
+	}
+	return report.NewVaried(c.Root().Version, request.Command, v.Name, v.Range, runs), nil
+}
+
+// request says what to run, and on what.
+func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request, error) {
+	request := ghost.Request{Command: p.command, GPUs: max(1, q.GPUs), Nodes: max(1, q.Nodes), Steps: planSteps,
+		Patience: p.patience, Output: c.ErrOrStderr(), WhatIf: p.whatIf}
+	for _, text := range p.whatIf {
+		if _, err := snapshot.ParseSettings(text); err != nil {
+			return request, &fault.Input{What: "--what-if", Err: err}
+		}
+	}
+	if q.GPU != "" {
+		found, err := gpu.Find(q.GPU)
+		if err != nil {
+			return request, err
+		}
+		request.GPU = found
+	}
+	if q.GPUMemory > 0 {
+		request.GPU.Memory = q.GPUMemory
+	}
+	if p.snapshot != "" {
+		request.Keep = func(from io.Reader) error {
+			return writeFile("--snapshot", p.snapshot, func(to io.Writer) error {
+				_, err := io.Copy(to, from)
+				return err
+			})
+		}
+	}
+	return request, nil
+}
+
+func contextOf(c *cobra.Command) context.Context {
+	if ctx := c.Context(); ctx != nil {
+		return ctx
+	}
+	return context.Background()
 }
 
 // planPatience is how long a program may take if nobody says otherwise.

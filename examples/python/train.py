@@ -1,9 +1,11 @@
 """Trains a small transformer on random tokens: a program that `plimsoll plan -- python examples/python/train.py` plans."""
 
+import argparse
+
 import torch
 from torch.nn import functional as F
 
-VOCABULARY, WIDTH, LAYERS, BATCH, LENGTH = 32_000, 2048, 12, 4, 1024
+VOCABULARY, WIDTH, LAYERS, LENGTH = 32_000, 2048, 12, 1024
 
 
 class Model(torch.nn.Module):
@@ -21,11 +23,14 @@ class Model(torch.nn.Module):
         return self.head(x)
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int, default=4)
+batch = parser.parse_args().batch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model = Model().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 for _ in range(100):
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
+    tokens = torch.randint(VOCABULARY, (batch, LENGTH), device=device)
     with torch.autocast(device, torch.bfloat16):
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

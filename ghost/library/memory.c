@@ -22,7 +22,7 @@ static size_t taken[MOST_DEVICES];
 static unsigned long launches;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-enum { SPAN_BITS = 46 }; /* of addresses, which are never used again */
+enum { SPAN_BITS = 47 }; /* of addresses, which are never used again */
 
 static size_t number(const char *name, size_t otherwise) {
 	const char *text = getenv(name);
