@@ -122,7 +122,7 @@ var mutatedLines = []mutated{
 // code, without a panic and an internal error, soon and in little memory.
 func TestMutatedDocuments(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(mostMemory / 2))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(newEndings().left + mostMemory/2))
 	made := madeDocuments(t)
 	count := mutations/len(mutatedLines) + 1
 	if testing.Short() {
@@ -132,7 +132,7 @@ func TestMutatedDocuments(t *testing.T) {
 	for _, m := range mutatedLines {
 		verb := strings.Fields(m.line)[0]
 		if perVerb[verb] == nil {
-			perVerb[verb] = &endings{}
+			perVerb[verb] = newEndings()
 		}
 		t.Run(strings.NewReplacer("../../", "", "/", "_").Replace(m.line), func(t *testing.T) {
 			m.run(t, made, count, perVerb[verb])
