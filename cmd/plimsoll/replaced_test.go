@@ -127,6 +127,9 @@ func parsedCommand(t *testing.T, arguments []string) *cobra.Command {
 	if err == nil {
 		err = command.ParseFlags(rest)
 	}
+	if err == nil {
+		err = command.ValidateArgs(command.Flags().Args())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,12 @@ def _play_one(launch: Any, settings: Dict[str, Any]) -> None:
     launch.simple_launcher = simple_launcher
 
 
+MOST_RANKS = 1024, 1 << 20  # of a node, and nodes
+
+
 def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:
+    if not (1 <= local <= MOST_RANKS[0] and 1 <= nodes <= MOST_RANKS[1]):
+        raise Refused(f"the launch is of {local} ranks on each of {nodes} nodes: expected 1 to {MOST_RANKS[0]} ranks and 1 to {MOST_RANKS[1]} nodes")
     if local > settings["gpus"]:
         raise More(local, nodes)
     rank = settings["rank"] % (local * nodes)  # -1 is the last
@@ -197,6 +202,8 @@ def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:
 def _run_file(path: str, arguments: List[str]) -> None:
     if not os.path.exists(path):
         raise Refused(f"{path}: there is no such file")
+    if path.encode("utf-8", "replace") != os.fsencode(path):
+        raise Refused(f"{path!a}: PyTorch notes the names of files, and takes names in UTF-8 only: rename the file or its folder")
     sys.argv = list(arguments)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     runpy.run_path(path, run_name="__main__")
