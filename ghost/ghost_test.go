@@ -268,11 +268,13 @@ func TestFolderThatIsNoText(t *testing.T) {
 // TestLaunchesOfNobody has launchers that would start no rank, or more than a node has.
 func TestLaunchesOfNobody(t *testing.T) {
 	whole(t)
-	for _, arguments := range []string{"--nproc_per_node 0", "--nproc_per_node 99999", "--nnodes 0"} {
+	for arguments, says := range map[string]string{"--nproc_per_node 0": "expected 1 to 1024 ranks",
+		"--nproc_per_node 99999": "expected 1 to 1024 ranks", "--nproc_per_node many": "expected numbers",
+		"--nnodes 0": "expected 1 to 1024 ranks", "--nnodes 1:few": "expected numbers"} {
 		r := request(t, "linear.py")
 		words := append([]string{"-m", "torch.distributed.run"}, strings.Fields(arguments)...)
 		r.Command = slices.Insert(r.Command, 1, words...)
-		checkRefused(t, r, "expected 1 to 1024 ranks")
+		checkRefused(t, r, says)
 	}
 }
 

@@ -67,8 +67,12 @@ def torchrun(arguments: List[str], settings: Dict[str, Any]) -> None:
 def play(arguments: Any, settings: Dict[str, Any]) -> None:
     """Plays one rank of a launch, with the arguments of torch.distributed.run."""
     each, nodes = str(arguments.nproc_per_node), str(arguments.nnodes).split(":")[-1]
-    local = int(each) if each.isdigit() else settings["gpus"]
-    _world(local, int(nodes), settings)
+    try:
+        local = settings["gpus"] if each in ("auto", "gpu", "cpu", "xpu") else int(each)
+        number = int(nodes)
+    except ValueError:
+        raise Refused(f"the launch is of {each} ranks on each of {arguments.nnodes} nodes: expected numbers, or gpu for ranks") from None
+    _world(local, number, settings)
     rest = [arguments.training_script, *arguments.training_script_args]
     if arguments.module:
         _run_module(rest[0], rest)
