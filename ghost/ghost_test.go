@@ -278,6 +278,22 @@ func TestLaunchesOfNobody(t *testing.T) {
 	}
 }
 
+// TestHintNamesTheProgram has a launcher's script fail: no line of it is named as one of the program.
+func TestHintNamesTheProgram(t *testing.T) {
+	whole(t)
+	r := request(t, "linear.py")
+	launcher := filepath.Join(filepath.Dir(r.Command[0]), "accelerate")
+	if _, err := os.Stat(launcher); err != nil {
+		t.Skip(err)
+	}
+	r.Command = []string{launcher, "launch", "--config_file", "nowhere.yaml", r.Command[1]}
+	_, err := r.Run(t.Context())
+	var input *fault.Input
+	if !errors.As(err, &input) || !strings.Contains(err.Error(), "nowhere.yaml") || input.Hint != "" {
+		t.Errorf("%v: expected that the file is missing, without a hint", err)
+	}
+}
+
 // checkRefused runs a program that has no plan.
 func checkRefused(t *testing.T, r Request, says ...string) {
 	t.Helper()

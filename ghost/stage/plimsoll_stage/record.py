@@ -299,7 +299,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _is_foreign(file: str) -> bool:
-    return file.startswith(("<", os.path.dirname(__file__), sys.base_prefix)) or "-packages" in file
+    return file.startswith(("<", os.path.dirname(__file__), sys.prefix, sys.base_prefix)) or "-packages" in file
 
 
 def _message(error: BaseException) -> str:
