@@ -278,6 +278,15 @@ func TestLaunchesOfNobody(t *testing.T) {
 	}
 }
 
+// TestPythonWithoutAProgram has nothing to run.
+func TestPythonWithoutAProgram(t *testing.T) {
+	for _, arguments := range []string{"", "-c", "-m", "-W ignore", "-X dev -m"} {
+		r := request(t, "linear.py")
+		r.Command = append(r.Command[:1], strings.Fields(arguments)...)
+		checkRefused(t, r, "python without a program")
+	}
+}
+
 // TestHintNamesTheProgram has a launcher's script fail: no line of it is named as one of the program.
 func TestHintNamesTheProgram(t *testing.T) {
 	whole(t)

@@ -41,8 +41,8 @@ def run(arguments: List[str], settings: Dict[str, Any]) -> None:
 def python(arguments: List[str], settings: Dict[str, Any]) -> None:
     """``python`` with a file or a module."""
     rest = _without_options(arguments)
-    if not rest:
-        raise Refused("python without a program: expected a file, or -m and a module")
+    if not rest or rest in (["-c"], ["-m"]):
+        raise Refused("python without a program: expected a file, -m and a module, or -c and code")
     if rest[0] == "-c":
         _prepare(settings)
         sys.argv = ["-c", *rest[2:]]
