@@ -223,8 +223,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestNames has lines ask for memory of the host whose files have names with tabs, line breaks and bytes that are no text,
-// and whose stacks are longer than any that is kept.
+// TestNames has lines ask for memory of the host whose files have names with tabs, line breaks and bytes that are no
+// text, and whose stacks are longer than any that is kept.
 func TestNames(t *testing.T) {
 	whole(t)
 	r := request(t, "names.py")
@@ -261,7 +261,8 @@ func TestFolderThatIsNoText(t *testing.T) {
 	}
 	checkRefused(t, r, `caf\udce9`, "rename")
 	whole := request(t, "linear.py")
-	whole.Command = []string{r.Command[0], "-c", "exec(compile(" + strconv.Quote(string(text)) + ", '\\udce9.py', 'exec'))"}
+	whole.Command = []string{r.Command[0], "-c",
+		"exec(compile(" + strconv.Quote(string(text)) + ", '\\udce9.py', 'exec'))"}
 	checkRefused(t, whole, "what it held cannot be recorded: RuntimeError")
 }
 

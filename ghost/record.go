@@ -101,7 +101,8 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	}
 	switch {
 	case r.End.Kind == "unrecorded":
-		return nil, fault.Inputf("the program ran, and what it held cannot be recorded: %s: %s", r.End.Type, r.End.Message)
+		return nil, fault.Inputf("the program ran, and what it held cannot be recorded: %s: %s", r.End.Type,
+			r.End.Message)
 	case r.End.Kind == "more":
 		return r, nil
 	case r.End.Kind == "failed" && r.Failures == 0:
