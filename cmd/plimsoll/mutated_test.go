@@ -35,8 +35,8 @@ const (
 
 // mutated is a command line that reads a document. FILE stands for a mutated copy of the document, FOLDER for the
 // folder of that copy, OUT for a path at which there is nothing, and MODEL, PLAN, RECORDING, SNAPSHOT and OPTIMIZER
-// for whole documents. SOCKET stands for the socket of a service that answers with what is in that folder, and PYTHON for an
-// interpreter that leaves what is in the folder of its argument as the record of a program.
+// for whole documents. SOCKET stands for the socket of a service that answers with what is in that folder, and PYTHON
+// for an interpreter that leaves what is in the folder of its argument as the record of a program.
 type mutated struct {
 	line      string
 	documents []string // patterns of files. An element "FOLDER: pattern" takes the folder along
