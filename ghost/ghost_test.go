@@ -11,9 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"plimsoll/fault"
 	"plimsoll/gpu"
@@ -219,6 +221,103 @@ func TestHost(t *testing.T) {
 	} {
 		if h := held[c.component]; h.Bytes < c.least || h.Bytes > c.most || !strings.Contains(h.Why, c.says) {
 			t.Errorf("%s: %v (%s), want %v to %v and %q", c.component, h.Bytes, h.Why, c.least, c.most, c.says)
+		}
+	}
+}
+
+// TestNames has lines ask for memory of the host whose files have names with tabs, line breaks and bytes that are no
+// text, and whose stacks are longer than any that is kept.
+func TestNames(t *testing.T) {
+	whole(t)
+	r := request(t, "names.py")
+	record := run(t, r)
+	checkPhases(t, record)
+	var held ledger.Bytes
+	for _, h := range record.Host[0].holdings {
+		if h.Component != ledger.PythonProcess {
+			held += h.Bytes
+		}
+		if !utf8.ValidString(h.Why) || strings.ContainsAny(h.Why, "\t\n") {
+			t.Errorf("%s: %q", h.Component, h.Why)
+		}
+	}
+	if held < 80*ledger.MiB {
+		t.Errorf("%v are held, expected 80 MiB", held)
+	}
+	r.Command = append(r.Command, "fail")
+	checkRefused(t, r, "ValueError", "of it")
+}
+
+// TestFolderThatIsNoText has a program in a folder whose name is not in UTF-8: PyTorch cannot say what it held.
+func TestFolderThatIsNoText(t *testing.T) {
+	whole(t)
+	r := request(t, "linear.py")
+	text, err := os.ReadFile(r.Command[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "caf\xe9")
+	r.Command[1] = filepath.Join(folder, "linear.py")
+	if err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(r.Command[1], text, 0o600)); err != nil {
+		t.Skip(err) // a file system whose names are text
+	}
+	checkRefused(t, r, `caf\udce9`, "rename")
+	whole := request(t, "linear.py")
+	whole.Command = []string{r.Command[0], "-c",
+		"exec(compile(" + strconv.Quote(string(text)) + ", '\\udce9.py', 'exec'))"}
+	checkRefused(t, whole, "what it held cannot be recorded: RuntimeError")
+}
+
+// TestLaunchesOfNobody has launchers that would start no rank, or more than a node has.
+func TestLaunchesOfNobody(t *testing.T) {
+	whole(t)
+	for arguments, says := range map[string]string{"--nproc_per_node 0": "expected 1 to 1024 ranks",
+		"--nproc_per_node 99999": "expected 1 to 1024 ranks", "--nproc_per_node many": "expected numbers",
+		"--nnodes 0": "expected 1 to 1024 ranks", "--nnodes 1:few": "expected numbers"} {
+		r := request(t, "linear.py")
+		words := append([]string{"-m", "torch.distributed.run"}, strings.Fields(arguments)...)
+		r.Command = slices.Insert(r.Command, 1, words...)
+		checkRefused(t, r, says)
+	}
+}
+
+// TestPythonWithoutAProgram has nothing to run.
+func TestPythonWithoutAProgram(t *testing.T) {
+	for _, arguments := range []string{"", "-c", "-m", "-W ignore", "-X dev -m"} {
+		r := request(t, "linear.py")
+		r.Command = append(r.Command[:1], strings.Fields(arguments)...)
+		checkRefused(t, r, "python without a program")
+	}
+}
+
+// TestHintNamesTheProgram has a launcher's script fail: no line of it is named as one of the program.
+func TestHintNamesTheProgram(t *testing.T) {
+	whole(t)
+	r := request(t, "linear.py")
+	launcher := filepath.Join(filepath.Dir(r.Command[0]), "accelerate")
+	if _, err := os.Stat(launcher); err != nil {
+		t.Skip(err)
+	}
+	r.Command = []string{launcher, "launch", "--config_file", "nowhere.yaml", r.Command[1]}
+	_, err := r.Run(t.Context())
+	var input *fault.Input
+	if !errors.As(err, &input) || !strings.Contains(err.Error(), "nowhere.yaml") || input.Hint != "" {
+		t.Errorf("%v: expected that the file is missing, without a hint", err)
+	}
+}
+
+// checkRefused runs a program that has no plan.
+func checkRefused(t *testing.T, r Request, says ...string) {
+	t.Helper()
+	_, err := r.Run(t.Context())
+	var input *fault.Input
+	if !errors.As(err, &input) {
+		t.Errorf("%v: expected bad input\n%s", err, r.Output)
+		return
+	}
+	for _, part := range says {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%v: expected %q", err, part)
 		}
 	}
 }

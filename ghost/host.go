@@ -56,7 +56,7 @@ func (r *Record) accountHost() error {
 		for _, f := range frames {
 			line, err := strconv.Atoi(f[2])
 			if err != nil {
-				return fmt.Errorf("the record of the program has a line %q", f[2])
+				return spoilt("host_stacks[%d] has a line %q", i, f[2])
 			}
 			stacks[i] = append(stacks[i], snapshot.Line{File: f[0], Function: f[1], Number: line})
 		}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,7 +52,7 @@ type Record struct {
 	// Workspaces is memory of the GPU that cuBLAS was given to work in.
 	Workspaces []snapshot.Range `json:"workspaces"`
 	End        struct {
-		Kind    string `json:"kind"` // "enough", "ended", "failed" or "more"
+		Kind    string `json:"kind"` // "enough", "ended", "failed", "more" or "unrecorded"
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
 		Message string `json:"message"`
@@ -104,9 +105,15 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	}
 	r := &Record{}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("the record of the program cannot be read: %w", err)
+		return nil, spoilt("%v", err)
+	}
+	if err := r.check(); err != nil {
+		return nil, err
 	}
 	switch {
+	case r.End.Kind == "unrecorded":
+		return nil, fault.Inputf("the program ran, and what it held cannot be recorded: %s: %s", r.End.Type,
+			r.End.Message)
 	case r.End.Kind == "more":
 		return r, nil
 	case r.End.Kind == "failed" && r.Failures == 0:
@@ -133,6 +140,54 @@ func readRecord(scratch string, of Request) (*Record, error) {
 		return nil, err
 	}
 	return r, r.account(s, of)
+}
+
+// spoilt is for records that the stage does not write: the program has changed them, or what the stage counts.
+func spoilt(format string, arguments ...any) error {
+	return fault.Inputf("the record of the program cannot be read: "+format, arguments...).
+		WithHint("see whether the program itself writes to its folder for temporary files (TMPDIR)")
+}
+
+// Limits of what a record says, far above any job: sums of these do not overflow.
+const (
+	mostRanks = 1 << 20
+	mostLocal = 1 << 10       // ranks of a node
+	mostBytes = 1 << 50       // that a rank holds
+	mostSteps = math.MaxInt32 // of any kind
+)
+
+// check refuses numbers that no program has.
+func (r *Record) check() error {
+	type number struct {
+		name        string
+		value, most int64
+	}
+	numbers := []number{{"ranks", int64(r.Ranks), mostRanks}, {"rank", int64(r.Rank), max(0, int64(r.Ranks)-1)},
+		{"local_ranks", int64(r.LocalRanks), mostLocal}, {"steps", int64(r.Steps), mostSteps},
+		{"end.gpus", int64(r.End.GPUs), mostLocal}, {"end.nodes", int64(r.End.Nodes), mostRanks},
+		{"end.status", int64(r.End.Status), mostSteps}, {"allocated_bytes", int64(r.Allocated), mostBytes},
+		{"reserved_bytes", int64(r.Reserved), mostBytes}, {"requested_bytes", int64(r.Requested), mostBytes},
+		{"retries", r.Retries, mostSteps}, {"failures", r.Failures, mostSteps}, {"waits", r.Waits, mostSteps}}
+	for i, p := range r.Phases {
+		sum := p.Host.Process + p.Host.Children
+		name := fmt.Sprintf("phases[%d].", i)
+		numbers = append(numbers, number{name + "step", int64(p.Step), mostSteps},
+			number{name + "host.process_bytes", int64(p.Host.Process), mostBytes},
+			number{name + "host.children_bytes", int64(p.Host.Children), mostBytes})
+		for _, h := range p.Host.Held {
+			numbers = append(numbers, number{name + "host.held.stack", int64(h.Stack), int64(len(r.HostStacks)) - 1},
+				number{name + "host.held.pageable_bytes", int64(h.Pageable), mostBytes},
+				number{name + "host.held.pinned_bytes", int64(h.Pinned), mostBytes})
+			sum = min(sum, mostBytes) + min(h.Pageable, mostBytes) + min(h.Pinned, mostBytes)
+		}
+		numbers = append(numbers, number{name + "host", int64(sum), mostBytes})
+	}
+	for _, n := range numbers {
+		if n.value < 0 || n.value > n.most {
+			return spoilt("%s is %d: expected 0 to %d", n.name, n.value, n.most)
+		}
+	}
+	return nil
 }
 
 // account makes the GPU's part of the ledger.

@@ -256,6 +256,10 @@ const (
 	maxParameters = 1 << 19
 )
 
+// maxModules is the limit of a list of modules, such as layers or experts: 4 times the layers of the deepest known
+// network. A plan walks every layer.
+const maxModules = 1 << 12
+
 // product multiplies the sizes of a shape. It returns false above maxElements.
 func product(shape []int64) (int64, bool) {
 	if slices.Contains(shape, 0) {

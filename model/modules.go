@@ -116,6 +116,9 @@ func (s scope) activation(otherwise string) string {
 
 // repeat adds a list of modules with the same description.
 func (s scope) repeat(name string, count int64, describe func(s scope, index int64)) {
+	if count > maxModules {
+		s.fail(0, "", "%s has %d modules, expected at most %d", s.path+name, count, maxModules)
+	}
 	list := s.in(name)
 	for index := range count {
 		describe(list.in(decimal(index)), index)

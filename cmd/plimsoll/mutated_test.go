@@ -3,7 +3,9 @@
 package main
 
 import (
+	"archive/zip"
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io/fs"
@@ -18,7 +20,9 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"plimsoll/ghost"
 	"plimsoll/host"
 	"plimsoll/profile"
 )
@@ -30,8 +34,9 @@ const (
 )
 
 // mutated is a command line that reads a document. FILE stands for a mutated copy of the document, FOLDER for the
-// folder of that copy, OUT for a path at which there is nothing, and MODEL, PLAN and RECORDING for whole documents.
-// SOCKET stands for the socket of a service that answers with what is in that folder.
+// folder of that copy, OUT for a path at which there is nothing, and MODEL, PLAN, RECORDING, SNAPSHOT and OPTIMIZER
+// for whole documents. SOCKET stands for the socket of a service that answers with what is in that folder, and PYTHON
+// for an interpreter that leaves what is in the folder of its argument as the record of a program.
 type mutated struct {
 	line      string
 	documents []string // patterns of files. An element "FOLDER: pattern" takes the folder along
@@ -55,6 +60,11 @@ var (
 	machines   = []string{"../../host/testdata/*.txtar"}
 	deepspeeds = []string{"../../recipe/testdata/good/*.json", "../../examples/zero2*.json",
 		"../../../shared/data/configs/*ds*config*.json"}
+	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
+	adapters    = []string{"../../examples/adapter_config.json", "../../recipe/testdata/good/*.json"}
+	trainings   = []string{"../../examples/training_args.json", "../../examples/llama_factory.yaml"}
+	checkpoints = []string{"FOLDER: ../../model/testdata/checkpoint/*"}
+	archives    = []string{"MADE bundle.*"}
 )
 
 const little = " --gpus 8 --gpu H100-80GB --seq-len 256"
@@ -68,6 +78,16 @@ var mutatedLines = []mutated{
 	{"plan --model FILE --markdown" + little, models, []int{exitDoesNotFit}},
 	{"plan --megatron FILE --gpu H100-80GB --nodes 1 --gpus 8", []string{"../../examples/megatron.sh",
 		"../../../shared/data/configs/*megatron*.y*ml", "../../../shared/data/reports/*/*.sh"}, []int{exitDoesNotFit}},
+	{"plan --model MODEL --deepspeed FILE" + little, deepspeeds, []int{exitDoesNotFit}},
+	{"plan --model MODEL --training-args FILE" + little, trainings, []int{exitDoesNotFit}},
+	{"plan --model MODEL --accelerate FILE" + little, accelerates, []int{exitDoesNotFit}},
+	{"plan --model MODEL --adapter FILE" + little, adapters, []int{exitDoesNotFit}},
+	{"plan --model MODEL --quantization FILE" + little, adapters, []int{exitDoesNotFit}},
+	{"plan --model FOLDER" + little, checkpoints, []int{exitDoesNotFit}},
+	{"plan --model FILE" + little, checkpoints, []int{exitDoesNotFit}},
+	{"plan --gpu H100-80GB -- PYTHON FOLDER", []string{"FOLDER: testdata/played/*"}, []int{exitDoesNotFit}},
+	{"plan --gpu H100-80GB --gpus 4 --nodes 2 --json -- PYTHON FOLDER", []string{"FOLDER: testdata/played/record.json"},
+		[]int{exitDoesNotFit}},
 	{"plan --model MODEL --factors FILE --cpu --precision fp32 --seq-len 64", []string{"MADE factors.json"},
 		[]int{exitDoesNotFit}},
 	{"fit --model MODEL --config FILE --gpus 2 --gpu T4 --seq-len 256 --write OUT", recipes, []int{exitDoesNotFit}},
@@ -81,6 +101,13 @@ var mutatedLines = []mutated{
 	{"explain FILE --model MODEL --json" + little, logs, []int{exitFailed}},
 	{"explain FOLDER", []string{"FOLDER: ../../examples/failures/*", "FOLDER: ../../../shared/data/failures/*/*"},
 		[]int{exitFailed}},
+	{"explain FILE", archives, []int{exitFailed}},
+	{"explain ../../examples/failures/dmesg.txt FILE --model MODEL", slices.Concat(recipes, models),
+		[]int{exitFailed}},
+	{"explain FILE RECORDING", slices.Concat(plans, recordings, machines), []int{exitFailed}},
+	{"explain --diff FILE SNAPSHOT", snapshots, []int{exitFailed}},
+	{"explain --diff SNAPSHOT FILE --json", snapshots, []int{exitFailed}},
+	{"explain FILE --empty-cache-at peak", snapshots, []int{exitFailed}},
 	{"explain FILE --top 5 --at peak", snapshots, []int{exitFailed}},
 	{"explain FILE --what-if expandable_segments:True --json", snapshots, []int{exitFailed}},
 	{"compare FILE RECORDING --learn OUT", plans, []int{exitDiffers}},
@@ -113,33 +140,71 @@ var mutatedLines = []mutated{
 	{"checkpoint convert FILE OUT --from torch", []string{"../../examples/torchao.pt", "MADE optimizer.pt"}, nil},
 	{"checkpoint convert ../../examples/checkpoints OUT --to torch --like FILE", []string{"MADE optimizer.pt"}, nil},
 	{"checkpoint convert ../../examples/checkpoints OUT --rename FILE", []string{"MADE names.*"}, nil},
+	{"checkpoint convert ../../examples/checkpoints OUT --to torch --like OPTIMIZER --names FILE",
+		[]string{"MADE parameters.json"}, nil},
+	{"checkpoint convert OPTIMIZER OUT --from torch --weights FILE", []string{"MADE optimizer.pt",
+		"../../model/testdata/checkpoint/*.safetensors"}, nil},
 	{"stat --socket SOCKET", []string{"FOLDER: MADE overview/*"}, nil},
 	{"restore --socket SOCKET 1", []string{"FOLDER: MADE refusal/*", "FOLDER: MADE restored/*"}, nil},
 	{"tune --output FILE --ranks 1 --parameters 4096Gi", []string{"MADE host.json"}, []int{exitDoesNotFit}},
+}
+
+// whole are flags that name no document that is read: they say what to write or where to listen.
+var whole = []string{"apply", "html", "learn", "out", "perfetto", "record", "report", "write"}
+
+// TestMutatedLinesReadAllThatVerbsRead: every verb with an argument or a flag for a file has a line, and so has every
+// such flag.
+func TestMutatedLinesReadAllThatVerbsRead(t *testing.T) {
+	names := regexp.MustCompile(`(?i)\b(file|folder|path|directory)s?\b`)
+	lines := ""
+	for _, m := range mutatedLines {
+		lines += "\n" + m.line + " "
+	}
+	found := 0
+	for _, c := range verbs(rootCommand()) {
+		verb, _ := strings.CutPrefix(c.CommandPath(), "plimsoll ")
+		reads := regexp.MustCompile(`\b(FILE|PATH|RECORDING)\b`).MatchString(c.Use)
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if !names.MatchString(f.Usage) || slices.Contains(whole, f.Name) {
+				return
+			}
+			found, reads = found+1, true
+			if verb != "serve" && !strings.Contains(lines, " --"+f.Name+" ") {
+				t.Errorf("no line has --%s (%s)", f.Name, verb)
+			}
+		})
+		// TestHostileProfileOfAService has a service read.
+		if reads && verb != "serve" && !strings.Contains(lines, "\n"+verb+" ") {
+			t.Errorf("no line has the verb %s", verb)
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d flags name files", found)
+	}
 }
 
 // TestMutatedDocuments has every verb read documents with changed bytes and values. It must end with a documented exit
 // code, without a panic and an internal error, soon and in little memory.
 func TestMutatedDocuments(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(mostMemory / 2))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(newEndings().left + mostMemory/2))
 	made := madeDocuments(t)
 	count := mutations/len(mutatedLines) + 1
 	if testing.Short() {
 		count = shortMutations
 	}
-	perVerb := map[string]map[int]int{}
+	perVerb := map[string]*endings{}
 	for _, m := range mutatedLines {
 		verb := strings.Fields(m.line)[0]
 		if perVerb[verb] == nil {
-			perVerb[verb] = map[int]int{}
+			perVerb[verb] = newEndings()
 		}
 		t.Run(strings.NewReplacer("../../", "", "/", "_").Replace(m.line), func(t *testing.T) {
 			m.run(t, made, count, perVerb[verb])
 		})
 	}
 	for _, verb := range slices.Sorted(maps.Keys(perVerb)) {
-		t.Logf("%s: how often each exit code: %v", verb, perVerb[verb])
+		t.Logf("%s: %v", verb, perVerb[verb])
 	}
 }
 
@@ -155,6 +220,7 @@ func madeDocuments(t *testing.T) (folder string) {
 	}
 	write("config.json", littleLlama)
 	write("names.txt", "# other names\nmodel.layers.*.mlp.weight = layers.*.mlp.weight\nmodel.norm.weight=norm\n")
+	write("parameters.json", `["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.norm.weight"]`)
 	write("names.json", `{"model.layers.*.mlp.weight": "layers.*.mlp.weight"}`)
 	for _, line := range []string{
 		"plan --out plan-zero.json --zero 2 --zero-offload optimizer --model config.json" + little,
@@ -172,9 +238,56 @@ func madeDocuments(t *testing.T) (folder string) {
 			t.Fatalf("%s: exit code %d, %s", line, code, said)
 		}
 	}
+	write("whole.pickle", string(readSource(t, "../../snapshot/testdata/before.pickle.gz")))
 	makeHostProfile(t, at("host.json"))
 	makeAnswers(t, folder)
+	makeBundles(t, folder)
+	makePython(t, folder)
 	return folder
+}
+
+// makeBundles makes archives of a bug report's files.
+func makeBundles(t *testing.T, folder string) {
+	t.Helper()
+	texts := map[string]string{}
+	for name, path := range map[string]string{"dmesg.txt": "../../examples/failures/dmesg.txt",
+		"logs/run.jsonl": "../../examples/recordings/run.jsonl"} {
+		texts[name] = string(readSource(t, path))
+	}
+	var zipped bytes.Buffer
+	archive := zip.NewWriter(&zipped)
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		file, err := archive.Create(name)
+		if err == nil {
+			_, err = file.Write([]byte(texts[name]))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bundle := filepath.Join(folder, "bundle.")
+	if err := errors.Join(archive.Close(), os.WriteFile(bundle+"zip", zipped.Bytes(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	writeBundle(t, bundle+"tgz", texts)
+	tarred := unzipped(t, readSource(t, bundle+"tgz"))
+	if err := os.WriteFile(bundle+"tar", tarred, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// makePython makes an interpreter that runs nothing: it leaves a folder's record of a program that was played before.
+func makePython(t *testing.T, folder string) {
+	t.Helper()
+	const script = `#!/bin/sh
+exec cp "$4/record.json" "$4/snapshot.pickle" "$(printf %s "$PLIMSOLL_STAGE" | sed 's/.*"scratch":"\([^"]*\)".*/\1/')"
+`
+	library := filepath.Join(folder, "library.so")
+	if err := errors.Join(os.WriteFile(filepath.Join(folder, "python3"), []byte(script), 0o700),
+		os.WriteFile(library, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(ghost.LibraryVariable, library)
 }
 
 // makeHostProfile writes what tune would have measured of a recorded machine and of this one.
@@ -247,7 +360,7 @@ func (m mutated) sources(t *testing.T, made string) (list []*source) {
 }
 
 // run mutates documents of a command line, round and round.
-func (m mutated) run(t *testing.T, made string, count int, ends map[int]int) {
+func (m mutated) run(t *testing.T, made string, count int, ends *endings) {
 	list, commands := m.sources(t, made), map[string]*cobra.Command{}
 	folder, hash := t.TempDir(), fnv.New64a()
 	_, _ = hash.Write([]byte(m.line))
@@ -271,9 +384,9 @@ func (m mutated) run(t *testing.T, made string, count int, ends map[int]int) {
 		}
 		commands[path].SetContext(t.Context())
 		before := t.Failed()
-		code := checkEnd(t, fmt.Sprintf("%s, mutation %d of %s", m.line, i, s.name), commands[path],
+		code := ends.check(t, fmt.Sprintf("%s, mutation %d of %s", m.line, i, s.name), commands[path],
 			append([]int{exitDone, exitInput}, m.ends...)...)
-		if ends[code]++; code == exitInput {
+		if code == exitInput {
 			s.refused++
 		}
 		if t.Failed() && !before {
@@ -306,9 +419,13 @@ func (m mutated) arguments(t *testing.T, made, path, folder, out string) []strin
 		if field == "SOCKET" {
 			fields[i] = answering(t, folder)
 		}
-		if at := slices.Index([]string{"FILE", "FOLDER", "OUT", "MODEL", "PLAN", "RECORDING"}, field); at >= 0 {
-			fields[i] = []string{path, folder, out, filepath.Join(made, "config.json"),
-				"../../examples/recordings/plan.json", "../../examples/recordings/run.jsonl"}[at]
+		if document, isNamed := map[string]string{
+			"FILE": path, "FOLDER": folder, "OUT": out, "MODEL": filepath.Join(made, "config.json"),
+			"PLAN": "../../examples/recordings/plan.json", "RECORDING": "../../examples/recordings/run.jsonl",
+			"SNAPSHOT": filepath.Join(made, "whole.pickle"), "OPTIMIZER": filepath.Join(made, "optimizer.pt"),
+			"PYTHON": filepath.Join(made, "python3"),
+		}[field]; isNamed {
+			fields[i] = document
 		}
 	}
 	return fields

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -85,8 +86,8 @@ func planOfConfig(t *testing.T) []string {
 // replaced runs the command for every file, with each value of the file replaced by each replacement. In short mode it
 // runs every stride-th of these.
 func replaced(t *testing.T, list []string, stride int, arguments ...string) {
-	folder, tried, ends := t.TempDir(), 0, map[int]int{}
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(mostMemory / 2))
+	folder, tried, ends := t.TempDir(), 0, newEndings()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(ends.left + mostMemory/2))
 	for _, path := range list {
 		root := decoded(t, path)
 		name := filepath.Join(folder, filepath.Base(path))
@@ -104,12 +105,12 @@ func replaced(t *testing.T, list []string, stride int, arguments ...string) {
 					t.Fatal(err)
 				}
 				change := fmt.Sprintf("%s with %s = %.40v", path, strings.Join(place, "."), value)
-				ends[checkEnd(t, change, command, exitDone, exitInput, exitDoesNotFit)]++
+				ends.check(t, change, command, exitDone, exitInput, exitDoesNotFit)
 			}
 		})
 	}
-	t.Logf("%d files, how often each exit code: %v", len(list), ends)
-	if ends[exitDone]+ends[exitDoesNotFit] == 0 || ends[exitInput] == 0 {
+	t.Logf("%d files: %v", len(list), ends)
+	if ends.codes[exitDone]+ends.codes[exitDoesNotFit] == 0 || ends.codes[exitInput] == 0 {
 		t.Error("not both plans and refusals")
 	}
 }
@@ -126,6 +127,9 @@ func parsedCommand(t *testing.T, arguments []string) *cobra.Command {
 	if err == nil {
 		err = command.ParseFlags(rest)
 	}
+	if err == nil {
+		err = command.ValidateArgs(command.Flags().Args())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,10 +137,30 @@ func parsedCommand(t *testing.T, arguments []string) *cobra.Command {
 	return command
 }
 
-// checkEnd runs a command, which must end with one of some exit codes, soon and in little memory.
-func checkEnd(t *testing.T, change string, command *cobra.Command, documented ...int) (code int) {
+// endings are how commands have ended: how often with each exit code, and the most that one of them took.
+type endings struct {
+	codes   map[int]int
+	seconds float64 // of the processor
+	memory  int64
+	left    int64 // memory that is not theirs: earlier tests have left it, and cobra keeps something of every command
+}
+
+func newEndings() *endings {
+	debug.FreeOSMemory()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return &endings{codes: map[int]int{}, left: int64(memory.HeapAlloc)}
+}
+
+func (e *endings) String() string {
+	return fmt.Sprintf("how often each exit code: %v; one took at most %.1f s and %d MiB", e.codes, e.seconds,
+		e.memory>>20)
+}
+
+// check runs a command, which must end with one of some exit codes, soon and in little memory.
+func (e *endings) check(t *testing.T, change string, command *cobra.Command, documented ...int) (code int) {
 	t.Helper()
-	if peakMemory(t) > mostMemory/2 {
+	if peakMemory(t)-e.left > mostMemory/2 {
 		debug.FreeOSMemory() // what earlier commands have left is not this one's
 	}
 	resetPeak(t)
@@ -146,12 +170,15 @@ func checkEnd(t *testing.T, change string, command *cobra.Command, documented ..
 	if !slices.Contains(documented, code) {
 		t.Errorf("%s: exit code %d\n%.2000v", change, code, said)
 	}
-	if seconds := usedSeconds(t) - before; seconds > mostSeconds {
+	seconds, peak := usedSeconds(t)-before, peakMemory(t)-e.left
+	if seconds > mostSeconds {
 		t.Errorf("%s: %.1f s", change, seconds)
 	}
-	if peak := peakMemory(t); peak > mostMemory {
+	if peak > mostMemory {
 		t.Errorf("%s: %d MiB", change, peak>>20)
 	}
+	e.codes[code]++
+	e.seconds, e.memory = max(e.seconds, seconds), max(e.memory, peak)
 	return code
 }
 

@@ -14,7 +14,7 @@
 
 #include "ghost.h"
 
-enum { LARGE = 1 << 20, BUCKETS = 1 << 14, MOST_FRAMES = 48, MOST_TEXT = 16 << 10 };
+enum { LARGE = 1 << 20, BUCKETS = 1 << 14, MOST_FRAMES = 48, MOST_TEXT = 16 << 10, MOST_NAME = 4 << 10 };
 
 /* A block, and the line that asked for it. The bytes that are pinned are a part of all. */
 static struct block {
@@ -66,14 +66,16 @@ static struct python {
 	int (*is_initialized)(void), (*ensure)(void), (*line)(void *);
 	void (*let_go)(int);
 	void *(*state)(void), *(*has_failed)(void), *(*current)(void), *(*caller)(void *), *(*code)(void *), *(*attribute)(void *, const char *);
-	const char *(*text)(void *);
-	void (*release)(void *);
+	void *(*encoded)(void *, const char *, const char *);
+	const char *(*bytes)(void *);
+	void (*release)(void *), (*clear)(void);
 } python;
 
 static int has_python(void) {
 	static const char *const names[] = {"Py_IsInitialized", "PyGILState_Ensure", "PyFrame_GetLineNumber",
 		"PyGILState_Release", "PyGILState_GetThisThreadState", "PyErr_Occurred", "PyEval_GetFrame", "PyFrame_GetBack",
-		"PyFrame_GetCode", "PyObject_GetAttrString", "PyUnicode_AsUTF8", "Py_DecRef"};
+		"PyFrame_GetCode", "PyObject_GetAttrString", "PyUnicode_AsEncodedString", "PyBytes_AsString",
+		"Py_DecRef", "PyErr_Clear"};
 	static int is_known, is_complete;
 	if (!is_known) {
 		void **functions = (void **)&python;
@@ -87,25 +89,38 @@ static int has_python(void) {
 	return is_complete;
 }
 
-/* write_frames writes "file\tfunction\tline\n" for each frame, the innermost first. */
+/* write_name writes a name of the code: no tab and no line break, and in UTF-8 where the name of a file is not. */
+static void write_name(char *text, size_t room, void *code, const char *which) {
+	void *name = python.attribute(code, which), *encoded = name ? python.encoded(name, "utf-8", "backslashreplace") : NULL;
+	const char *bytes = encoded ? python.bytes(encoded) : NULL;
+	snprintf(text, room, "%s", bytes ? bytes : "?");
+	for (char *c = text; *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+	if (encoded) python.release(encoded);
+	if (name) python.release(name);
+	if (python.has_failed()) python.clear();
+}
+
+/* write_frames writes "file\tfunction\tline\n" for each frame, the innermost first, as far as whole lines have room. */
 static void write_frames(char *text, size_t room) {
 	void *frame = python.has_failed() ? NULL : python.current(), *borrowed = frame;
 	size_t length = 0;
 	for (int i = 0; frame && i < MOST_FRAMES; i++) {
 		void *code = python.code(frame);
-		void *file = python.attribute(code, "co_filename"), *function = python.attribute(code, "co_name");
-		const char *in = file ? python.text(file) : NULL, *of = function ? python.text(function) : NULL;
-		if (in && of && length < room)
-			length += (size_t)snprintf(text + length, room - length, "%s\t%s\t%d\n", in, of, python.line(frame));
-		if (file) python.release(file);
-		if (function) python.release(function);
+		char line[2 * MOST_NAME + 32], *end = line;
+		write_name(line, MOST_NAME, code, "co_filename");
+		end += strlen(end), *end++ = '\t';
+		write_name(end, MOST_NAME, code, "co_name");
+		end += strlen(end);
+		end += snprintf(end, 32, "\t%d\n", python.line(frame));
+		size_t more = (size_t)(end - line);
+		if (length + more < room) memcpy(text + length, line, more + 1), length += more;
 		python.release(code);
 		void *caller = python.caller(frame);
 		if (frame != borrowed) python.release(frame);
 		frame = caller;
 	}
 	if (frame && frame != borrowed) python.release(frame);
-	if (length >= room) text[room - 1] = 0;
 }
 
 /* holder_of returns the number of a stack. The caller holds the mutex. */

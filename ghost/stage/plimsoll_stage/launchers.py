@@ -41,8 +41,8 @@ def run(arguments: List[str], settings: Dict[str, Any]) -> None:
 def python(arguments: List[str], settings: Dict[str, Any]) -> None:
     """``python`` with a file or a module."""
     rest = _without_options(arguments)
-    if not rest:
-        raise Refused("python without a program: expected a file, or -m and a module")
+    if not rest or rest in (["-c"], ["-m"]):
+        raise Refused("python without a program: expected a file, -m and a module, or -c and code")
     if rest[0] == "-c":
         _prepare(settings)
         sys.argv = ["-c", *rest[2:]]
@@ -67,8 +67,12 @@ def torchrun(arguments: List[str], settings: Dict[str, Any]) -> None:
 def play(arguments: Any, settings: Dict[str, Any]) -> None:
     """Plays one rank of a launch, with the arguments of torch.distributed.run."""
     each, nodes = str(arguments.nproc_per_node), str(arguments.nnodes).split(":")[-1]
-    local = int(each) if each.isdigit() else settings["gpus"]
-    _world(local, int(nodes), settings)
+    try:
+        local = settings["gpus"] if each in ("auto", "gpu", "cpu", "xpu") else int(each)
+        number = int(nodes)
+    except ValueError:
+        raise Refused(f"the launch is of {each} ranks on each of {arguments.nnodes} nodes: expected numbers, or gpu for ranks") from None
+    _world(local, number, settings)
     rest = [arguments.training_script, *arguments.training_script_args]
     if arguments.module:
         _run_module(rest[0], rest)
@@ -175,7 +179,12 @@ def _play_one(launch: Any, settings: Dict[str, Any]) -> None:
     launch.simple_launcher = simple_launcher
 
 
+MOST_RANKS = 1024, 1 << 20  # of a node, and nodes
+
+
 def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:
+    if not (1 <= local <= MOST_RANKS[0] and 1 <= nodes <= MOST_RANKS[1]):
+        raise Refused(f"the launch is of {local} ranks on each of {nodes} nodes: expected 1 to {MOST_RANKS[0]} ranks and 1 to {MOST_RANKS[1]} nodes")
     if local > settings["gpus"]:
         raise More(local, nodes)
     rank = settings["rank"] % (local * nodes)  # -1 is the last
@@ -197,6 +206,8 @@ def _world(local: int, nodes: int, settings: Dict[str, Any]) -> None:
 def _run_file(path: str, arguments: List[str]) -> None:
     if not os.path.exists(path):
         raise Refused(f"{path}: there is no such file")
+    if path.encode("utf-8", "replace") != os.fsencode(path):
+        raise Refused(f"{path!a}: PyTorch notes the names of files, and takes names in UTF-8 only: rename the file or its folder")
     sys.argv = list(arguments)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     runpy.run_path(path, run_name="__main__")

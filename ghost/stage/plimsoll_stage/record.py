@@ -66,7 +66,7 @@ class Recorder:
         stack, pageable, pinned = ctypes.c_char_p(), ctypes.c_size_t(), ctypes.c_size_t()
         while library.plimsoll_ghost_host(number, *map(ctypes.byref, (stack, pageable, pinned))):
             if number == len(self._stacks):
-                self._stacks.append([line.split("\t") for line in stack.value.decode(errors="replace").splitlines()])
+                self._stacks.append([line.split("\t") for line in stack.value.decode(errors="replace").split("\n")[:-1]])
             if pageable.value or pinned.value:
                 held.append({"stack": number, "pageable_bytes": pageable.value, "pinned_bytes": pinned.value})
             number += 1
@@ -214,8 +214,14 @@ class Recorder:
             ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error)}
             traceback.print_exc()
         self.result["end"] = ended
-        with contextlib.suppress(Exception):
-            if self._is_of_interest(ended["kind"]):
+        if self._is_of_interest(ended["kind"]):
+            try:
+                self._measure()
+            except Exception as error:
+                if ended["kind"] != "failed":
+                    ended = {"kind": "unrecorded", "type": type(error).__name__, "message": _message(error)}
+                self.result = {"end": ended}
+            with contextlib.suppress(Exception):
                 self._write()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -230,7 +236,7 @@ class Recorder:
         uses_device = self._torch is not None and self._torch.cuda.is_initialized()
         return not self._settings.get("is_started") or uses_device or kind == "failed"
 
-    def _write(self) -> None:
+    def _measure(self) -> None:
         torch, result = self._torch, self.result
         self._measure_host()
         result["host_stacks"] = self._stacks
@@ -253,8 +259,12 @@ class Recorder:
                 result[name] = stats.get(f"{name}.all.peak", 0)
             result["retries"], result["failures"] = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
             torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))
-        with open(os.path.join(self._settings["scratch"], "record.json"), "w") as file:
-            json.dump(result, file)
+
+    def _write(self) -> None:
+        path = os.path.join(self._settings["scratch"], "record.json")
+        with open(path + ".part", "w", encoding="utf-8", errors="replace") as file:  # names may be no text
+            json.dump(self.result, file, ensure_ascii=False)
+        os.replace(path + ".part", path)
 
     def _note_estimates(self) -> None:
         ask, number = self._library.plimsoll_ghost_estimate, 0
@@ -289,7 +299,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def _is_foreign(file: str) -> bool:
-    return file.startswith(("<", os.path.dirname(__file__), sys.base_prefix)) or "-packages" in file
+    return file.startswith(("<", os.path.dirname(__file__), sys.prefix, sys.base_prefix)) or "-packages" in file
 
 
 def _message(error: BaseException) -> str:

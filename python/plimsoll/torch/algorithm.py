@@ -9,10 +9,13 @@ import torch
 # The range of fp32. The service treats smaller numbers as zeros.
 SMALLEST, _LARGEST = 2.0**-126, torch.finfo(torch.float32).max
 LARGEST_SCALE = 1 / SMALLEST
-# Features of torch's optimizers that these lack.
+# What makes steps that the service cannot make. StateOffload has torch's own code make them.
+TORCHS = "an optimizer of torch"
+OFFLOADED = f"{TORCHS}, whose states plimsoll.torch.StateOffload can keep on the host"
+# Features of torch's optimizers that these lack, with the reason and what has them: first what StateOffload lacks, too.
 _REFUSED = {
-    "amsgrad": "it needs a third moment, and the service holds two",
-    "differentiable": "autograd cannot follow a step into the service",
+    "differentiable": ("autograd cannot follow a step into the service", TORCHS),
+    "amsgrad": ("it needs a third moment, and the service holds two", OFFLOADED),
 }
 # Flags of torch, with the values that apply if a parameter group does not name them and torch says nothing else.
 _FLAGS = {
@@ -79,11 +82,11 @@ class Algorithm(NamedTuple):
         self.check_agreement(groups)
 
     def check_flags(self, group: Dict[str, Any], name: str) -> None:
-        for flag, reason in _REFUSED.items():
+        for flag, (reason, instead) in _REFUSED.items():
             if group.get(flag):
                 raise ValueError(
                     f"{flag} is {group[flag]}, and there is no {flag} in {name} here: {reason}. Leave it False, or "
-                    "give these parameters an optimizer of torch"
+                    f"give these parameters {instead}"
                 )
 
     def check_agreement(self, groups: Sequence[Dict[str, Any]], opened: Iterable[str] = ()) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import torch
 import torch.distributed
 
+from plimsoll.torch.algorithm import OFFLOADED
+
 try:
     from torch.distributed.tensor import DTensor
 except ImportError:  # before torch 2.5
@@ -156,7 +158,7 @@ def check_types(parameters: Iterable[torch.Tensor], names: Callable[[], Dict[tor
     """Raises TypeError for trained parameters of dtypes that the service cannot hold."""
     for p in parameters:
         if p.requires_grad and p.dtype not in TYPES:
-            raise TypeError(f"parameter {names()[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to an optimizer of torch")
+            raise TypeError(f"parameter {names()[p]} is {p.dtype}: expected bfloat16, float16 or float32; leave it to {OFFLOADED}")
 
 
 def divide(

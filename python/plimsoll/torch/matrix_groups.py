@@ -7,10 +7,13 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 import torch
 
 from plimsoll.torch import layout
+from plimsoll.torch.algorithm import OFFLOADED, TORCHS
 from plimsoll.torch.newton_schulz import ADJUSTMENTS
 
 Group = Dict[str, Any]
 
+# Flags that AdamW has none of here, with what has them.
+_INSTEAD = {"differentiable": TORCHS, "capturable": TORCHS, "amsgrad": OFFLOADED}
 _DECLARED = (None, "flatten", "stack")
 _FOR_ADAMW = "put it into a group with use_muon=False, or let plimsoll.torch.muon_groups(model) make the groups"
 
@@ -94,9 +97,9 @@ def checked_adamw(options: Group) -> Group:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ValueError(f"{unknown[0]} is no option of AdamW: expected one of {', '.join(known)}")
-    for flag in ("amsgrad", "capturable", "differentiable"):
+    for flag in _INSTEAD:
         if options.get(flag):
-            raise ValueError(f"{flag} is True in a group of AdamW: expected False; use an optimizer of torch for these parameters")
+            raise ValueError(f"{flag} is True in a group of AdamW: expected False; or give these parameters {_INSTEAD[flag]}")
     taken = {k: v for k, v in options.items() if k != "decoupled_weight_decay"}
     return torch.optim.AdamW([torch.zeros(1)], **taken).defaults
 
