@@ -170,6 +170,9 @@ func TestValues(t *testing.T) {
 	r := request(t, "values.py")
 	r.GPUs, r.GPU = 3, gpu.Model{Name: "A100", Memory: 8 * ledger.GiB, Capability: 80}
 	record := run(t, r)
+	if record.End.Kind != "enough" {
+		t.Fatalf("the program %s at %s: %s", record.End.Kind, record.End.Place, record.End.Message)
+	}
 	var pinned ledger.Bytes
 	for _, held := range record.Phases[0].Host.Held {
 		pinned += held.Pinned

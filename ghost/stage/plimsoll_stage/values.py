@@ -52,6 +52,7 @@ def _believe(torch: Any) -> None:
     torch._is_all_true = is_all_true
     if hasattr(torch.library, "get_kernel"):  # what the kernel asks is computed
         return
+    _draw_unchecked(torch)
     draw = torch.normal
 
     def normal(mean, std=None, *arguments, **options):
@@ -60,6 +61,20 @@ def _believe(torch: Any) -> None:
         return torch.empty_like(std).normal_(generator=options.get("generator")).mul_(std).add_(mean)
 
     torch.normal = functools.wraps(draw)(normal)
+
+
+def _draw_unchecked(torch: Any) -> None:
+    """Draws of the device as its kernel makes them, without its look at the sums of numbers that nobody has computed."""
+    really = torch.multinomial
+
+    def multinomial(x, num_samples, replacement=False, *, generator=None, out=None):
+        if x.device.type != "cuda" or out is not None or replacement and num_samples > 1:
+            return really(x, num_samples, replacement, generator=generator, out=out)
+        numbers = torch.empty_like(x).exponential_(generator=generator)
+        torch.div(x, numbers, out=numbers)
+        return numbers.argmax(-1, keepdim=True) if num_samples == 1 else numbers.topk(num_samples).indices
+
+    torch.multinomial = torch.Tensor.multinomial = functools.wraps(really)(multinomial)
 
 
 # The host
@@ -284,15 +299,15 @@ def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]], others: Callabl
     still be called. The operations that a kernel calls are not seen, so that all others are computed, too."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    plain = (torch.Tensor, torch.nn.Parameter)
+    plain = torch._C._disabled_torch_dispatch_impl  # of classes whose tensors are made of no others
     mode = torch._C._TorchDispatchModeKey
     traces = (mode.FAKE, mode.FUNCTIONAL, mode.PROXY)  # operations that are traced have no memory
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), options=None):
             traced = any(torch._C._get_dispatch_mode(key) for key in traces)
-            if not traced and any(t not in plain for t in types):
-                return NotImplemented  # a tensor of another class comes again, as the tensors that it is made of
+            if not traced and any(t.__torch_dispatch__ is not plain for t in types):
+                return NotImplemented  # a tensor of such a class comes again, as the tensors that it is made of
             if traced or operation.namespace != "aten":
                 return operation._op(*arguments, **(options or {}))
             if operation not in computing:
