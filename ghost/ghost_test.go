@@ -168,7 +168,7 @@ func checkPhases(t *testing.T, record *Record) {
 // TestValues runs a program that checks what integers, sizes by value, streams, graphs and pinned memory are like.
 func TestValues(t *testing.T) {
 	r := request(t, "values.py")
-	r.GPUs, r.GPU = 3, gpu.Model{Name: "A100", Memory: 8 * ledger.GiB, Capability: 80}
+	r.GPUs, r.GPU = 3, gpu.Model{Name: "A100-80GB", Memory: 8 * ledger.GiB, Capability: 80}
 	record := run(t, r)
 	if record.End.Kind != "enough" {
 		t.Fatalf("the program %s at %s: %s", record.End.Kind, record.End.Place, record.End.Message)
@@ -188,6 +188,15 @@ func TestValues(t *testing.T) {
 		if !found {
 			t.Errorf("no note of %s: %v", kind, record.Notes)
 		}
+	}
+}
+
+// TestProperties runs a program on an RTX 4090, which says of itself what NVIDIA says of it.
+func TestProperties(t *testing.T) {
+	r := request(t, "properties.py")
+	r.GPU = gpu.Model{Name: "RTX-4090", Memory: 24 * ledger.GiB, Capability: 89}
+	if record := run(t, r); record.End.Kind != "enough" {
+		t.Errorf("the program %s at %s: %s", record.End.Kind, record.End.Place, record.End.Message)
 	}
 }
 

@@ -5,6 +5,7 @@ import torch
 
 cuda = torch.device("cuda", torch.cuda.device_count() - 1)
 assert torch.cuda.device_count() == 3 and torch.cuda.get_device_capability(cuda) == (8, 0), torch.cuda.get_device_capability(cuda)
+assert torch.cuda.get_device_properties(cuda).multi_processor_count == 108, "kernels size what they sum up by these"
 free, total = torch.cuda.mem_get_info(cuda)
 assert total == 8 << 30 and free <= total, (free, total)
 torch.cuda.set_device(cuda)
@@ -30,6 +31,8 @@ stale = torch.ones(1 << 10, dtype=torch.bool, device=cuda)
 del stale
 chances = torch.randn(4, 1000, device=cuda).softmax(-1)
 assert torch.multinomial(chances, 1).shape == (4, 1) and chances.multinomial(3).shape == (4, 3), "nobody has computed chances"
+with torch.inference_mode():
+    assert torch.randn(4, device=cuda).data.shape == (4,)
 
 
 class Kept(torch.nn.Parameter):

@@ -314,9 +314,23 @@ def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]], others: Callabl
                 computing[operation] = others(operation)
             return computing[operation](None, *arguments, **(options or {}))
 
+    _data_of_inference(torch)
     watch = Watch()
     watch.__enter__()  # until the program ends
     return watch
+
+
+def _data_of_inference(torch: Any) -> None:
+    """A tensor that inference mode made has no ``data`` under a mode, in these releases. So it is read outside of it."""
+    data = torch._C.TensorBase.data
+
+    def read(x):
+        if not x.is_inference():
+            return data.__get__(x)
+        with torch._C._DisableTorchDispatch():
+            return data.__get__(x)
+
+    torch.Tensor.data = property(read, data.__set__, doc=data.__doc__)
 
 
 def _put(torch: Any, write: Callable[..., Any], made: Any, value: Any) -> None:
