@@ -8,6 +8,6 @@ assert told.shared_memory_per_block_optin == 99 << 10, told.shared_memory_per_bl
 assert told.shared_memory_per_multiprocessor == 100 << 10, told.shared_memory_per_multiprocessor
 weight = torch.ones(8, device="cuda", requires_grad=True)
 optimizer = torch.optim.SGD([weight])
-for _ in range(2):
+for _ in range(3):
     weight.sum().backward()
     optimizer.step()
