@@ -42,6 +42,8 @@ class Kept(torch.nn.Parameter):
 kept = torch.Tensor._make_subclass(Kept, torch.arange(4.0, device=cuda))
 assert kept.data.contiguous().shape == kept.detach().shape == (4,)
 assert torch.tensor(2.5, device=cuda).item() == 2.5
+seed = (1 << 63) + 5  # as states of generators begin with
+assert torch.tensor([5, 0, 0, 0, 0, 0, 0, 128], dtype=torch.uint8, device=cuda).view(torch.uint64).item() == seed
 try:
     torch.empty(9 << 30, dtype=torch.uint8, device=cuda)
     raise SystemExit("9 GiB fit into 8")

@@ -250,6 +250,7 @@ def _compute_small(torch: Any, recorder: Any) -> None:
     if watched:
         recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
     _usual_numbers(torch, library, write)
+    _read_unsigned(torch)
 
 
 def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
@@ -272,6 +273,18 @@ def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
 
     if hasattr(torch.library, "get_kernel"):
         library.impl("_local_scalar_dense", read, "CUDA")
+
+
+def _read_unsigned(torch: Any) -> None:
+    """An operation of Python returns no integer of 64 bits without a sign: Python reads it itself."""
+    really = torch.Tensor.item
+
+    def item(x):
+        if type(x) is torch.Tensor and x.dtype is torch.uint64 and x.device.type == "cuda" and x.numel() == 1:
+            return ctypes.c_uint64.from_address(x.data_ptr()).value
+        return really(x)
+
+    torch.Tensor.item = functools.wraps(really)(item)
 
 
 def _operation(torch: Any, name: str) -> Any:
