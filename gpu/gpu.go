@@ -277,8 +277,8 @@ func (m Model) Workspace() ledger.Bytes {
 	return 8519680
 }
 
-// processors are the streaming multiprocessors of each model, by the vendors' data sheets and architecture papers: kernels
-// size what they sum up by them.
+// processors are the streaming multiprocessors of each model, by data sheets and architecture papers. Kernels size
+// their buffers by them.
 var processors = map[string]int{
 	"B200": 148, "H200": 132, "H100-80GB": 132, "H100-96GB": 132, "H100-94GB": 132, "H800-80GB": 132, "H20-96GB": 78,
 	"GH200-96GB": 132, "A100-80GB": 108, "A100-40GB": 108, "A800-80GB": 108, "A30": 56, "L40S": 142, "L40": 142,
