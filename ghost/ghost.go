@@ -241,6 +241,7 @@ func (r Request) variables(lib, scratch, settings string) []string {
 		"PLIMSOLL_GHOST_DEVICES=" + strconv.Itoa(r.GPUs),
 		"PLIMSOLL_GHOST_CAPACITY=" + strconv.FormatInt(int64(capacity), 10),
 		"PLIMSOLL_GHOST_MAJOR=" + strconv.Itoa(capability/10), "PLIMSOLL_GHOST_MINOR=" + strconv.Itoa(capability%10),
+		"PLIMSOLL_GHOST_PROCESSORS=" + strconv.Itoa(r.GPU.Processors()),
 		"PLIMSOLL_GHOST_EARLY=" + map[bool]string{true: "1", false: "0"}[r.Early],
 		"PLIMSOLL_GHOST_NAME=" + name, "PLIMSOLL_GHOST_CONTEXT=" + strconv.FormatInt(int64(r.outside()), 10),
 	}

@@ -62,7 +62,6 @@ type Record struct {
 	} `json:"end"`
 	Allocated    ledger.Bytes `json:"allocated_bytes"`
 	Reserved     ledger.Bytes `json:"reserved_bytes"`
-	Requested    ledger.Bytes `json:"requested_bytes"`
 	Retries      int64        `json:"retries"`
 	Failures     int64        `json:"failures"`
 	Waits        int64        `json:"waits"` // how often memory was not free yet, as another stream used it
@@ -214,8 +213,9 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 	for _, h := range r.GPU.Outside {
 		outside += h.Bytes
 	}
-	rounding := r.Allocated - r.Requested
-	for _, p := range r.spans(d) {
+	all := r.spans(d)
+	rounding := r.rounding(all)
+	for _, p := range all {
 		r.GPU.Phases = append(r.GPU.Phases, ledger.Phase{
 			Name: p.name, Iteration: p.iteration,
 			PeakRequested: p.Requested, PeakAllocated: p.Requested + rounding, PeakReserved: p.Reserved,
@@ -261,6 +261,16 @@ func (r *Record) replay(s *snapshot.Snapshot, d *snapshot.Device, others []strin
 		r.Replays = append(r.Replays, replayed)
 	}
 	return nil
+}
+
+// rounding is what blocks take beyond what was requested. PyTorch's own count of what is requested has blocks that were
+// given back while another stream uses them, and that of what is allocated has not: the trace says what was requested.
+func (r *Record) rounding(all []phase) ledger.Bytes {
+	var requested ledger.Bytes
+	for _, p := range all {
+		requested = max(requested, p.Requested)
+	}
+	return max(0, r.Allocated-requested)
 }
 
 // phase is a phase of the ledger, and what was held in it.

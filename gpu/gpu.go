@@ -276,3 +276,22 @@ func (m Model) Workspace() ledger.Bytes {
 	}
 	return 8519680
 }
+
+// processors are the streaming multiprocessors of each model, by data sheets and architecture papers. Kernels size
+// their buffers by them.
+var processors = map[string]int{
+	"B200": 148, "H200": 132, "H100-80GB": 132, "H100-96GB": 132, "H100-94GB": 132, "H800-80GB": 132, "H20-96GB": 78,
+	"GH200-96GB": 132, "A100-80GB": 108, "A100-40GB": 108, "A800-80GB": 108, "A30": 56, "L40S": 142, "L40": 142,
+	"L20": 92, "L4": 58, "A40": 84, "A10G": 80, "RTX-PRO-6000": 188, "RTX-6000-Ada": 142, "A6000": 84, "A4000": 48,
+	"V100-32GB": 80, "V100-16GB": 80, "T4": 40, "RTX-8000": 72, "RTX-5090": 170, "RTX-5060-Ti-16GB": 36,
+	"RTX-4090": 128, "RTX-4070-Ti": 60, "RTX-4060": 24, "RTX-3090": 82, "RTX-3090-Ti": 84, "RTX-3080-10GB": 68,
+	"RTX-3070": 46, "RTX-3060-12GB": 28, "RTX-2080-Ti": 68,
+}
+
+// Processors returns the streaming multiprocessors of a model. Of one that is not known they are those of an H100.
+func (m Model) Processors() int {
+	if n, ok := processors[m.Name]; ok {
+		return n
+	}
+	return processors["H100-80GB"]
+}

@@ -50,6 +50,9 @@ func TestModels(t *testing.T) {
 		if m.Memory <= 0 || m.Workspace() <= 0 {
 			t.Errorf("%+v", m)
 		}
+		if _, ok := processors[m.Name]; ok != (m.Capability > 0) {
+			t.Errorf("%s of capability %d has processors: %v", m.Name, m.Capability, ok)
+		}
 		if found, err := Find(m.Name); err != nil || found != m {
 			t.Errorf("%s is found as %+v, %v", m.Name, found, err)
 		}

@@ -64,9 +64,10 @@ void ghost_open(void *begin, size_t bytes, int readable);
 void ghost_register(void *begin, size_t bytes);
 void ghost_unregister(void *begin);
 
-/* ghost_hold counts a block of the host, and ghost_release the end of one; it ignores other pointers. */
+/* ghost_hold counts a block of the host, and ghost_release the end of one; it ignores other pointers. It returns the bytes
+ * that are to be unmapped, of a block that the heap has no room for. */
 void ghost_hold(const void *begin, size_t bytes, int is_pinned);
-void ghost_release(const void *begin);
+size_t ghost_release(const void *begin);
 /* ghost_pin counts a block of the program as pinned, and ghost_unpin as pageable again. */
 void ghost_pin(const void *begin, size_t bytes);
 void ghost_unpin(const void *begin);

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ enum { LARGE = 1 << 20, BUCKETS = 1 << 14, MOST_FRAMES = 48, MOST_TEXT = 16 << 1
 static struct block {
 	const void *begin;
 	size_t bytes, pinned;
-	int holder, is_heap;
+	int holder, is_heap, is_mapped; /* mapped here, as the heap has no room for it */
 	struct block *next;
 } *buckets[BUCKETS];
 
@@ -156,7 +157,7 @@ void ghost_hold(const void *begin, size_t bytes, int is_pinned) {
 		pthread_mutex_lock(&mutex);
 		int holder = holder_of(text);
 		if (holder >= 0) {
-			*made = (struct block){begin, bytes, is_pinned ? bytes : 0, holder, !is_pinned, buckets[bucket(begin)]};
+			*made = (struct block){begin, bytes, is_pinned ? bytes : 0, holder, !is_pinned, 0, buckets[bucket(begin)]};
 			__atomic_store_n(&buckets[bucket(begin)], made, __ATOMIC_RELEASE);
 			holders[holder].now[is_pinned ? PINNED : PAGEABLE] += bytes;
 			grew(bytes);
@@ -168,8 +169,8 @@ void ghost_hold(const void *begin, size_t bytes, int is_pinned) {
 	free(made);
 }
 
-void ghost_release(const void *begin) {
-	if (!__atomic_load_n(&buckets[bucket(begin)], __ATOMIC_ACQUIRE)) return; /* as nearly always */
+size_t ghost_release(const void *begin) {
+	if (!__atomic_load_n(&buckets[bucket(begin)], __ATOMIC_ACQUIRE)) return 0; /* as nearly always */
 	pthread_mutex_lock(&mutex);
 	struct block **at = find(begin), *found = *at;
 	if (found) {
@@ -180,7 +181,9 @@ void ghost_release(const void *begin) {
 		*at = found->next;
 	}
 	pthread_mutex_unlock(&mutex);
+	size_t mapped = found && found->is_mapped ? found->bytes : 0;
 	free(found);
+	return mapped;
 }
 
 /* pin says how many bytes of a block of the heap are pinned. Whether there is such a block. */
@@ -211,10 +214,30 @@ void ghost_unpin(const void *begin) {
 
 /* The heap */
 
+enum { PAGE_SIZE = 4096 };
+
+/* map takes addresses for a block of more bytes than this host has. Its pages are never written. Returns an error. */
+static int map(void **pointer, size_t bytes) {
+	void *begin = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (begin == MAP_FAILED) return ENOMEM;
+	ghost_hold(begin, bytes, 0);
+	pthread_mutex_lock(&mutex);
+	struct block *found = *find(begin);
+	if (found) found->is_mapped = 1;
+	pthread_mutex_unlock(&mutex);
+	if (!found) { /* free would not know it */
+		munmap(begin, bytes);
+		return ENOMEM;
+	}
+	*pointer = begin;
+	return 0;
+}
+
 EXPORT int posix_memalign(void **pointer, size_t alignment, size_t bytes) {
 	static int (*really)(void **, size_t, size_t);
 	if (!really) really = (int (*)(void **, size_t, size_t))dlsym(RTLD_NEXT, "posix_memalign");
 	int failed = really(pointer, alignment, bytes);
+	if (failed == ENOMEM && bytes >= LARGE && alignment <= PAGE_SIZE) return map(pointer, bytes);
 	if (!failed && bytes >= LARGE) ghost_hold(*pointer, bytes, 0);
 	return failed;
 }
@@ -228,8 +251,9 @@ EXPORT void free(void *pointer) {
 		really = (void (*)(void *))dlsym(RTLD_NEXT, "free");
 		is_looking = 0;
 	}
-	ghost_release(pointer);
-	really(pointer);
+	size_t mapped = ghost_release(pointer);
+	if (mapped) munmap(pointer, mapped);
+	else really(pointer);
 }
 
 /* Pages that are there */

@@ -17,6 +17,18 @@ struct dim3 {
 
 /* Devices */
 
+/* What a multiprocessor has, by its capability (CUDA's programming guide, technical specifications). Shared memory is KiB. */
+static const struct capability { int since, threads, blocks, shared, optin; } capabilities[] = {
+	{120, 1536, 24, 100, 99}, {100, 2048, 32, 228, 227}, {90, 2048, 32, 228, 227}, {89, 1536, 24, 100, 99},
+	{86, 1536, 16, 100, 99}, {80, 2048, 32, 164, 163}, {75, 1024, 16, 64, 64}, {0, 2048, 32, 96, 96},
+};
+
+static const struct capability *of_capability(void) {
+	const struct capability *c = capabilities;
+	while (c->since > 10 * ghost.major + ghost.minor) c++;
+	return c;
+}
+
 /* Numbers of cudaDeviceAttr, which CUdevice_attribute shares. What is not here is 0. */
 int ghost_attribute(int attribute) {
 	switch (attribute) {
@@ -35,14 +47,14 @@ int ghost_attribute(int attribute) {
 	case 36: return 2619000;               /* MemoryClockRate in kHz */
 	case 37: return 5120;                  /* GlobalMemoryBusWidth */
 	case 38: return 50 << 20;              /* L2CacheSize */
-	case 39: return 2048;                  /* MaxThreadsPerMultiProcessor */
+	case 39: return of_capability()->threads; /* MaxThreadsPerMultiProcessor */
 	case 40: return 3;                     /* AsyncEngineCount */
 	case 75: return ghost.major;           /* ComputeCapabilityMajor */
 	case 76: return ghost.minor;           /* ComputeCapabilityMinor */
-	case 81: return ghost.major >= 9 ? 228 << 10 : 164 << 10; /* MaxSharedMemoryPerMultiprocessor */
-	case 97: return ghost.major >= 9 ? 227 << 10 : 163 << 10; /* MaxSharedMemoryPerBlockOptin */
+	case 81: return of_capability()->shared << 10; /* MaxSharedMemoryPerMultiprocessor */
+	case 97: return of_capability()->optin << 10;  /* MaxSharedMemoryPerBlockOptin */
 	case 102: return 1;                    /* VirtualMemoryManagementSupported, of the driver */
-	case 106: return 32;                   /* MaxBlocksPerMultiprocessor */
+	case 106: return of_capability()->blocks; /* MaxBlocksPerMultiprocessor */
 	case 111: return 1 << 10;              /* ReservedSharedMemoryPerBlock */
 	case 15: case 19: case 31: case 41: case 78: case 79: case 80: case 83: case 89: case 90: case 95: case 99: case 115:
 		return 1; /* GpuOverlap, CanMapHostMemory, ConcurrentKernels, UnifiedAddressing, StreamPrioritiesSupported,
@@ -125,10 +137,10 @@ EXPORT result cudaGetDeviceProperties(void *properties, int device) {
 	struct rest13 *r = common(properties, device);
 	r->constant = 64 << 10, r->major = ghost.major, r->minor = ghost.minor, r->texture = 512;
 	r->processors = ghost.processors, r->can_map = r->concurrent = r->unified = r->priorities = r->managed = 1;
-	r->bus = device + 1, r->engines = 3, r->bus_width = 5120, r->l2 = 50 << 20, r->threads_per_processor = 2048;
+	r->bus = device + 1, r->engines = 3, r->bus_width = 5120, r->l2 = 50 << 20, r->threads_per_processor = ghost_attribute(39);
 	r->global_l1 = r->local_l1 = r->concurrent_managed = r->preemption = r->cooperative = 1;
 	r->shared_per_processor = (size_t)ghost_attribute(81), r->registers_per_processor = 64 << 10;
-	r->shared_optin = (size_t)ghost_attribute(97), r->blocks_per_processor = 32, r->shared_reserved = 1 << 10;
+	r->shared_optin = (size_t)ghost_attribute(97), r->blocks_per_processor = ghost_attribute(106), r->shared_reserved = 1 << 10;
 	return SUCCESS;
 }
 
@@ -156,9 +168,9 @@ EXPORT result cudaGetDeviceProperties_v2(void *properties, int device) {
 	r->texture = 512, r->processors = ghost.processors, r->overlap = r->can_map = r->concurrent = r->unified = 1;
 	r->priorities = r->managed = r->global_l1 = r->local_l1 = r->concurrent_managed = r->preemption = r->cooperative = 1;
 	r->bus = device + 1, r->engines = 3, r->memory_clock = ghost_attribute(36), r->bus_width = 5120, r->l2 = 50 << 20;
-	r->threads_per_processor = 2048, r->shared_per_processor = (size_t)ghost_attribute(81);
+	r->threads_per_processor = ghost_attribute(39), r->shared_per_processor = (size_t)ghost_attribute(81);
 	r->registers_per_processor = 64 << 10, r->shared_optin = (size_t)ghost_attribute(97);
-	r->blocks_per_processor = 32, r->shared_reserved = 1 << 10;
+	r->blocks_per_processor = ghost_attribute(106), r->shared_reserved = 1 << 10;
 	return SUCCESS;
 }
 

@@ -16,6 +16,7 @@ found = [None] * dist.get_world_size()
 dist.all_gather_object(found, "here")
 assert found == ["here"] * dist.get_world_size()
 dist.barrier()
+dist.new_group(backend="gloo").monitored_barrier()  # as Lightning lets rank 0 go first
 for stride in (1, 2):  # groups of eight and of four ranks, this one's among them
     first = dist.get_rank() // 8 * 8
     group = dist.new_group(list(range(first + dist.get_rank() % stride, first + 8, stride)))

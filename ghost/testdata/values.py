@@ -1,8 +1,11 @@
 """Checks the values that programs take decisions by, and what a device is like."""
+import ctypes
+
 import torch
 
 cuda = torch.device("cuda", torch.cuda.device_count() - 1)
 assert torch.cuda.device_count() == 3 and torch.cuda.get_device_capability(cuda) == (8, 0), torch.cuda.get_device_capability(cuda)
+assert torch.cuda.get_device_properties(cuda).multi_processor_count == 108, "kernels size what they sum up by these"
 free, total = torch.cuda.mem_get_info(cuda)
 assert total == 8 << 30 and free <= total, (free, total)
 torch.cuda.set_device(cuda)
@@ -24,7 +27,23 @@ del stale
 unknown = torch.randn(1 << 20, device=cuda).amax() + torch.randn(1 << 11, device=cuda).amin()
 assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) < float("inf")
 assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()
+stale = torch.ones(1 << 10, dtype=torch.bool, device=cuda)
+del stale
+chances = torch.randn(4, 1000, device=cuda).softmax(-1)
+assert torch.multinomial(chances, 1).shape == (4, 1) and chances.multinomial(3).shape == (4, 3), "nobody has computed chances"
+with torch.inference_mode():
+    assert torch.randn(4, device=cuda).data.shape == (4,)
+
+
+class Kept(torch.nn.Parameter):
+    """A parameter that says more of itself, as those of bitsandbytes."""
+
+
+kept = torch.Tensor._make_subclass(Kept, torch.arange(4.0, device=cuda))
+assert kept.data.contiguous().shape == kept.detach().shape == (4,)
 assert torch.tensor(2.5, device=cuda).item() == 2.5
+seed = (1 << 63) + 5  # as states of generators begin with
+assert torch.tensor([5, 0, 0, 0, 0, 0, 0, 128], dtype=torch.uint8, device=cuda).view(torch.uint64).item() == seed
 try:
     torch.empty(9 << 30, dtype=torch.uint8, device=cuda)
     raise SystemExit("9 GiB fit into 8")
@@ -50,7 +69,8 @@ half = torch.empty(1 << 20, dtype=torch.bfloat16, device=cuda)
 assert half.to("cpu", torch.float32).dtype is torch.float32 and states[:1 << 20].pin_memory().is_pinned()
 half.copy_(states[:1 << 20])
 assert torch.tensor([[2, 3], [4, 5]], device=cuda).prod(1).tolist() == [6, 20]
-assert "libnvrtc" not in open("/proc/self/maps").read(), "torch has compiled a kernel"
+compiler = ctypes.CDLL("libnvrtc.so." + torch.version.cuda.partition(".")[0])
+assert hasattr(compiler, "plimsoll_ghost_host"), "torch finds the compiler of kernels"
 model = torch.nn.Conv2d(3, 8, 3).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

@@ -255,7 +255,7 @@ class Recorder:
         if torch is not None and torch.cuda.is_initialized():
             result["device"] = torch.cuda.current_device()
             stats = torch.cuda.memory_stats()
-            for name in ("allocated_bytes", "reserved_bytes", "requested_bytes"):
+            for name in ("allocated_bytes", "reserved_bytes"):
                 result[name] = stats.get(f"{name}.all.peak", 0)
             result["retries"], result["failures"] = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
             torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))

@@ -52,6 +52,7 @@ def _believe(torch: Any) -> None:
     torch._is_all_true = is_all_true
     if hasattr(torch.library, "get_kernel"):  # what the kernel asks is computed
         return
+    _draw_unchecked(torch)
     draw = torch.normal
 
     def normal(mean, std=None, *arguments, **options):
@@ -60,6 +61,20 @@ def _believe(torch: Any) -> None:
         return torch.empty_like(std).normal_(generator=options.get("generator")).mul_(std).add_(mean)
 
     torch.normal = functools.wraps(draw)(normal)
+
+
+def _draw_unchecked(torch: Any) -> None:
+    """Draws of the device as its kernel makes them, without its look at the sums of numbers that nobody has computed."""
+    really = torch.multinomial
+
+    def multinomial(x, num_samples, replacement=False, *, generator=None, out=None):
+        if x.device.type != "cuda" or out is not None or replacement and num_samples > 1:
+            return really(x, num_samples, replacement, generator=generator, out=out)
+        numbers = torch.empty_like(x).exponential_(generator=generator)
+        torch.div(x, numbers, out=numbers)
+        return numbers.argmax(-1, keepdim=True) if num_samples == 1 else numbers.topk(num_samples).indices
+
+    torch.multinomial = torch.Tensor.multinomial = functools.wraps(really)(multinomial)
 
 
 # The host
@@ -235,6 +250,7 @@ def _compute_small(torch: Any, recorder: Any) -> None:
     if watched:
         recorder.keep(_watch(torch, watched, lambda operation: _computing_other(torch, operation, write)))
     _usual_numbers(torch, library, write)
+    _read_unsigned(torch)
 
 
 def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
@@ -257,6 +273,18 @@ def _usual_numbers(torch: Any, library: Any, write: Callable[..., Any]) -> None:
 
     if hasattr(torch.library, "get_kernel"):
         library.impl("_local_scalar_dense", read, "CUDA")
+
+
+def _read_unsigned(torch: Any) -> None:
+    """An operation of Python returns no integer of 64 bits without a sign: Python reads it itself."""
+    really = torch.Tensor.item
+
+    def item(x):
+        if type(x) is torch.Tensor and x.dtype is torch.uint64 and x.device.type == "cuda" and x.numel() == 1:
+            return ctypes.c_uint64.from_address(x.data_ptr()).value
+        return really(x)
+
+    torch.Tensor.item = functools.wraps(really)(item)
 
 
 def _operation(torch: Any, name: str) -> Any:
@@ -284,24 +312,38 @@ def _watch(torch: Any, computing: Dict[Any, Callable[..., Any]], others: Callabl
     still be called. The operations that a kernel calls are not seen, so that all others are computed, too."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    plain = (torch.Tensor, torch.nn.Parameter)
+    plain = torch._C._disabled_torch_dispatch_impl  # of classes whose tensors are made of no others
     mode = torch._C._TorchDispatchModeKey
     traces = (mode.FAKE, mode.FUNCTIONAL, mode.PROXY)  # operations that are traced have no memory
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), options=None):
             traced = any(torch._C._get_dispatch_mode(key) for key in traces)
-            if not traced and any(t not in plain for t in types):
-                return NotImplemented  # a tensor of another class comes again, as the tensors that it is made of
+            if not traced and any(t.__torch_dispatch__ is not plain for t in types):
+                return NotImplemented  # a tensor of such a class comes again, as the tensors that it is made of
             if traced or operation.namespace != "aten":
                 return operation._op(*arguments, **(options or {}))
             if operation not in computing:
                 computing[operation] = others(operation)
             return computing[operation](None, *arguments, **(options or {}))
 
+    _data_of_inference(torch)
     watch = Watch()
     watch.__enter__()  # until the program ends
     return watch
+
+
+def _data_of_inference(torch: Any) -> None:
+    """A tensor that inference mode made has no ``data`` under a mode, in these releases. So it is read outside of it."""
+    data = torch._C.TensorBase.data
+
+    def read(x):
+        if not x.is_inference():
+            return data.__get__(x)
+        with torch._C._DisableTorchDispatch():
+            return data.__get__(x)
+
+    torch.Tensor.data = property(read, data.__set__, doc=data.__doc__)
 
 
 def _put(torch: Any, write: Callable[..., Any], made: Any, value: Any) -> None:

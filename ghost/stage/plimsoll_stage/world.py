@@ -81,6 +81,7 @@ def install(dist: Any, recorder: Any) -> None:
             if really is not None and module.__dict__.get(name) is really:
                 setattr(module, name, function)
     c10d._store_based_barrier = nothing
+    dist.ProcessGroup.monitored_barrier = nothing
     for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
         os.environ.setdefault(name, "0")
 
