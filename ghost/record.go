@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -29,6 +30,8 @@ type Record struct {
 	Ranks int    `json:"ranks"`
 	Rank  int    `json:"rank"`
 	Steps int    `json:"steps"`
+	// OnDevice is whether the GPU had what was trained.
+	OnDevice bool `json:"on_device"`
 	// LocalRanks are those of a node.
 	LocalRanks int `json:"local_ranks"`
 	// Device is the number of the GPU that the rank used; nil if it used none.
@@ -95,24 +98,11 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	if err := json.Unmarshal(text, r); err != nil {
 		return nil, fmt.Errorf("the record of the program cannot be read: %w", err)
 	}
-	switch {
-	case r.End.Kind == "more":
+	if r.End.Kind == "more" {
 		return r, nil
-	case r.End.Kind == "failed" && r.Failures == 0:
-		failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
-		if r.End.Place != "" {
-			failed = failed.WithHint("see " + r.End.Place)
-		}
-		return nil, failed
-	case r.Torch == "":
-		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
-	case r.CUDA == "":
-		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU",
-			r.Torch).WithHint("install a build of torch with CUDA beside it: it needs no GPU")
-	case r.Device == nil:
-		return nil, fault.Inputf("the program ended and has used no GPU")
-	case r.Steps == 0 && r.Failures == 0:
-		return nil, fault.Inputf("the program ended without an optimizer step")
+	}
+	if refused := r.refused(of); refused != nil {
+		return nil, refused
 	}
 	s, err := snapshot.Open(filepath.Join(scratch, "snapshot.pickle"))
 	if err != nil {
@@ -122,6 +112,60 @@ func readRecord(scratch string, of Request) (*Record, error) {
 		return nil, err
 	}
 	return r, r.account(s, of)
+}
+
+// refused returns why there is no plan, if there is none. A program that ran out of memory has one.
+func (r *Record) refused(of Request) error {
+	switch {
+	case r.End.Kind == "failed" && r.Failures == 0:
+		return r.failed()
+	case r.Torch == "":
+		return fault.Inputf("the program did not import torch").WithHint("name the program that trains")
+	case r.CUDA == "":
+		return fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU",
+			r.Torch).WithHint("install a build of torch with CUDA beside it: it needs no GPU")
+	case r.Device == nil:
+		return fault.Inputf("the program ended%s and has used no GPU", r.status())
+	case r.Failures > 0:
+		return nil
+	case r.Steps == 0:
+		return fault.Inputf("the program ended%s without an optimizer step", r.status())
+	case !r.OnDevice:
+		return fault.Inputf("the program used a GPU, and trained on the CPU: no loss and no parameter of an optimizer " +
+			"was on the GPU").WithHint("see which device the program chooses for its model")
+	case r.Steps < of.Steps && r.End.Status != 0:
+		return fault.Inputf("the program ended%s after %d of %d optimizer steps", r.status(), r.Steps, of.Steps).
+			WithHint("its output says why")
+	case r.Steps < of.Steps:
+		r.Notes = append(r.Notes, Note{"steps", fmt.Sprintf("the program ended after %d of %d optimizer steps: "+
+			"the plan has no steady step", r.Steps, of.Steps)})
+	}
+	return nil
+}
+
+// failed is the error that the program ended with.
+func (r *Record) failed() error {
+	failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+	var hints []string
+	if offline.MatchString(r.End.Type + ": " + r.End.Message) {
+		hints = append(hints, "programs are planned without a network: have what it fetches on this host")
+	}
+	if r.End.Place != "" {
+		hints = append(hints, "see "+r.End.Place)
+	}
+	return failed.WithHint(strings.Join(hints, "; "))
+}
+
+// offline recognizes errors of programs that look for a network.
+var offline = regexp.MustCompile(`name resolution|URLError|ConnectionError|Network is unreachable|` +
+	`LocalEntryNotFoundError|OfflineModeIsEnabled|MaxRetryError|ConnectError`)
+
+// status is how the program ended, if that was no success.
+func (r *Record) status() string {
+	if r.End.Status == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" with status %d", r.End.Status)
 }
 
 // account makes the GPU's part of the ledger.

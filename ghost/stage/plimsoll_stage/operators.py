@@ -1,7 +1,12 @@
-"""Operators that libraries compile when they are first used. Here they are never compiled, and compute nothing."""
+"""Operators that libraries compile when they are first used. Here they are never compiled, and compute nothing.
 
+Kernels that are made for a program are compiled once: on a GPU that is not there, none is faster than another.
+"""
+
+import functools
+import math
 import types
-from typing import Any
+from typing import Any, List
 
 # Operators that only move tensors, and are done by torch.
 _UTILS = ("flatten", "unflatten")
@@ -22,6 +27,73 @@ def install(builder: Any, recorder: Any) -> None:
 def assemble_nothing(compiler: Any) -> None:
     """Triton's kernels are compiled until their assembly, which says what they need. Nobody runs their machine code."""
     compiler.CUDABackend.make_cubin = lambda *arguments: b"no code"
+
+
+def compile_first(heuristics: Any) -> None:
+    """Inductor's kernels: the first of their configurations that can be compiled, and no search for a faster one."""
+    tuner = heuristics.CachingAutotuner
+    compile_all = tuner._precompile_worker
+
+    @functools.wraps(compile_all)
+    def compile_one(self):
+        for config in self.configs[:-1] if self.configs and not self.compile_results else ():
+            others, self.configs = self.configs, [config]
+            try:
+                return compile_all(self)
+            except heuristics.NoTritonConfigsError:
+                self.configs = others[1:]
+        return compile_all(self)
+
+    tuner._precompile_worker = compile_one
+    tuner.coordinate_descent_tuning = lambda self, launcher, *arguments, **options: launcher
+
+
+def choose_first(algorithms: Any) -> None:
+    """Inductor's choices among kernels: the one of a library, or the first that can be compiled."""
+    cache = algorithms.AlgorithmSelectorCache
+    choose = cache.__call__
+
+    @functools.wraps(choose)
+    def choose_one(self, name, choices, *arguments, **options):
+        return choose(self, name, _usual(algorithms, choices), *arguments, **options)
+
+    cache.__call__ = choose_one
+
+
+def _usual(algorithms: Any, choices: List[Any]) -> List[Any]:
+    if len(choices) < 2:
+        return choices
+    for choice in choices:
+        if isinstance(choice, algorithms.ExternKernelCaller):
+            return [choice]
+    for choice in choices:
+        try:
+            choice.precompile()
+        except Exception:  # it needs more than the device has
+            continue
+        return [choice]
+    return choices
+
+
+def tune_nothing(autotuner: Any) -> None:
+    """Triton's own choice among configurations: the first that runs."""
+    tuner = autotuner.Autotuner
+    run, measure = tuner.run, tuner._bench
+
+    @functools.wraps(run)
+    def run_first(self, *arguments, **options):
+        self._plimsoll_has_run = False
+        return run(self, *arguments, **options)
+
+    @functools.wraps(measure)
+    def measure_first(self, *arguments, **options):
+        if self._plimsoll_has_run:
+            return [math.inf] * 3
+        took = measure(self, *arguments, **options)
+        self._plimsoll_has_run = math.isfinite(took[0] if isinstance(took, (list, tuple)) else took)
+        return took
+
+    tuner.run, tuner._bench = run_first, measure_first
 
 
 class _Module(types.ModuleType):

@@ -35,6 +35,7 @@ class Recorder:
         self._passes = 0  # that have begun
         self._last: Any = weakref.WeakKeyDictionary()  # how many had before the last step of an optimizer
         self._process, self._backwards, self._most = os.getpid(), 0, 0
+        self._on_device = False  # whether anything that was trained was there
         self._first_until = 0  # how many phases there were when the last optimizer made its first step
         self.result: Dict[str, Any] = {
             "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": []
@@ -98,8 +99,12 @@ class Recorder:
             self.phase("backward", self.steps)
             self._passes += 1
             self._is_in_backward = True
+            self._on_device = self._on_device or _is_on_device(arguments, options)
             try:
                 return backward(*arguments, **options)
+            except Exception as error:
+                self._caught(error)
+                raise
             finally:
                 self._is_in_backward = False
                 self._backwards += 1
@@ -116,13 +121,21 @@ class Recorder:
                 self._is_before_forward = False
                 self._passes += 1
                 self.phase("forward", self.steps)
-            return call(module, *arguments, **options)
+            try:
+                return call(module, *arguments, **options)
+            except Exception as error:
+                self._caught(error)
+                raise
 
         torch.nn.Module.__call__ = enter
 
     _is_before_forward = True
     _is_in_backward = False
     _makes_optimizers = False
+
+    def _caught(self, error: Exception) -> None:
+        """Notes an error that the program may catch: if it does, a real run may go another way."""
+        self.note("errors", f"the program went on after {type(error).__name__}: {str(error)[:200]}")
 
     def _trains(self, module: Any) -> bool:
         """Whether a call of a module begins a forward pass. Transforms of a data set are modules, too, and workers that
@@ -152,6 +165,7 @@ class Recorder:
             self.phase("step", self.steps)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                self._on_device = self._on_device or parameter.device.type == "cuda"
                 if isinstance(parameter, self._torch.nn.Parameter):  # others may be master weights
                     self._know("parameters", parameter)
                 self._know("gradients", parameter.grad)
@@ -193,9 +207,23 @@ class Recorder:
     def _enough(self) -> None:
         """Ends the program once every optimizer has made its steps. An optimizer that never steps holds up no other."""
         most, wanted = self.steps, self._settings["steps"]
-        if most >= wanted and (min(self._counts.values(), default=most) >= wanted or most >= PATIENCE * wanted):
+        least = min(self._counts.values(), default=most)
+        if most >= wanted and (least >= wanted or most >= PATIENCE * wanted):
+            if least < wanted:
+                self._note_idle(wanted)
             self.phase("over", most)  # what the program frees as it ends belongs to no phase
             raise Enough
+
+    def _note_idle(self, wanted: int) -> None:
+        """Notes optimizers that have parameters and were given up. Wrappers of others have none, or the same."""
+        stepped = {id(p) for o, made in self._counts.items() if made >= wanted for g in o.param_groups for p in g["params"]}
+        for optimizer, made in self._counts.items():
+            own = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"] if id(p) not in stepped]
+            if made < wanted and own:
+                self.note(
+                    "steps", f"{type(optimizer).__name__} of {sum(p.numel() for p in own):,} parameters made {made} steps "
+                    f"while another made {self.steps}: the plan lacks what it still allocates"
+                )  # fmt: skip
 
     def run(self, program: Callable[[], None]) -> int:
         """Runs a program, and writes the record whatever becomes of it. Returns the exit status."""
@@ -236,7 +264,7 @@ class Recorder:
         result["host_stacks"] = self._stacks
         result["rank"] = int(os.environ.get("RANK", "0"))
         result["local_ranks"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        result["steps"] = self.steps
+        result["steps"], result["on_device"] = self.steps, self._on_device
         for phase in result["phases"][: self._first_until]:
             phase["step"] = 0
         if self.steps and not self._makes_optimizers:
@@ -280,6 +308,12 @@ class Recorder:
         while ask(len(found), *map(ctypes.byref, (begin, count, when))):
             found.append({"address": begin.value, "bytes": count.value, "time_us": when.value})
         return found
+
+
+def _is_on_device(arguments: Any, options: Any) -> bool:
+    """Whether a backward pass begins on the device."""
+    tensors = arguments[0] if arguments else options.get("tensors", ())
+    return any(x.device.type == "cuda" for x in (tensors if isinstance(tensors, (list, tuple)) else [tensors]))
 
 
 def _place_of(error: BaseException) -> str:
