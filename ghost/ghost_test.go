@@ -335,6 +335,12 @@ func TestWeightsThatAreNotHere(t *testing.T) {
 	}
 }
 
+// TestTuned compiles each kernel once: no configuration is faster than another.
+func TestTuned(t *testing.T) {
+	whole(t)
+	checkPhases(t, run(t, request(t, "tuned.py")))
+}
+
 // TestOddPrograms notes what a plan lacks, or may have otherwise than a real run.
 func TestOddPrograms(t *testing.T) {
 	whole(t)
