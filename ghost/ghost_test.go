@@ -347,6 +347,7 @@ func TestOddPrograms(t *testing.T) {
 	for program, says := range map[string]string{
 		"once":    "the program ended after 1 of 2 optimizer steps: the plan has no steady step",
 		"catches": "the program went on after ValueError: of a layer",
+		"varies":  "batches differ in size: (1, 1024) and (2, 1024)",
 		"idles":   "SGD of 1,048,576 parameters made 0 steps while another made 16",
 	} {
 		record := run(t, request(t, "odd.py", program))

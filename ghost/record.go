@@ -52,7 +52,9 @@ type Record struct {
 	} `json:"unmodelled"`
 	// Workspaces is memory of the GPU that cuBLAS was given to work in.
 	Workspaces []snapshot.Range `json:"workspaces"`
-	End        struct {
+	// History are the files of the history of memory that were written before the last.
+	History []string `json:"history"`
+	End     struct {
 		Kind    string `json:"kind"` // "enough", "ended", "failed" or "more"
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
@@ -104,7 +106,11 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	if refused := r.refused(of); refused != nil {
 		return nil, refused
 	}
-	s, err := snapshot.Open(filepath.Join(scratch, "snapshot.pickle"))
+	var parts []string
+	for _, name := range append(r.History, "snapshot.pickle") {
+		parts = append(parts, filepath.Join(scratch, name))
+	}
+	s, err := snapshot.OpenParts(parts...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ const planSteps = 2
 // planProgram has a program plan itself.
 func planProgram(c *cobra.Command, o planOptions, command []string) (*report.PlanDocument, error) {
 	request := ghost.Request{Command: command, GPUs: max(1, o.request.GPUs), Nodes: max(1, o.request.Nodes),
-		Steps: planSteps, Patience: o.patience, Output: c.ErrOrStderr()}
+		Steps: planSteps, Patience: o.patience, Output: &headed{to: c.ErrOrStderr(), head: outputHead}}
 	if o.request.GPU != "" {
 		found, err := gpu.Find(o.request.GPU)
 		if err != nil {
@@ -51,6 +52,24 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 		p.Unmodelled = append(p.Unmodelled, fmt.Sprintf("%s (%s)", u.Name, ledger.Count(u.Calls)))
 	}
 	return report.NewProgramDocument(c.Root().Version, p, job.Devices(o.request.HostMemory)), nil
+}
+
+// outputHead stands above what a program prints.
+const outputHead = "plimsoll: the program's own output follows. No number that it prints of its training was computed.\n"
+
+// headed writes a head before the first output.
+type headed struct {
+	to   io.Writer
+	head string
+}
+
+func (h *headed) Write(output []byte) (int, error) {
+	head := h.head
+	h.head = ""
+	if _, err := io.WriteString(h.to, head); err != nil {
+		return 0, err
+	}
+	return h.to.Write(output)
 }
 
 // planPatience is how long a program may take if nobody says otherwise.

@@ -21,7 +21,7 @@ if how == "catches":
     except ValueError:
         hook.remove()
 for step in range(1 if how == "once" else 99):
-    model(torch.ones(1, 1024, device=model.weight.device)).sum().backward()
+    model(torch.ones(1 + step * (how == "varies"), 1024, device=model.weight.device)).sum().backward()
     optimizer.step()
     if how == "fails":
         sys.exit(3)
