@@ -29,6 +29,9 @@ _OF_INTEGERS = """
     neg argmax _foreach_copy_
 """.split()
 
+# Comparisons of numbers, of which those that nobody has computed may be no numbers, and so unequal to themselves.
+_COMPARING = ("eq", "ne", "lt", "gt", "le", "ge")
+
 # Operations that choose among numbers which nobody has computed, and where the choice is in their results. It is balanced:
 # each place is chosen equally often.
 _CHOOSING = {"topk": 1, "sort": 1, "sort.stable": 1, "max.dim": 1, "min.dim": 1, "argmax": 0, "argmin": 0, "multinomial": 0}
@@ -39,6 +42,18 @@ def install(torch: Any, recorder: Any) -> None:
     _compute_small(torch, recorder)
     _sizes_by_value(torch, recorder)
     _believe(torch)
+    _tell_scripts(torch)
+
+
+def _tell_scripts(torch: Any) -> None:
+    """TorchScript knows torch's functions by their identity: those that were replaced stand for the same operators."""
+    from torch.jit import _builtins
+
+    for name in dir(torch):
+        function = getattr(torch, name)
+        operator = _builtins._find_builtin(getattr(function, "__wrapped__", None))
+        if operator is not None:
+            _builtins._register_builtin(function, operator)
 
 
 def _believe(torch: Any) -> None:
@@ -351,6 +366,8 @@ def _computing(
         made = kernel(keys, *given, **options)  # which gives out= its size
         try:
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
+            if base in _COMPARING:
+                here = tuple(_numbers(torch, x) for x in here)
             with torch.no_grad():
                 value = _histc(torch, *here, **named) if base == "histc" else operation(*here, **named)
             if returns_new:
@@ -365,6 +382,11 @@ def _computing(
         return made
 
     return compute
+
+
+def _numbers(torch: Any, x: Any) -> Any:
+    """A tensor without what is no number."""
+    return torch.ops.aten.nan_to_num(x, 0.0, math.inf, -math.inf) if isinstance(x, torch.Tensor) else x
 
 
 def _histc(torch: Any, x: Any, *arguments: Any, **options: Any) -> Any:
