@@ -339,6 +339,7 @@ func TestWeightsThatAreNotHere(t *testing.T) {
 func TestTuned(t *testing.T) {
 	whole(t)
 	checkPhases(t, run(t, request(t, "tuned.py")))
+	checkPhases(t, run(t, request(t, "compiled.py")))
 }
 
 // TestOddPrograms notes what a plan lacks, or may have otherwise than a real run.
