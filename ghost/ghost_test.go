@@ -298,6 +298,21 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// TestSpawns plays the first and the last of the processes that a program starts itself.
+func TestSpawns(t *testing.T) {
+	whole(t)
+	r := request(t, "spawns.py")
+	r.GPUs = 4
+	job, err := r.Play(t.Context())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.Output)
+	}
+	checkPhases(t, job.First)
+	if job.First.Ranks != 4 || job.Last == nil || job.Last.Rank != 3 || *job.Last.Device != 3 {
+		t.Errorf("the first is %+v, the last %+v", job.First, job.Last)
+	}
+}
+
 // TestStarts records the program that a command starts, whether it trains or fails.
 func TestStarts(t *testing.T) {
 	whole(t)

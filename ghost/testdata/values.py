@@ -23,6 +23,8 @@ stale = torch.full((1 << 10,), -100, device=cuda)  # whose bits are no number
 del stale
 unknown = torch.empty(1 << 11, device=cuda)
 assert (unknown == unknown.clone()).all() and not (unknown != unknown).any(), "an unknown number is equal to itself"
+many = torch.randn(1 << 19, device=cuda)
+assert (many == many.clone()).all() and not ((many != many) | (many > 9)).any(), "nothing is unusual"
 unknown = torch.randn(1 << 20, device=cuda).amax() + torch.randn(1 << 11, device=cuda).amin()
 assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) < float("inf")
 assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()

@@ -32,6 +32,7 @@ def main() -> int:
 
     imports.after("torch", on_torch)
     imports.after("torch.distributed", lambda module: world.install(module, recorder))
+    imports.after("torch.multiprocessing", lambda module: launchers.spawn_one(module, settings))
     imports.after("torch._dynamo.trace_rules", record.compile_nothing)
     imports.after("deepspeed.runtime.zero.utils", world.agree)
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))

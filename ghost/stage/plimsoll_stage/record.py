@@ -309,7 +309,7 @@ class Recorder:
         torch, result = self._torch, self.result
         self._measure_host()
         result["host_stacks"] = self._stacks
-        result["rank"] = int(os.environ.get("RANK", "0"))
+        result.setdefault("rank", int(os.environ.get("RANK", "0")))
         result["local_ranks"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         result["steps"], result["on_device"] = self.steps, self._on_device
         for phase in result["phases"][: self._first_until]:

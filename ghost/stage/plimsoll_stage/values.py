@@ -32,6 +32,9 @@ _OF_INTEGERS = """
 # Comparisons of numbers, of which those that nobody has computed may be no numbers, and so unequal to themselves.
 _COMPARING = ("eq", "ne", "lt", "gt", "le", "ge")
 
+# The attribute of truth values that nobody has computed.
+_UNKNOWN = "_plimsoll_unknown"
+
 # Operations that choose among numbers which nobody has computed, and where the choice is in their results. It is balanced:
 # each place is chosen equally often.
 _CHOOSING = {"topk": 1, "sort": 1, "sort.stable": 1, "max.dim": 1, "min.dim": 1, "argmax": 0, "argmin": 0, "multinomial": 0}
@@ -365,6 +368,8 @@ def _computing(
                 return kernel(keys, *given, **options)
         made = kernel(keys, *given, **options)  # which gives out= its size
         try:
+            if any(getattr(x, _UNKNOWN, False) for x in given):
+                raise _TooLarge
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
             if base in _COMPARING:
                 here = tuple(_numbers(torch, x) for x in here)
@@ -377,6 +382,8 @@ def _computing(
                 if base in ("any", "all"):
                     recorder.note("guesses", f"{base} of values that were not computed: nothing is unusual")
                 _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
+            elif returns_new and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
+                setattr(made, _UNKNOWN, True)
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made

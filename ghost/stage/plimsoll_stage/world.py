@@ -22,7 +22,7 @@ def install(dist: Any, recorder: Any) -> None:
 
         size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
         rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
-        recorder.result["ranks"] = size
+        recorder.result["ranks"], recorder.result["rank"] = size, rank
         store = store_of()
         recorder.keep(store)  # torch keeps the part of it that is C++
         begin(
