@@ -1,7 +1,9 @@
 """Tries to leave something behind: files, processes, messages."""
 import io
+import multiprocessing
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +40,18 @@ with filelock.FileLock(out / "lock"):
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
 assert (out / "folder" / "in").is_dir() and os.listdir(out / "folder" / "in" / "folder") == []
 assert not os.path.exists(out / "folder" / "else")
+(out / "folder" / "in" / "file").write_text("text")
+assert sorted(os.listdir(out / "folder" / "in")) == ["file", "folder"] and [e.name for e in os.scandir(out)].count("kept") == 1
+os.rename(out / "folder", out / "other")
+assert (out / "other" / "in" / "file").read_text() == "text" and not (out / "folder").exists()
+del __file__  # else the process that is spawned runs this program
+for start in ("spawn", "fork"):
+    child = multiprocessing.get_context(start).Process(target=pathlib.Path.write_text, args=(out / "other" / start, "by a child"))
+    child.start()
+    child.join()
+    assert (out / "other" / start).read_text() == "by a child"
+shutil.rmtree(out / "other")
+assert not (out / "other").exists() and "other" not in os.listdir(out)
 fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
 fails(lambda: os.unlink(out / "kept"), PermissionError)
 with open(out / "kept", "r+") as file:
