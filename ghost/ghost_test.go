@@ -417,19 +417,19 @@ func TestWhatCannotBePlanned(t *testing.T) {
 	python := request(t, "linear.py").Command[0]
 	const fails = "ValueError: of the program"
 	for says, command := range map[string][]string{
-		"there is no such program":                {"/nowhere/python", "x.py"},
-		"is no program of Python":                 {"sh", "x.sh"},
-		"there is no such file":                   {python, "/nowhere/x.py"},
-		"did not import torch":                    {python, file("print(1)")},
-		"used no GPU":                             {python, file("import torch")},
-		"without an optimizer step":               {python, file("import torch; torch.ones(1, device='cuda')")},
-		"with status 3 without an optimizer step": {python, file("import torch; torch.ones(1, device='cuda'); exit(3)")},
-		"with status 3 after 1 of 2":              {python, "testdata/odd.py", "fails"},
-		"trained on the CPU":                      {python, "testdata/odd.py", "host"},
-		"planned without a network":               {python, file("import torch, socket; socket.create_connection(('a.b', 1))")},
-		fails:                                     {python, file("import torch; raise ValueError('of the program')")},
-		"KeyError: 1 (OSError: why)":              {python, file("import torch; raise KeyError(1) from OSError('why')")},
-		"was ended: it was not done after 20ms":   {python, file("import time; time.sleep(1000)")},
+		"there is no such program":              {"/nowhere/python", "x.py"},
+		"is no program of Python":               {"sh", "x.sh"},
+		"there is no such file":                 {python, "/nowhere/x.py"},
+		"did not import torch":                  {python, file("print(1)")},
+		"used no GPU":                           {python, file("import torch")},
+		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
+		"with status 3 without an":              {python, file("import torch; torch.ones(1, device='cuda'); exit(3)")},
+		"with status 3 after 1 of 2":            {python, "testdata/odd.py", "fails"},
+		"trained on the CPU":                    {python, "testdata/odd.py", "host"},
+		"planned without a network":             {python, file("import torch, socket; socket.getaddrinfo('a.b', 1)")},
+		fails:                                   {python, file("import torch; raise ValueError('of the program')")},
+		"KeyError: 1 (OSError: why)":            {python, file("import torch; raise KeyError(1) from OSError('why')")},
+		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},
 	} {
 		r := Request{Command: command, GPUs: 1, Nodes: 1, Steps: 2, Patience: 2 * time.Minute, Output: &bytes.Buffer{}}
 		if strings.Contains(says, "20ms") {

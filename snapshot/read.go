@@ -34,8 +34,8 @@ func Recognize(head []byte) bool {
 // Open reads a file. Errors are of type *fault.Input.
 func Open(path string) (*Snapshot, error) { return OpenParts(path) }
 
-// OpenParts reads the files of one history in order: PyTorch has cleared its trace after each. The segments are those of
-// the last.
+// OpenParts reads the files of one history in order: PyTorch has cleared its trace after each. The last has the
+// segments.
 func OpenParts(paths ...string) (*Snapshot, error) {
 	all := newRecords()
 	var parts []*Snapshot

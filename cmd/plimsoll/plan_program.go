@@ -55,7 +55,7 @@ func planProgram(c *cobra.Command, o planOptions, command []string) (*report.Pla
 }
 
 // outputHead stands above what a program prints.
-const outputHead = "plimsoll: the program's own output follows. No number that it prints of its training was computed.\n"
+const outputHead = "plimsoll: the program's own output follows. The numbers of its training are not computed.\n"
 
 // headed writes a head before the first output.
 type headed struct {
