@@ -137,7 +137,8 @@ func (r *Record) refused(of Request) error {
 	case r.Steps == 0:
 		return fault.Inputf("the program ended%s without an optimizer step", r.status())
 	case !r.OnDevice:
-		return fault.Inputf("the program used a GPU, and trained on the CPU: no loss and no parameter was on the GPU").WithHint("see which device the program chooses for its model")
+		return fault.Inputf("the program used a GPU, and trained on the CPU: no loss and no parameter was on the GPU").
+			WithHint("see which device the program chooses for its model")
 	case r.Steps < of.Steps && r.End.Status != 0:
 		return fault.Inputf("the program ended%s after %d of %d optimizer steps", r.status(), r.Steps, of.Steps).
 			WithHint("its output says why")
