@@ -1,4 +1,5 @@
 """Tries to leave something behind: files, processes, messages."""
+import ctypes
 import io
 import multiprocessing
 import os
@@ -52,7 +53,11 @@ for start in ("spawn", "fork"):
     assert (out / "other" / start).read_text() == "by a child"
 shutil.rmtree(out / "other")
 assert not (out / "other").exists() and "other" not in os.listdir(out)
-fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
+(out / "touched").touch()
+os.close(os.open(out / "system", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+assert (out / "touched").exists() and (out / "system").exists()
+fails(lambda: os.open(out / "system", os.O_CREAT | os.O_EXCL | os.O_WRONLY), FileExistsError)
+assert ctypes.CDLL(None).open(os.fsencode(out / "library"), os.O_CREAT | os.O_WRONLY, 0o600) < 0
 fails(lambda: os.unlink(out / "kept"), PermissionError)
 with open(out / "kept", "r+") as file:
     file.write("other")

@@ -6,6 +6,7 @@ since 5.13, forbids all others, in this process and in those that it starts.
 
 import builtins
 import ctypes
+import errno
 import functools
 import io
 import os
@@ -44,6 +45,18 @@ def _shadow(scratch: str, note: Callable[[Any], None]) -> None:
             options["opener"] = lambda path, flags: os.open(shadow, flags, 0o600)
         return really_open(file, mode, *arguments, **options)
 
+    def opened(path, flags, mode=0o777, *, dir_fd=None):
+        if dir_fd is not None or shadows.are_not_for(path):
+            return os_open(path, flags, mode, dir_fd=dir_fd)
+        shadow = shadows.of(path)
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not flags & os.O_TMPFILE == os.O_TMPFILE:
+            if flags & os.O_EXCL and os.path.exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            note(path)
+            shadow = shadow or shadows.make(path, not flags & os.O_TRUNC)
+        return os_open(path if shadow is None else shadow, flags, mode)
+
+    os_open, os.open = os.open, opened
     builtins.open = io.open = guarded  # pathlib opens by the second name
     shadows.install()
 
