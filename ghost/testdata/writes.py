@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 import filelock
+import tokenizers
 import torch
+import transformers
 
 out = pathlib.Path(sys.argv[1])
 
@@ -36,6 +38,8 @@ assert not (out / "python").exists() and (out / "moved").read_text() == "text an
 os.remove(out / "moved")
 assert not (out / "moved").exists()
 torch.save({"x": 1}, out / "torch")
+words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(out / "not" / "here")
 with filelock.FileLock(out / "lock"):
     pass
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)

@@ -42,6 +42,7 @@ def main() -> int:
     imports.after("torch._inductor.runtime.triton_heuristics", operators.compile_first)
     imports.after("torch._inductor.select_algorithm", operators.choose_first)
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
+    imports.after("transformers.tokenization_utils_base", lambda module: writes.save_no_tokenizer(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))
     imports.after("timm.models._builder", lambda module: weights.install_timm(module, recorder))

@@ -5,6 +5,10 @@ import sys
 from typing import Any, Dict
 
 
+class Refused(Exception):
+    """Something that only another rank knows."""
+
+
 def install(dist: Any, recorder: Any) -> None:
     """Replaces what would wait for other processes."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -59,6 +63,10 @@ def install(dist: Any, recorder: Any) -> None:
     def scatter(found, values, *arguments, **options):
         found[0] = values[0] if values else None
 
+    def receive(found, src=None, *arguments, **options):
+        raise Refused("recv_object_list waits for what another rank sends, which no rank computes: the sizes of a "
+                      "pipeline's activations, for one. Expected a program that states them")  # fmt: skip
+
     def nothing(*arguments, **options):
         return None
 
@@ -69,6 +77,7 @@ def install(dist: Any, recorder: Any) -> None:
         "gather_object": gather,
         "scatter_object_list": scatter,
         "broadcast_object_list": nothing,
+        "recv_object_list": receive,
         "barrier": nothing,
         "monitored_barrier": nothing,
     }

@@ -262,6 +262,16 @@ def save_nothing(module: Any, recorder: Any) -> None:
             setattr(module, name, skip)
 
 
+def save_no_tokenizer(module: Any, recorder: Any) -> None:
+    """Tokenizers are written past Python, too, and into folders that are not there."""
+
+    def skip(self, save_directory, *arguments, **options):
+        recorder.note("writes", f"{os.fspath(save_directory)} {_REFUSED}")
+        return ()
+
+    module.PreTrainedTokenizerBase.save_pretrained = skip
+
+
 # System calls and access rights of Landlock: linux/landlock.h.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PATH_BENEATH = 1
