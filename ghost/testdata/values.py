@@ -29,6 +29,9 @@ unknown = torch.randn(1 << 20, device=cuda).amax() + torch.randn(1 << 11, device
 assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) < float("inf")
 assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()
 assert torch.tensor(2.5, device=cuda).item() == 2.5
+with torch.device(cuda):
+    assert all(make(9).is_cuda and make(1 << 20).is_cuda for make in (torch.ones, torch.zeros, torch.randn, torch.empty))
+    assert torch.full((9,), 1.0).is_cuda and torch.ones(9, device="cpu").device.type == "cpu"
 
 
 @torch.jit.script

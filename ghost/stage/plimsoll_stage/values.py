@@ -7,6 +7,7 @@ nothing. A result that hangs on numbers which nobody has computed is a guess, an
 import contextlib
 import ctypes
 import functools
+import importlib
 import math
 import warnings
 from typing import Any, Callable, Dict, List
@@ -41,6 +42,8 @@ _CHOOSING = {"topk": 1, "sort": 1, "sort.stable": 1, "max.dim": 1, "min.dim": 1,
 
 
 def install(torch: Any, recorder: Any) -> None:
+    # What ``with torch.device(...)`` gives a device is known by identity: it is listed before any is replaced.
+    importlib.import_module("torch.utils._device")._device_constructors()
     _leave_large(torch)
     _compute_small(torch, recorder)
     _sizes_by_value(torch, recorder)
