@@ -194,6 +194,7 @@ func withoutNetwork() *syscall.SysProcAttr {
 func (r Request) settings(scratch string) map[string]any {
 	return map[string]any{
 		"scratch": scratch, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
+		"whole_history": r.Keep != nil, // in one file
 		"environment": map[string]string{
 			"LD_PRELOAD": os.Getenv("LD_PRELOAD"), "LD_LIBRARY_PATH": os.Getenv("LD_LIBRARY_PATH"),
 		},

@@ -468,6 +468,21 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// TestSpawns plays the first and the last of the processes that a program starts itself.
+func TestSpawns(t *testing.T) {
+	whole(t)
+	r := request(t, "spawns.py")
+	r.GPUs = 4
+	job, err := r.Play(t.Context())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.Output)
+	}
+	checkPhases(t, job.First)
+	if job.First.Ranks != 4 || job.Last == nil || job.Last.Rank != 3 || *job.Last.Device != 3 {
+		t.Errorf("the first is %+v, the last %+v", job.First, job.Last)
+	}
+}
+
 // TestStarts records the program that a command starts, whether it trains or fails.
 func TestStarts(t *testing.T) {
 	whole(t)
@@ -502,6 +517,32 @@ func TestWeightsThatAreNotHere(t *testing.T) {
 		if h.Component == ledger.Parameters && over != frequencies && over != 2*frequencies {
 			t.Errorf("parameters hold %d bytes, want %d and buffers", h.Bytes, 2*parameters)
 		}
+	}
+}
+
+// TestTuned compiles each kernel once: no configuration is faster than another.
+func TestTuned(t *testing.T) {
+	whole(t)
+	checkPhases(t, run(t, request(t, "tuned.py")))
+	checkPhases(t, run(t, request(t, "compiled.py")))
+}
+
+// TestOddPrograms notes what a plan lacks, or may have otherwise than a real run.
+func TestOddPrograms(t *testing.T) {
+	whole(t)
+	for program, says := range map[string]string{
+		"once":    "the program ended after 1 of 2 optimizer steps: the plan has no steady step",
+		"catches": "the program went on after ValueError: of a layer",
+		"varies":  "batches differ in size: (1, 1024) and (2, 1024)",
+		"idles":   "SGD of 1,048,576 parameters made 0 steps while another made 16",
+	} {
+		record := run(t, request(t, "odd.py", program))
+		if !slices.ContainsFunc(record.Notes, func(n Note) bool { return strings.Contains(n.Text, says) }) {
+			t.Errorf("%s: %v, want %s", program, record.Notes, says)
+		}
+	}
+	if record := run(t, request(t, "linear.py")); len(record.Notes) > 0 {
+		t.Errorf("a usual program has %v", record.Notes)
 	}
 }
 
@@ -552,6 +593,10 @@ func TestWhatCannotBePlanned(t *testing.T) {
 		"did not import torch":                  {python, file("print(1)")},
 		"used no GPU":                           {python, file("import torch")},
 		"without an optimizer step":             {python, file("import torch; torch.ones(1, device='cuda')")},
+		"with status 3 without an":              {python, file("import torch; torch.ones(1, device='cuda'); exit(3)")},
+		"with status 3 after 1 of 2":            {python, "testdata/odd.py", "fails"},
+		"trained on the CPU":                    {python, "testdata/odd.py", "host"},
+		"planned without a network":             {python, file("import torch, socket; socket.getaddrinfo('a.b', 1)")},
 		fails:                                   {python, file("import torch; raise ValueError('of the program')")},
 		"KeyError: 1 (OSError: why)":            {python, file("import torch; raise KeyError(1) from OSError('why')")},
 		"was ended: it was not done after 20ms": {python, file("import time; time.sleep(1000)")},

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -31,6 +32,8 @@ type Record struct {
 	Ranks int    `json:"ranks"`
 	Rank  int    `json:"rank"`
 	Steps int    `json:"steps"`
+	// OnDevice is whether the GPU had what was trained.
+	OnDevice bool `json:"on_device"`
 	// LocalRanks are those of a node.
 	LocalRanks int `json:"local_ranks"`
 	// Device is the number of the GPU that the rank used; nil if it used none.
@@ -51,7 +54,9 @@ type Record struct {
 	} `json:"unmodelled"`
 	// Workspaces is memory of the GPU that cuBLAS was given to work in.
 	Workspaces []snapshot.Range `json:"workspaces"`
-	End        struct {
+	// History are the files of the history of memory that were written before the last.
+	History []string `json:"history"`
+	End     struct {
 		Kind    string `json:"kind"` // "enough", "ended", "failed", "more" or "unrecorded"
 		Status  int    `json:"status"`
 		Type    string `json:"type"`
@@ -109,29 +114,21 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	switch {
-	case r.End.Kind == "unrecorded":
+	switch r.End.Kind {
+	case "unrecorded":
 		return nil, fault.Inputf("the program ran, and what it held cannot be recorded: %s: %s", r.End.Type,
 			r.End.Message)
-	case r.End.Kind == "more":
+	case "more":
 		return r, nil
-	case r.End.Kind == "failed" && r.Failures == 0:
-		failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
-		if r.End.Place != "" {
-			failed = failed.WithHint("see " + r.End.Place)
-		}
-		return nil, failed
-	case r.Torch == "":
-		return nil, fault.Inputf("the program did not import torch").WithHint("name the program that trains")
-	case r.CUDA == "":
-		return nil, fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU",
-			r.Torch).WithHint("install a build of torch with CUDA beside it: it needs no GPU")
-	case r.Device == nil:
-		return nil, fault.Inputf("the program ended and has used no GPU")
-	case r.Steps == 0 && r.Failures == 0:
-		return nil, fault.Inputf("the program ended without an optimizer step")
 	}
-	s, err := snapshot.Open(filepath.Join(scratch, snapshotName))
+	if refused := r.refused(of); refused != nil {
+		return nil, refused
+	}
+	var parts []string
+	for _, name := range append(r.History, snapshotName) {
+		parts = append(parts, filepath.Join(scratch, name))
+	}
+	s, err := snapshot.OpenParts(parts...)
 	if err != nil {
 		return nil, err
 	}
@@ -165,8 +162,13 @@ func (r *Record) check() error {
 		{"local_ranks", int64(r.LocalRanks), mostLocal}, {"steps", int64(r.Steps), mostSteps},
 		{"end.gpus", int64(r.End.GPUs), mostLocal}, {"end.nodes", int64(r.End.Nodes), mostRanks},
 		{"end.status", int64(r.End.Status), mostSteps}, {"allocated_bytes", int64(r.Allocated), mostBytes},
-		{"reserved_bytes", int64(r.Reserved), mostBytes}, {"requested_bytes", int64(r.Requested), mostBytes},
+		{"reserved_bytes", int64(r.Reserved), mostBytes},
 		{"retries", r.Retries, mostSteps}, {"failures", r.Failures, mostSteps}, {"waits", r.Waits, mostSteps}}
+	for _, name := range r.History {
+		if name != filepath.Base(name) || name == ".." {
+			return spoilt("history names %q, which is not in the folder", name)
+		}
+	}
 	for i, p := range r.Phases {
 		sum := p.Host.Process + p.Host.Children
 		name := fmt.Sprintf("phases[%d].", i)
@@ -187,6 +189,60 @@ func (r *Record) check() error {
 		}
 	}
 	return nil
+}
+
+// refused returns why there is no plan, if there is none. A program that ran out of memory has one.
+func (r *Record) refused(of Request) error {
+	switch {
+	case r.End.Kind == "failed" && r.Failures == 0:
+		return r.failed()
+	case r.Torch == "":
+		return fault.Inputf("the program did not import torch").WithHint("name the program that trains")
+	case r.CUDA == "":
+		return fault.Inputf("the program runs with torch %s, a build without CUDA, and would train on the CPU",
+			r.Torch).WithHint("install a build of torch with CUDA beside it: it needs no GPU")
+	case r.Device == nil:
+		return fault.Inputf("the program ended%s and has used no GPU", r.status())
+	case r.Failures > 0:
+		return nil
+	case r.Steps == 0:
+		return fault.Inputf("the program ended%s without an optimizer step", r.status())
+	case !r.OnDevice:
+		return fault.Inputf("the program used a GPU, and trained on the CPU: no loss and no parameter was on the GPU").
+			WithHint("see which device the program chooses for its model")
+	case r.Steps < of.Steps && r.End.Status != 0:
+		return fault.Inputf("the program ended%s after %d of %d optimizer steps", r.status(), r.Steps, of.Steps).
+			WithHint("its output says why")
+	case r.Steps < of.Steps:
+		r.Notes = append(r.Notes, Note{"steps", fmt.Sprintf("the program ended after %d of %d optimizer steps: "+
+			"the plan has no steady step", r.Steps, of.Steps)})
+	}
+	return nil
+}
+
+// failed is the error that the program ended with.
+func (r *Record) failed() error {
+	failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
+	var hints []string
+	if offline.MatchString(r.End.Type + ": " + r.End.Message) {
+		hints = append(hints, "programs are planned without a network: have what it fetches on this host")
+	}
+	if r.End.Place != "" {
+		hints = append(hints, "see "+r.End.Place)
+	}
+	return failed.WithHint(strings.Join(hints, "; "))
+}
+
+// offline recognizes errors of programs that look for a network.
+var offline = regexp.MustCompile(`name resolution|URLError|ConnectionError|Network is unreachable|` +
+	`LocalEntryNotFoundError|OfflineModeIsEnabled|MaxRetryError|ConnectError`)
+
+// status is how the program ended, if that was no success.
+func (r *Record) status() string {
+	if r.End.Status == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" with status %d", r.End.Status)
 }
 
 // account makes the GPU's part of the ledger.

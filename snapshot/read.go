@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"math"
 
 	"plimsoll/fault"
 	"plimsoll/files"
@@ -31,17 +32,59 @@ func Recognize(head []byte) bool {
 }
 
 // Open reads a file. Errors are of type *fault.Input.
-func Open(path string) (*Snapshot, error) {
-	file, info, err := files.Open(path)
-	if err != nil {
-		return nil, &fault.Input{Err: err}
+func Open(path string) (*Snapshot, error) { return OpenParts(path) }
+
+// OpenParts reads the files of one history in order: PyTorch has cleared its trace after each. The last has the
+// segments.
+func OpenParts(paths ...string) (*Snapshot, error) {
+	all := newRecords()
+	var parts []*Snapshot
+	for _, path := range paths {
+		file, info, err := files.Open(path)
+		if err != nil {
+			return nil, &fault.Input{Err: err}
+		}
+		part, err := all.read(path, file, info.Size())
+		file.Close()
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, part)
 	}
-	defer file.Close()
-	return Read(path, file, info.Size())
+	return joined(parts), nil
+}
+
+// joined returns the last of the parts, with the entries of all. Those of a device follow each other in its trace.
+func joined(parts []*Snapshot) *Snapshot {
+	s := parts[len(parts)-1]
+	if len(parts) == 1 {
+		return s
+	}
+	unlimited, events := &budget{math.MaxInt64}, table[Event]{}
+	traces := make([]rows, len(s.traces))
+	for device := range traces {
+		traces[device].first = uint32(events.length)
+		for _, part := range parts {
+			if device >= len(part.traces) {
+				continue
+			}
+			for n := part.traces[device].first; n < part.traces[device].last; n++ {
+				events.add(unlimited, *s.events.at(n))
+			}
+		}
+		traces[device].last = uint32(events.length)
+	}
+	s.traces, s.events = traces, events
+	return s
 }
 
 // Read reads a file of that many bytes, which may be compressed with gzip. The name is for messages.
-func Read(name string, file io.Reader, size int64) (s *Snapshot, err error) {
+func Read(name string, file io.Reader, size int64) (*Snapshot, error) {
+	return newRecords().read(name, file, size)
+}
+
+// read adds the records of a file.
+func (all *records) read(name string, file io.Reader, size int64) (s *Snapshot, err error) {
 	buffered := bufio.NewReader(file)
 	source := io.Reader(buffered)
 	if magic, _ := buffered.Peek(2); string(magic) == "\x1f\x8b" {
@@ -51,7 +94,7 @@ func Read(name string, file io.Reader, size int64) (s *Snapshot, err error) {
 		}
 		source = unzipped
 	}
-	d := &decoder{input: newInput(source), budget: &budget{baseBudget + size}, records: newRecords()}
+	d := &decoder{input: newInput(source), budget: &budget{baseBudget + size}, records: all}
 	defer func() {
 		switch r := recover().(type) {
 		case nil:

@@ -79,7 +79,7 @@ func planVaried(c *cobra.Command, o planOptions) (*report.Varied, error) {
 // request says what to run, and on what.
 func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request, error) {
 	request := ghost.Request{Command: p.command, GPUs: max(1, q.GPUs), Nodes: max(1, q.Nodes), Steps: planSteps,
-		Patience: p.patience, Output: c.ErrOrStderr(), WhatIf: p.whatIf}
+		Patience: p.patience, Output: &headed{to: c.ErrOrStderr(), head: outputHead}, WhatIf: p.whatIf}
 	for _, text := range p.whatIf {
 		if _, err := snapshot.ParseSettings(text); err != nil {
 			return request, &fault.Input{What: "--what-if", Err: err}
@@ -111,6 +111,24 @@ func contextOf(c *cobra.Command) context.Context {
 		return ctx
 	}
 	return context.Background()
+}
+
+// outputHead stands above what a program prints.
+const outputHead = "plimsoll: the program's own output follows. The numbers of its training are not computed.\n"
+
+// headed writes a head before the first output.
+type headed struct {
+	to   io.Writer
+	head string
+}
+
+func (h *headed) Write(output []byte) (int, error) {
+	head := h.head
+	h.head = ""
+	if _, err := io.WriteString(h.to, head); err != nil {
+		return 0, err
+	}
+	return h.to.Write(output)
 }
 
 // planPatience is how long a program may take if nobody says otherwise.

@@ -24,6 +24,10 @@ chosen = torch.randn(64, 8, device=cuda).topk(2).indices
 assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8, "a choice among unknown numbers is balanced"
 stale = torch.full((1 << 10,), -100, device=cuda)  # whose bits are no number
 del stale
+unknown = torch.empty(1 << 11, device=cuda)
+assert (unknown == unknown.clone()).all() and not (unknown != unknown).any(), "an unknown number is equal to itself"
+many = torch.randn(1 << 19, device=cuda)
+assert (many == many.clone()).all() and not ((many != many) | (many > 9)).any(), "nothing is unusual"
 unknown = torch.randn(1 << 20, device=cuda).amax() + torch.randn(1 << 11, device=cuda).amin()
 assert torch.isfinite(unknown) and not unknown.isnan() and abs(unknown.item()) < float("inf")
 assert torch.isfinite(torch.randn(1 << 24, device=cuda)).all() and not torch.isnan(torch.randn(1 << 24, device=cuda)).any()
@@ -44,6 +48,17 @@ assert kept.data.contiguous().shape == kept.detach().shape == (4,)
 assert torch.tensor(2.5, device=cuda).item() == 2.5
 seed = (1 << 63) + 5  # as states of generators begin with
 assert torch.tensor([5, 0, 0, 0, 0, 0, 0, 128], dtype=torch.uint8, device=cuda).view(torch.uint64).item() == seed
+with torch.device(cuda):
+    assert all(make(9).is_cuda and make(1 << 20).is_cuda for make in (torch.ones, torch.zeros, torch.randn, torch.empty))
+    assert torch.full((9,), 1.0).is_cuda and torch.ones(9, device="cpu").device.type == "cpu"
+
+
+@torch.jit.script
+def scripted(x):
+    return torch.ones_like(x) + torch.zeros(2, device=x.device).sum() + torch.isnan(x).sum()
+
+
+assert scripted(torch.ones(4, device=cuda)).shape == (4,)
 try:
     torch.empty(9 << 30, dtype=torch.uint8, device=cuda)
     raise SystemExit("9 GiB fit into 8")

@@ -1,13 +1,18 @@
 """Tries to leave something behind: files, processes, messages."""
+import ctypes
 import io
+import multiprocessing
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
 
 import filelock
+import tokenizers
 import torch
+import transformers
 
 out = pathlib.Path(sys.argv[1])
 
@@ -33,12 +38,30 @@ assert not (out / "python").exists() and (out / "moved").read_text() == "text an
 os.remove(out / "moved")
 assert not (out / "moved").exists()
 torch.save({"x": 1}, out / "torch")
+words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(out / "not" / "here")
 with filelock.FileLock(out / "lock"):
     pass
 os.makedirs(out / "folder" / "in" / "folder", exist_ok=True)
 assert (out / "folder" / "in").is_dir() and os.listdir(out / "folder" / "in" / "folder") == []
 assert not os.path.exists(out / "folder" / "else")
-fails(lambda: os.open(out / "system", os.O_CREAT | os.O_WRONLY), PermissionError)
+(out / "folder" / "in" / "file").write_text("text")
+assert sorted(os.listdir(out / "folder" / "in")) == ["file", "folder"] and [e.name for e in os.scandir(out)].count("kept") == 1
+os.rename(out / "folder", out / "other")
+assert (out / "other" / "in" / "file").read_text() == "text" and not (out / "folder").exists()
+del __file__  # else the process that is spawned runs this program
+for start in ("spawn", "fork"):
+    child = multiprocessing.get_context(start).Process(target=pathlib.Path.write_text, args=(out / "other" / start, "by a child"))
+    child.start()
+    child.join()
+    assert (out / "other" / start).read_text() == "by a child"
+shutil.rmtree(out / "other")
+assert not (out / "other").exists() and "other" not in os.listdir(out)
+(out / "touched").touch()
+os.close(os.open(out / "system", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+assert (out / "touched").exists() and (out / "system").exists()
+fails(lambda: os.open(out / "system", os.O_CREAT | os.O_EXCL | os.O_WRONLY), FileExistsError)
+assert ctypes.CDLL(None).open(os.fsencode(out / "library"), os.O_CREAT | os.O_WRONLY, 0o600) < 0
 fails(lambda: os.unlink(out / "kept"), PermissionError)
 with open(out / "kept", "r+") as file:
     file.write("other")

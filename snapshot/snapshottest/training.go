@@ -19,6 +19,8 @@ type Training struct {
 	EmptyCache bool
 	// Last is how many entries the trace holds at most; 0 for all.
 	Last int
+	// Cut is how many of the last entries the trace lacks, as one that was written before them.
+	Cut int
 	// Settings are those of PYTORCH_CUDA_ALLOC_CONF that the file states. They change nothing.
 	Settings string
 }
@@ -157,6 +159,7 @@ func (t *trainer) done(x Training) *trainer {
 	if x.Last > 0 && len(t.events) > x.Last {
 		t.events = t.events[len(t.events)-x.Last:]
 	}
+	t.events = t.events[:len(t.events)-x.Cut]
 	t.totals.Events = len(t.events)
 	return t
 }

@@ -168,6 +168,19 @@ def _prepare(settings: Dict[str, Any]) -> None:
         _world(settings["gpus"], max(1, settings["ranks"] // settings["gpus"]), settings)
 
 
+def spawn_one(module: Any, settings: Dict[str, Any]) -> None:
+    """torch.multiprocessing.spawn: one of the processes that it starts is played."""
+
+    def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
+        if nprocs > settings["gpus"]:
+            raise More(nprocs, 1)
+        rank = settings["rank"] % nprocs  # -1 is the last
+        os.environ["LOCAL_WORLD_SIZE"] = str(nprocs)
+        fn(rank, *args)
+
+    module.spawn = spawn
+
+
 def _play_one(launch: Any, settings: Dict[str, Any]) -> None:
     """accelerate starts a single rank as a process of its own."""
 

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import json
 import os
+import pickle
 import resource
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any, Callable, Dict, Iterator, List
 
 from plimsoll_stage import host, launchers
 
+PART = 100_000  # entries of the history of memory that are kept before they are written: each takes some 2 KB
+OFTEN = 64  # calls of modules between two looks at how many there are
 PATIENCE = 8  # rounds that the fastest optimizer makes before the others are given up: five, for one critic of a GAN
 
 
@@ -35,9 +38,11 @@ class Recorder:
         self._passes = 0  # that have begun
         self._last: Any = weakref.WeakKeyDictionary()  # how many had before the last step of an optimizer
         self._process, self._backwards, self._most = os.getpid(), 0, 0
+        self._on_device = False  # whether anything that was trained was there
+        self._batches: Any = weakref.WeakKeyDictionary()  # the sizes of the first of each module
         self._first_until = 0  # how many phases there were when the last optimizer made its first step
         self.result: Dict[str, Any] = {
-            "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": []
+            "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": [], "history": []
         }  # fmt: skip
         self._noted: set = set()
 
@@ -85,7 +90,7 @@ class Recorder:
         """Follows the steps of all optimizers, and the backward passes."""
         self._torch = torch
         self.result["torch"], self.result["cuda"] = torch.__version__, torch.version.cuda
-        torch.cuda.memory._record_memory_history(max_entries=4_000_000, context="alloc", stacks="python")
+        self._remember()
         self.phase("load", 0)
         self._follow_optimizers()
         backward = torch.autograd.backward
@@ -98,8 +103,12 @@ class Recorder:
             self.phase("backward", self.steps)
             self._passes += 1
             self._is_in_backward = True
+            self._on_device = self._on_device or _is_on_device(arguments, options)
             try:
                 return backward(*arguments, **options)
+            except Exception as error:
+                self._caught(error)
+                raise
             finally:
                 self._is_in_backward = False
                 self._backwards += 1
@@ -110,19 +119,70 @@ class Recorder:
         call = torch.nn.Module.__call__
 
         def enter(module, *arguments, **options):
+            self._calls += 1
+            if self._calls % OFTEN == 0:
+                self._write_part()
             if self._is_before_forward and not self._is_in_backward and os.getpid() == self._process:
                 self._enough()  # before an evaluation or a generation, too
             if self._is_before_forward and self._trains(module):
                 self._is_before_forward = False
                 self._passes += 1
                 self.phase("forward", self.steps)
-            return call(module, *arguments, **options)
+                self._compare(module, arguments, options)
+            try:
+                return call(module, *arguments, **options)
+            except Exception as error:
+                self._caught(error)
+                raise
 
         torch.nn.Module.__call__ = enter
 
+    def _remember(self) -> None:
+        """Has PyTorch record the history of its memory from now on."""
+        options = {"max_entries": 4_000_000, "context": "alloc", "stacks": "python", "clear_history": True}
+        self._torch.cuda.memory._record_memory_history(**options)
+
+    def _write_part(self) -> None:
+        """Writes the history once it has many entries, and begins it anew. In a backward pass other threads add to it."""
+        torch = self._torch
+        if self._is_in_backward or os.getpid() != self._process or not torch.cuda.is_initialized():
+            return
+        counts = torch.cuda.memory_stats()
+        entries = counts.get("allocation.all.allocated", 0) + counts.get("allocation.all.freed", 0)
+        if entries - self._entries < PART // 2 or self._settings["whole_history"]:  # a free has two entries
+            return
+        self._entries = entries
+        name = f"history-{os.getpid()}-{len(self.result['history'])}.pickle"
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e6)  # no other thread of Python allocates between the two
+        history = torch.cuda.memory._snapshot()
+        self._remember()
+        sys.setswitchinterval(interval)
+        history["segments"] = []
+        with open(os.path.join(self._settings["scratch"], name), "wb") as file:
+            pickle.dump(history, file)
+        self.result["history"].append(name)
+
+    _calls = _entries = 0
     _is_before_forward = True
     _is_in_backward = False
     _makes_optimizers = False
+
+    def _caught(self, error: Exception) -> None:
+        """Notes an error that the program may catch: if it does, a real run may go another way. Errors whose names begin
+        with an underscore are how libraries leave a module."""
+        if not type(error).__name__.startswith("_"):
+            self.note("errors", f"the program went on after {type(error).__name__}: {str(error)[:200]}")
+
+    def _compare(self, module: Any, arguments: Any, options: Any) -> None:
+        """Notes batches whose sizes differ: the largest may come later than the steps that are made."""
+        shapes = list(_shapes((arguments, options)))
+        first = self._batches.setdefault(module, shapes)
+        for one, other in zip(first, shapes) if len(first) == len(shapes) else ():
+            if one != other:
+                self.note("batches", f"batches differ in size: {one} and {other}, for one; a later one may need more memory")
+                self._batches[module] = []  # once
+                return
 
     def _trains(self, module: Any) -> bool:
         """Whether a call of a module begins a forward pass. Transforms of a data set are modules, too, and workers that
@@ -152,6 +212,7 @@ class Recorder:
             self.phase("step", self.steps)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                self._on_device = self._on_device or parameter.device.type == "cuda"
                 if isinstance(parameter, self._torch.nn.Parameter):  # others may be master weights
                     self._know("parameters", parameter)
                 self._know("gradients", parameter.grad)
@@ -193,9 +254,23 @@ class Recorder:
     def _enough(self) -> None:
         """Ends the program once every optimizer has made its steps. An optimizer that never steps holds up no other."""
         most, wanted = self.steps, self._settings["steps"]
-        if most >= wanted and (min(self._counts.values(), default=most) >= wanted or most >= PATIENCE * wanted):
+        least = min(self._counts.values(), default=most)
+        if most >= wanted and (least >= wanted or most >= PATIENCE * wanted):
+            if least < wanted:
+                self._note_idle(wanted)
             self.phase("over", most)  # what the program frees as it ends belongs to no phase
             raise Enough
+
+    def _note_idle(self, wanted: int) -> None:
+        """Notes optimizers that have parameters and were given up. Wrappers of others have none, or the same."""
+        stepped = {id(p) for o, made in self._counts.items() if made >= wanted for g in o.param_groups for p in g["params"]}
+        for optimizer, made in self._counts.items():
+            own = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"] if id(p) not in stepped]
+            if made < wanted and own:
+                self.note(
+                    "steps", f"{type(optimizer).__name__} of {sum(p.numel() for p in own):,} parameters made {made} steps "
+                    f"while another made {self.steps}: the plan lacks what it still allocates"
+                )  # fmt: skip
 
     def run(self, program: Callable[[], None]) -> int:
         """Runs a program, and writes the record whatever becomes of it. Returns the exit status."""
@@ -240,9 +315,9 @@ class Recorder:
         torch, result = self._torch, self.result
         self._measure_host()
         result["host_stacks"] = self._stacks
-        result["rank"] = int(os.environ.get("RANK", "0"))
+        result.setdefault("rank", int(os.environ.get("RANK", "0")))
         result["local_ranks"] = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        result["steps"] = self.steps
+        result["steps"], result["on_device"] = self.steps, self._on_device
         for phase in result["phases"][: self._first_until]:
             phase["step"] = 0
         if self.steps and not self._makes_optimizers:
@@ -290,6 +365,29 @@ class Recorder:
         while ask(len(found), *map(ctypes.byref, (begin, count, when))):
             found.append({"address": begin.value, "bytes": count.value, "time_us": when.value})
         return found
+
+
+def compile_nothing(rules: Any) -> None:
+    """Dynamo compiles what a module's call does, and compiled this module's own functions anew whenever a count changed."""
+    rules.SKIP_DIRS.append(__file__)
+    rules._recompile_re()
+
+
+def _shapes(value: Any) -> Iterator[Any]:
+    """The sizes of the tensors of a call, in lists and dictionaries, too."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for x in value:
+            yield from _shapes(x)
+    elif hasattr(value, "untyped_storage"):
+        yield tuple(value.shape)
+
+
+def _is_on_device(arguments: Any, options: Any) -> bool:
+    """Whether a backward pass begins on the device."""
+    tensors = arguments[0] if arguments else options.get("tensors", ())
+    return any(x.device.type == "cuda" for x in (tensors if isinstance(tensors, (list, tuple)) else [tensors]))
 
 
 def _place_of(error: BaseException) -> str:

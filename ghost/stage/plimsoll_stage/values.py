@@ -7,6 +7,7 @@ nothing. A result that hangs on numbers which nobody has computed is a guess, an
 import contextlib
 import ctypes
 import functools
+import importlib
 import math
 import warnings
 from typing import Any, Callable, Dict, List
@@ -29,16 +30,36 @@ _OF_INTEGERS = """
     neg argmax _foreach_copy_
 """.split()
 
+# Comparisons of numbers, of which those that nobody has computed may be no numbers, and so unequal to themselves.
+_COMPARING = ("eq", "ne", "lt", "gt", "le", "ge")
+
+# The attribute of truth values that nobody has computed.
+_UNKNOWN = "_plimsoll_unknown"
+
 # Operations that choose among numbers which nobody has computed, and where the choice is in their results. It is balanced:
 # each place is chosen equally often.
 _CHOOSING = {"topk": 1, "sort": 1, "sort.stable": 1, "max.dim": 1, "min.dim": 1, "argmax": 0, "argmin": 0, "multinomial": 0}
 
 
 def install(torch: Any, recorder: Any) -> None:
+    # What ``with torch.device(...)`` gives a device is known by identity: it is listed before any is replaced.
+    importlib.import_module("torch.utils._device")._device_constructors()
     _leave_large(torch)
     _compute_small(torch, recorder)
     _sizes_by_value(torch, recorder)
     _believe(torch)
+    _tell_scripts(torch)
+
+
+def _tell_scripts(torch: Any) -> None:
+    """TorchScript knows torch's functions by their identity: those that were replaced stand for the same operators."""
+    from torch.jit import _builtins
+
+    for name in dir(torch):
+        function = getattr(torch, name)
+        operator = _builtins._find_builtin(getattr(function, "__wrapped__", None))
+        if operator is not None:
+            _builtins._register_builtin(function, operator)
 
 
 def _believe(torch: Any) -> None:
@@ -392,7 +413,11 @@ def _computing(
                 return kernel(keys, *given, **options)
         made = kernel(keys, *given, **options)  # which gives out= its size
         try:
+            if any(getattr(x, _UNKNOWN, False) for x in given):
+                raise _TooLarge
             here, named = _on_host(torch, tuple(given)), {k: _on_host(torch, v) for k, v in options.items()}
+            if base in _COMPARING:
+                here = tuple(_numbers(torch, x) for x in here)
             with torch.no_grad():
                 value = _histc(torch, *here, **named) if base == "histc" else operation(*here, **named)
             if returns_new:
@@ -402,11 +427,18 @@ def _computing(
                 if base in ("any", "all"):
                     recorder.note("guesses", f"{base} of values that were not computed: nothing is unusual")
                 _put(torch, write, made, torch.full(made.shape, base == "all", dtype=made.dtype, device="cpu"))
+            elif returns_new and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
+                setattr(made, _UNKNOWN, True)
         except (RuntimeError, IndexError):
             recorder.note("values", f"{name}: some results are unknown")
         return made
 
     return compute
+
+
+def _numbers(torch: Any, x: Any) -> Any:
+    """A tensor without what is no number."""
+    return torch.ops.aten.nan_to_num(x, 0.0, math.inf, -math.inf) if isinstance(x, torch.Tensor) else x
 
 
 def _histc(torch: Any, x: Any, *arguments: Any, **options: Any) -> Any:

@@ -5,6 +5,10 @@ import sys
 from typing import Any, Dict
 
 
+class Refused(Exception):
+    """Something that only another rank knows."""
+
+
 def install(dist: Any, recorder: Any) -> None:
     """Replaces what would wait for other processes."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -22,7 +26,7 @@ def install(dist: Any, recorder: Any) -> None:
 
         size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
         rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
-        recorder.result["ranks"] = size
+        recorder.result["ranks"], recorder.result["rank"] = size, rank
         store = store_of()
         recorder.keep(store)  # torch keeps the part of it that is C++
         begin(
@@ -59,6 +63,10 @@ def install(dist: Any, recorder: Any) -> None:
     def scatter(found, values, *arguments, **options):
         found[0] = values[0] if values else None
 
+    def receive(found, src=None, *arguments, **options):
+        raise Refused("recv_object_list waits for what another rank sends, which no rank computes: the sizes of a "
+                      "pipeline's activations, for one. Expected a program that states them")  # fmt: skip
+
     def nothing(*arguments, **options):
         return None
 
@@ -69,6 +77,7 @@ def install(dist: Any, recorder: Any) -> None:
         "gather_object": gather,
         "scatter_object_list": scatter,
         "broadcast_object_list": nothing,
+        "recv_object_list": receive,
         "barrier": nothing,
         "monitored_barrier": nothing,
     }
