@@ -29,6 +29,7 @@ import (
 	"plimsoll/gpu"
 	"plimsoll/ledger"
 	"plimsoll/simulate"
+	"plimsoll/snapshot"
 	"plimsoll/version"
 )
 
@@ -60,9 +61,16 @@ var (
 	searched = []string{"libnvrtc.so.12", "libnvrtc.so.13"}
 )
 
-// unlimited is the capacity of a GPU that nobody named. An expandable segment of PyTorch takes addresses for a little more
-// than the capacity, for each stream, and a process has 64 TiB of them.
-const unlimited = 4 * ledger.TiB
+// unlimited returns the capacity of a GPU that nobody named. An expandable segment of PyTorch takes addresses for a
+// little more than the capacity, for each stream, and time for each part of them.
+func unlimited() ledger.Bytes {
+	for _, variable := range []string{"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} {
+		if c, err := snapshot.ParseSettings(os.Getenv(variable)); err == nil && c.Expandable {
+			return ledger.TiB / 2
+		}
+	}
+	return 4 * ledger.TiB
+}
 
 // Run runs a program, and returns its record. A program whose launcher wants more GPUs than the request has runs again
 // on as many.
@@ -217,7 +225,7 @@ func (r Request) settings(scratch string) map[string]any {
 func (r Request) variables(lib, scratch, settings string) []string {
 	capacity := r.GPU.Memory
 	if capacity == 0 {
-		capacity = unlimited
+		capacity = unlimited()
 	}
 	capability := r.GPU.Capability
 	if capability == 0 {

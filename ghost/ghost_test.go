@@ -389,7 +389,7 @@ func TestVary(t *testing.T) {
 	r := request(t, "linear.py", "{batch}")
 	r.GPU = gpu.Model{Name: "small", Capability: 80}
 	r.GPU.Memory = ledger.GiB + r.outside()
-	v, err := ParseVariation("batch=256..60000")
+	v, err := ParseVariation("batch=512..2048")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,10 +398,11 @@ func TestVary(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := slices.IndexFunc(played, func(o Varied) bool { return o.Verdict != plan.Fits })
-	if at < 1 || at == len(played) || played[at].number() != played[at-1].number()+1 {
+	if at < 1 || at == len(played) || played[at].number() > played[at-1].number()*101/100 {
 		t.Fatalf("%d of %d fit", at, len(played))
 	}
-	if fits := played[at-1].number(); fits < 1024 || played[0].Value != "256" || played[len(played)-1].Value != "60000" {
+	t.Logf("%s of %d", played[at-1].Value, len(played))
+	if fits := played[at-1].number(); fits < 768 || played[0].Value != "512" || played[len(played)-1].Value != "2048" {
 		t.Errorf("%d vectors fit", fits)
 	}
 	if _, err := request(t, "linear.py").Vary(t.Context(), v, 0, nil); err == nil {

@@ -106,7 +106,7 @@ func (r Request) runOut(ctx context.Context) result {
 		return result{nil, "", err}
 	}
 	if enough.End.Kind == "failed" {
-		return result{nil, "", fault.Inputf("the program needs more than %v of one GPU: %s", unlimited,
+		return result{nil, "", fault.Inputf("the program needs more than %v of one GPU: %s", unlimited(),
 			enough.End.Message).WithHint("give it fewer layers, smaller batches or more ranks")}
 	}
 	enough.GPU.Capacity, enough.Retries = capacity, record.Retries

@@ -167,8 +167,12 @@ func (o Varied) Needed() (needed, capacity ledger.Bytes) {
 	return fullest.Interval.Upper, fullest.Capacity
 }
 
+// near is how near the largest value that fits and the next one that does not need to come, as a part of them.
+const near = 0.01
+
 // between returns the value to play next: one between the largest that fits and the next larger one that was played, and
-// false where there is none between them.
+// false where the two are near each other. It takes the middle in turns with where a line through the memory of the two
+// meets the limit: what is reserved goes in steps, and by the line alone would come near in steps of one.
 func between(all []Varied) (value int, found bool) {
 	played := slices.DeleteFunc(slices.Clone(all), func(o Varied) bool { return o.Err != nil })
 	slices.SortFunc(played, func(a, b Varied) int { return cmp.Compare(a.number(), b.number()) })
@@ -177,13 +181,13 @@ func between(all []Varied) (value int, found bool) {
 		return 0, false
 	}
 	low, high := played[over-1].number(), played[over].number()
-	if high-low < 2 {
+	if float64(high-low) <= max(1, near*float64(low)) {
 		return 0, false
 	}
 	from, capacity := played[over-1].Needed()
 	to, _ := played[over].Needed()
 	share := .5
-	if to > from {
+	if to > from && len(all)%2 == 1 {
 		share = float64(capacity-from) / float64(to-from)
 	}
 	return min(max(low+int(share*float64(high-low)), low+1), high-1), true

@@ -22,8 +22,10 @@ type Varied struct {
 	GPU      string       `json:"gpu,omitempty"`
 	Capacity ledger.Bytes `json:"gpu_capacity_bytes,omitempty"`
 	Rows     []VariedRow  `json:"rows"`
-	// Largest is the largest value of a range that fits, as the next one does not; empty if that was not found.
+	// Largest is the largest value of a range that fits, and Over the next larger one that was run and does not. Both are
+	// empty if they were not found.
 	Largest string `json:"largest,omitempty"`
+	Over    string `json:"over,omitempty"`
 }
 
 // VariedRow is what a job holds with one value. Memory is that of the fullest GPU, and of a node.
@@ -95,21 +97,21 @@ func NewVaried(version string, command []string, name string, isRange bool, runs
 		}
 	}
 	if isRange {
-		d.Largest = d.largest()
+		d.Largest, d.Over = d.limit()
 		d.interpolate(runs)
 	}
 	return d
 }
 
-// largest returns the value that fits whose successor does not.
-func (d *Varied) largest() string {
+// limit returns the largest value that fits, and the next one, which does not.
+func (d *Varied) limit() (fits, over string) {
 	for i := 1; i < len(d.Rows); i++ {
 		before, row := &d.Rows[i-1], &d.Rows[i]
-		if before.Verdict == plan.Fits && row.Failed == "" && row.Verdict != plan.Fits && row.number() == before.number()+1 {
-			return before.Value
+		if before.Verdict == plan.Fits && row.Failed == "" && row.Verdict != plan.Fits {
+			return before.Value, row.Value
 		}
 	}
-	return ""
+	return "", ""
 }
 
 func (r *VariedRow) number() int {
@@ -212,7 +214,7 @@ func (d *Varied) verdict() string {
 	case d.Capacity == 0:
 		return "no verdict: give --gpu or --gpu-memory"
 	case d.Largest != "":
-		return fmt.Sprintf("largest that fits: %s %s; the next one does not", d.Name, d.Largest)
+		return fmt.Sprintf("largest that fits: %s %s; %s does not", d.Name, d.Largest, d.Over)
 	case len(fits) == 0:
 		return "no value fits for certain"
 	}
