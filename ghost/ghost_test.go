@@ -410,7 +410,8 @@ func TestVary(t *testing.T) {
 	}
 }
 
-// TestReplayed replays the requests of a program under other settings. They reserve what the program reserves with them.
+// TestReplayed replays the requests of a program under other settings. The replays reserve what the program does with
+// them.
 func TestReplayed(t *testing.T) {
 	whole(t)
 	const other = "expandable_segments:True"

@@ -74,9 +74,10 @@ type Varied struct {
 	Verdict plan.Result
 }
 
-// Vary plays the job with several values, as many at a time as there are cores. In a range it looks for the largest value
-// that fits: it plays the ends and the middle, and then where the memory that they need says that the limit is.
-func (r Request) Vary(ctx context.Context, v Variation, host ledger.Bytes, progress activity.Progress) ([]Varied, error) {
+// Vary plays the job with several values, as many at a time as there are cores. In a range it looks for the largest
+// value that fits: it plays the ends and the middle, and then where the memory that they need says that the limit is.
+func (r Request) Vary(ctx context.Context, v Variation, host ledger.Bytes, progress activity.Progress) ([]Varied,
+	error) {
 	if slices.Equal(v.command(r.Command, ""), r.Command) {
 		return nil, fault.Inputf("--vary names %s, but {%s} is not in the program's arguments", v.Name, v.Name).
 			WithHint("write it where the value stands, as in --batch-size {" + v.Name + "}")
@@ -170,13 +171,15 @@ func (o Varied) Needed() (needed, capacity ledger.Bytes) {
 // near is how near the largest value that fits and the next one that does not need to come, as a part of them.
 const near = 0.01
 
-// between returns the value to play next: one between the largest that fits and the next larger one that was played, and
-// false where the two are near each other. It takes the middle in turns with where a line through the memory of the two
-// meets the limit: what is reserved goes in steps, and by the line alone would come near in steps of one.
+// between returns the value to play next: one between the largest that fits and the next larger one that was played,
+// and false where the two are near each other. It takes the middle in turns with where a line through the memory of the
+// two meets the limit: what is reserved goes in steps, and by the line alone would come near in steps of one.
 func between(all []Varied) (value int, found bool) {
 	played := slices.DeleteFunc(slices.Clone(all), func(o Varied) bool { return o.Err != nil })
 	slices.SortFunc(played, func(a, b Varied) int { return cmp.Compare(a.number(), b.number()) })
-	over := slices.IndexFunc(played, func(o Varied) bool { return o.Verdict == plan.DoesNotFit || o.Verdict == plan.Tight })
+	over := slices.IndexFunc(played, func(o Varied) bool {
+		return o.Verdict == plan.DoesNotFit || o.Verdict == plan.Tight
+	})
 	if over < 1 { // nothing fits, or all does
 		return 0, false
 	}

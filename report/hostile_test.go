@@ -65,7 +65,7 @@ func TestHostileStrings(t *testing.T) {
 	for _, document := range []interface{ Page() *Page }{
 		&Stat{}, &Binding{}, &StatesRehearsal{}, &Roads{}, &Fit{}, &Snapshot{}, &Run{}, &Catalog{}, &Rehearsal{},
 		&statesCheckpoint{}, &Tuning{}, &Checkpoint{}, &Benchmark{}, &Build{}, &Watched{}, &Topology{}, &Comparison{},
-		&PlanDocument{}, (*explanation)(&explain.Explanation{}),
+		&PlanDocument{}, &Varied{}, (*explanation)(&explain.Explanation{}),
 	} {
 		t.Run(fmt.Sprintf("%T", document), func(t *testing.T) {
 			fill(reflect.ValueOf(document).Elem(), 12)

@@ -22,8 +22,8 @@ type Varied struct {
 	GPU      string       `json:"gpu,omitempty"`
 	Capacity ledger.Bytes `json:"gpu_capacity_bytes,omitempty"`
 	Rows     []VariedRow  `json:"rows"`
-	// Largest is the largest value of a range that fits, and Over the next larger one that was run and does not. Both are
-	// empty if they were not found.
+	// Largest is the largest value of a range that fits, and Over the next larger one that was run and does not. Both
+	// are empty if they were not found.
 	Largest string `json:"largest,omitempty"`
 	Over    string `json:"over,omitempty"`
 }
@@ -173,7 +173,9 @@ func between(from, to *VariedRun, share float64) VariedRow {
 
 // Fits reports whether some value fits, or whether no limit is known.
 func (d *Varied) Fits() bool {
-	return d.Capacity == 0 || slices.ContainsFunc(d.Rows, func(r VariedRow) bool { return r.Verdict != plan.DoesNotFit })
+	return d.Capacity == 0 || slices.ContainsFunc(d.Rows, func(r VariedRow) bool {
+		return r.Failed == "" && !r.Interpolated && r.Verdict != plan.DoesNotFit
+	})
 }
 
 // Page shows a row for each value.
@@ -197,7 +199,8 @@ func (d *Varied) Page() *Page {
 		}
 		t.add(r.Value, r.Allocated, r.Reserved, r.GPU, r.Host, says)
 	}
-	page := &Page{Title: "Plans of " + d.Name, Sections: []Section{{job}, {t}}, Document: d, Verdict: d.verdict(), Dense: true}
+	page := &Page{Title: "Plans of " + d.Name, Sections: []Section{{job}, {t}}, Document: d, Verdict: d.verdict(),
+		Dense: true}
 	if len(failed) > 0 {
 		page.Sections = append(page.Sections, Section{failed})
 	}

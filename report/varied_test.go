@@ -11,8 +11,8 @@ import (
 // variedRun is a run whose step holds 100 bytes, and whose backward pass 10 for each sequence.
 func variedRun(value string, batch ledger.Bytes) VariedRun {
 	phase := func(name ledger.PhaseName, bytes ledger.Bytes) ledger.Phase {
-		return ledger.Phase{Name: name, Iteration: ledger.Steady, PeakAllocated: bytes, PeakReserved: max(bytes, 100) + 8,
-			PeakUsed: max(bytes, 100) + 12}
+		return ledger.Phase{Name: name, Iteration: ledger.Steady, PeakAllocated: bytes,
+			PeakReserved: max(bytes, 100) + 8, PeakUsed: max(bytes, 100) + 12}
 	}
 	gpu := ledger.Device{Kind: ledger.GPU, Capacity: 150, Phases: []ledger.Phase{phase(ledger.Backward, 10*batch),
 		phase(ledger.Step, 100)}}
@@ -40,7 +40,8 @@ func TestInterpolated(t *testing.T) {
 		t.Errorf("no rows of %v, and the largest is %q", want, d.Largest)
 	}
 	var text strings.Builder
-	if err := d.Page().Write(&text, Text); err != nil || !strings.Contains(text.String(), "largest that fits: batch 13") {
+	if err := d.Page().Write(&text, Text); err != nil ||
+		!strings.Contains(text.String(), "largest that fits: batch 13; 14 does not") {
 		t.Errorf("%v: %s", err, &text)
 	}
 }

@@ -376,7 +376,8 @@ func runVaried(c *cobra.Command, o planOptions) error {
 	}
 	if len(o.program.command) == 0 {
 		return fault.Inputf("--vary is given without a program").
-			WithHint("give the program behind --, as in plimsoll plan --vary batch=1..64 -- python train.py --batch {batch}")
+			WithHint("give the program behind --, as in plimsoll plan --vary batch=1..64 -- python train.py " +
+				"--batch {batch}")
 	}
 	document, err := planVaried(c, o)
 	if err != nil {
