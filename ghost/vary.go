@@ -33,7 +33,7 @@ const mostValues = 64
 func ParseVariation(text string) (Variation, error) {
 	name, values, found := strings.Cut(text, "=")
 	v := Variation{Name: name}
-	if !found || name == "" || strings.ContainsAny(name, "{} ") {
+	if !found || name == "" || strings.ContainsAny(name, "{} \n") {
 		return v, fault.Inputf("--vary is %q, expected a name with values", text).
 			WithHint("write --vary batch=1,2,4 or --vary batch=1..64, and {batch} in the program's arguments")
 	}

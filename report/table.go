@@ -59,7 +59,7 @@ var styles = map[Style]table.Style{
 // with adds columns of one kind.
 func (t *Table) with(kind Kind, titles ...string) *Table {
 	for _, title := range titles {
-		t.Columns = append(t.Columns, Column{Title: title, Kind: kind})
+		t.Columns = append(t.Columns, Column{Title: oneLine(title), Kind: kind})
 	}
 	return t
 }
