@@ -1,5 +1,6 @@
 """Puts the program plimsoll into the wheel: the one that $PLIMSOLL_BINARY names, for the platform $PLIMSOLL_PLATFORM.
-The licenses of what the program contains, which $PLIMSOLL_NOTICES names, go beside it.
+The licenses of what the program contains, which $PLIMSOLL_NOTICES names, go beside it, and so does the library that
+stands in for CUDA, $PLIMSOLL_GHOST.
 
 Without them the wheel is for every platform, and its users install the program by themselves.
 """
@@ -17,5 +18,6 @@ class ProgramHook(BuildHookInterface):
             return
         build_data["shared_scripts"][os.path.abspath(program)] = "plimsoll"
         build_data["shared_data"][os.path.abspath(os.environ["PLIMSOLL_NOTICES"])] = "share/doc/plimsoll/NOTICES.txt"
+        build_data["shared_data"][os.environ["PLIMSOLL_GHOST"]] = "lib/plimsoll/libplimsoll_ghost.so"
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + os.environ["PLIMSOLL_PLATFORM"]
