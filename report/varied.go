@@ -190,7 +190,7 @@ func (d *Varied) Page() *Page {
 	var failed Facts
 	for _, r := range d.Rows {
 		if r.Failed != "" {
-			failed.add(d.Name+" "+r.Value, "%s", r.Failed)
+			failed.add(d.Name+" "+r.Value, "%s; without --vary and with this value, it shows what it says", r.Failed)
 			continue
 		}
 		says := map[plan.Result]string{plan.Fits: "yes", plan.Tight: "perhaps", plan.DoesNotFit: "no"}[r.Verdict]
