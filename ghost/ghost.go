@@ -154,6 +154,9 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 	stop()
 	_ = syscall.Kill(group, syscall.SIGKILL) // what it has started and left behind, and which may have the output open
 	<-said
+	if ctx.Err() == context.Canceled { // by a signal, or as another rank has failed
+		return context.Cause(ctx)
+	}
 	if cause := context.Cause(ctx); cause != nil {
 		return fault.Inputf("%s was ended: %v", strings.Join(r.Command, " "), cause).
 			WithHint("give the program fewer layers or shorter sequences, or --patience more time")

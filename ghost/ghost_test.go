@@ -383,6 +383,30 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// canceling cancels a run once its program has said something.
+type canceling context.CancelFunc
+
+func (c canceling) Write(said []byte) (int, error) {
+	c()
+	return len(said), nil
+}
+
+// TestInterrupted ends a program that would not end, and leaves nothing.
+func TestInterrupted(t *testing.T) {
+	r := request(t, "linear.py")
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	ctx, cancel := context.WithCancel(t.Context())
+	r.Output = canceling(cancel)
+	r.Command = []string{r.Command[0], "-c", "print('begun', flush=True)\nwhile True: pass"}
+	if _, err := r.Play(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("%v is left: %v", left, err)
+	}
+}
+
 // TestVary finds the largest batch that fits. In the forward and the backward pass a vector takes less than 64 KiB.
 func TestVary(t *testing.T) {
 	whole(t)

@@ -77,7 +77,7 @@ type Record struct {
 	// Host is what its process held.
 	Host []hostPhase `json:"-"`
 	// AsItWas is the replay of the trace under the settings that it was recorded under, and Replays are those of the
-	// request. A replay reserves a little other than PyTorch did.
+	// request. Where the two differ from what PyTorch reserved, compare them with each other.
 	AsItWas Replay   `json:"-"`
 	Replays []Replay `json:"-"`
 }

@@ -90,6 +90,9 @@ func (r Request) Vary(ctx context.Context, v Variation, host ledger.Bytes, progr
 		}
 		all = append(all, r.play(ctx, v, []string{strconv.Itoa(value)}, host, progress)...)
 	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if v.Range {
 		slices.SortFunc(all, func(a, b Varied) int { return cmp.Compare(a.number(), b.number()) })
 	}
@@ -154,9 +157,9 @@ func (r Request) varied(ctx context.Context, value string, host ledger.Bytes) Va
 	return o
 }
 
-// Needed returns what the fullest device needs at the upper end of its interval, and what it has. Without a capacity it
+// needed returns what the fullest device needs at the upper end of its interval, and what it has. Without a capacity it
 // is the first GPU.
-func (o Varied) Needed() (needed, capacity ledger.Bytes) {
+func (o Varied) needed() (needed, capacity ledger.Bytes) {
 	fullest := &o.Devices[0]
 	for i := range o.Devices {
 		d := &o.Devices[i]
@@ -187,8 +190,8 @@ func between(all []Varied) (value int, found bool) {
 	if float64(high-low) <= max(1, near*float64(low)) {
 		return 0, false
 	}
-	from, capacity := played[over-1].Needed()
-	to, _ := played[over].Needed()
+	from, capacity := played[over-1].needed()
+	to, _ := played[over].needed()
 	share := .5
 	if to > from && len(all)%2 == 1 {
 		share = float64(capacity-from) / float64(to-from)

@@ -31,8 +31,25 @@ func TestParseVariation(t *testing.T) {
 
 // TestBetween looks for the largest value that fits, where memory is a parabola of the value, in steps.
 func TestBetween(t *testing.T) {
+	testBetween(t, func(n int) ledger.Bytes { return ledger.Bytes(10+3*n+n*n/10) / 64 * 64 }, 0,
+		[][2]int{{1, 200}, {1, 87}, {80, 512}})
+}
+
+// TestBetweenAtCliff looks for it where a line through two values always meets the limit beside the smaller one.
+func TestBetweenAtCliff(t *testing.T) {
+	cliff := func(n int) ledger.Bytes {
+		if n > 20_000 {
+			return 1 << 40
+		}
+		return 999
+	}
+	testBetween(t, cliff, near, [][2]int{{1, 30_000}, {15_000, 60_000}})
+}
+
+// testBetween plays ranges of values that need so much of 1,000 bytes. What is found lies by a part of it below what
+// fits at most.
+func testBetween(t *testing.T, need func(int) ledger.Bytes, below float64, ranges [][2]int) {
 	const capacity = 1000
-	need := func(n int) ledger.Bytes { return ledger.Bytes(10+3*n+n*n/10) / 64 * 64 }
 	played := func(n int) Varied {
 		o := Varied{Value: strconv.Itoa(n), Verdict: plan.Fits, Devices: []ledger.Device{{Capacity: capacity,
 			Interval: ledger.Interval{Upper: need(n)}}}}
@@ -41,7 +58,7 @@ func TestBetween(t *testing.T) {
 		}
 		return o
 	}
-	for _, ends := range [][2]int{{1, 200}, {1, 87}, {80, 512}} {
+	for _, ends := range ranges {
 		all := []Varied{played(ends[0]), played((ends[0] + ends[1]) / 2), played(ends[1])}
 		for {
 			value, found := between(all)
@@ -63,11 +80,16 @@ func TestBetween(t *testing.T) {
 		for n := ends[0]; n <= ends[1] && need(n) <= capacity; n++ {
 			want = n
 		}
-		if largest != want {
+		if largest > want || float64(want-largest) > below*float64(want) {
 			t.Errorf("%v: %d fits, want %d", ends, largest, want)
 		}
 	}
-	if value, found := between([]Varied{played(500), played(600)}); found {
+}
+
+// TestNothingFits: where the smallest value does not fit, no other is played.
+func TestNothingFits(t *testing.T) {
+	over := Varied{Value: "500", Verdict: plan.DoesNotFit, Devices: []ledger.Device{{Capacity: 1}}}
+	if value, found := between([]Varied{over, over}); found {
 		t.Errorf("nothing fits, and %d is played", value)
 	}
 }

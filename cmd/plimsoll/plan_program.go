@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -29,7 +28,7 @@ func planProgram(c *cobra.Command, o planOptions) (*report.PlanDocument, error) 
 	if err != nil {
 		return nil, err
 	}
-	job, err := request.Play(contextOf(c))
+	job, err := request.Play(interruptible(c))
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +61,7 @@ func planVaried(c *cobra.Command, o planOptions) (*report.Varied, error) {
 		return nil, err
 	}
 	progress := newProgress(os.Stderr, c.ErrOrStderr())
-	played, err := request.Vary(contextOf(c), v, o.request.HostMemory, progress)
+	played, err := request.Vary(interruptible(c), v, o.request.HostMemory, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -104,13 +103,6 @@ func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request
 		}
 	}
 	return request, nil
-}
-
-func contextOf(c *cobra.Command) context.Context {
-	if ctx := c.Context(); ctx != nil {
-		return ctx
-	}
-	return context.Background()
 }
 
 // outputHead stands above what a program prints.
