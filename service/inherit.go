@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -94,8 +95,12 @@ type store struct {
 	answers bool
 	// most is how many files can be kept; 0 if unknown.
 	most int
-	// silent is set if the keeper did not take the last message in time.
+	// silent is set if the keeper did not take a message in time, until it is seen to take some again.
 	silent atomic.Bool
+
+	mu sync.Mutex
+	// owed are the names that the keeper has yet to forget: it took no message when they were given back.
+	owed []string
 }
 
 func newStore(address string) (*store, error) {
@@ -104,7 +109,7 @@ func newStore(address string) (*store, error) {
 		return nil, fmt.Errorf("%s: socket: %w", notifySocket, err)
 	}
 	// A keeper that does not read, such as a stopped one, must not block the service.
-	timeout := unix.NsecToTimeval(int64(keeperPatience / 20))
+	timeout := unix.NsecToTimeval(int64(keeperPart()))
 	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: SO_SNDTIMEO: %w", notifySocket, err), unix.Close(socket))
 	}
@@ -114,13 +119,45 @@ func newStore(address string) (*store, error) {
 // keeperPatience is how long the service waits for the keeper to take a message.
 var keeperPatience = 20 * time.Second
 
+// keeperPart is how long one call waits for it.
+func keeperPart() time.Duration { return keeperPatience / 20 }
+
 // keep asks the keeper to keep a file. A nil store does nothing.
 func (s *store) keep(name string, file *os.File) error {
 	return s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file)
 }
 
-// forget asks the keeper to close the files of a name.
-func (s *store) forget(name string) error { return s.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
+// forget asks the keeper to close the files of a name. A keeper that takes no message now is asked again with the next
+// sign of life, or it would hold the memory for as long as it lives.
+func (s *store) forget(name string) error {
+	if s == nil {
+		return nil
+	}
+	var err error
+	if !s.silent.Load() {
+		err = s.send(forgotten(name))
+	} else if !s.hint(forgotten(name)) {
+		err = s.silence()
+	}
+	if errors.Is(err, errSilent) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.owed = append(s.owed, name)
+	}
+	return err
+}
+
+// forgotten is the message that asks for the files of a name to be closed.
+func forgotten(name string) string { return "FDSTOREREMOVE=1\nFDNAME=" + name }
+
+// settle asks the keeper once more to forget what it did not forget. It waits for nothing.
+func (s *store) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.owed) > 0 && s.hint(forgotten(s.owed[0])) {
+		s.owed = s.owed[1:]
+	}
+}
 
 // confirm returns when the keeper has taken all earlier messages. systemd then closes
 // the descriptor that comes with BARRIER=1. A [Keeper] first writes to it how many
@@ -144,6 +181,9 @@ func (s *store) confirm(session string, files int) error {
 	}
 	told, err := io.ReadAll(answer)
 	switch want := strconv.Itoa(files); {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		s.silent.Store(true)
+		return s.silence()
 	case err != nil:
 		return fmt.Errorf("the keeper at %s has not said which files it has kept: %w", s.address, err)
 	case s.answers && len(told) == 0:
@@ -151,6 +191,7 @@ func (s *store) confirm(session string, files int) error {
 	case s.answers && string(told) != want:
 		return fmt.Errorf("the keeper at %s has kept %s of %s files; %s", s.address, told, want, moreDescriptors)
 	}
+	s.silent.Store(false)
 	return nil
 }
 
@@ -162,18 +203,30 @@ func (s *store) ready() error { return s.send("READY=1") }
 func (s *store) stopping() error { return s.send("STOPPING=1") }
 
 // alive reports that the service is not stuck.
-func (s *store) alive() { s.hint("WATCHDOG=1") }
+func (s *store) alive() {
+	if s.hint("WATCHDOG=1") {
+		s.silent.Store(false)
+		s.settle()
+	}
+}
 
 // extend reports that an ending service still makes progress. It is good for as long as
 // systemd and the keeper wait for the next message.
 func (s *store) extend() { s.hint("EXTEND_TIMEOUT_USEC=30000000") }
 
-// hint sends a message that may be lost: a keeper that does not read has enough of them
-// queued.
-func (s *store) hint(text string) {
-	if s != nil {
-		_ = unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT)
-	}
+// hint sends a message that may be lost, and reports whether it was sent: a keeper that does not read has enough of
+// them queued.
+func (s *store) hint(text string) bool {
+	return s != nil &&
+		unix.Sendmsg(s.socket, []byte(text), nil, &unix.SockaddrUnix{Name: s.address}, unix.MSG_DONTWAIT) == nil
+}
+
+// errSilent is in the error about a keeper that takes no message.
+var errSilent = errors.New("is it stopped?")
+
+func (s *store) silence() error {
+	return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; %w",
+		s.address, keeperPatience, errSilent)
 }
 
 func (s *store) send(text string, files ...*os.File) error {
@@ -184,24 +237,23 @@ func (s *store) send(text string, files ...*os.File) error {
 	for _, f := range files {
 		rights = append(rights, unix.UnixRights(int(f.Fd()))...)
 	}
-	flags := 0
-	if s.silent.Load() {
-		flags = unix.MSG_DONTWAIT // the keeper did not read the last one, either
-	}
 	// A signal interrupts a call that has a timeout, and the next call waits for all of it again. So one call waits
 	// for a part of the patience.
-	err, until := error(unix.EINTR), time.Now().Add(keeperPatience)
-	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && flags == 0 && time.Now().Before(until) {
+	until := time.Now().Add(keeperPatience)
+	if s.silent.Load() {
+		until = time.Now().Add(keeperPart()) // the keeper did not take the last one, either
+	}
+	flags, err := 0, error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && flags == 0 {
 		if !time.Now().Before(until) {
 			flags = unix.MSG_DONTWAIT
 		}
 		// The address is made anew for each call, as sending writes to it.
 		err = unix.Sendmsg(s.socket, []byte(text), rights, &unix.SockaddrUnix{Name: s.address}, flags)
 	}
-	s.silent.Store(errors.Is(err, unix.EAGAIN))
 	if errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("the keeper of the service, which listens at %s, has taken no message for %v; is it stopped?",
-			s.address, keeperPatience)
+		s.silent.Store(true)
+		return s.silence()
 	}
 	if err != nil {
 		return fmt.Errorf("tell the keeper at %s: %w", s.address, err)

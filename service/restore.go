@@ -402,8 +402,8 @@ func (s *Server) keep(made *session, names ...string) error {
 	var err error
 	kept := 0
 	for i, name := range all {
-		if slices.Contains(names, name) {
-			err = errors.Join(err, store.keep(name, made.arenas()[i].File()))
+		if err == nil && slices.Contains(names, name) {
+			err = store.keep(name, made.arenas()[i].File())
 			kept = i + 1
 		}
 	}

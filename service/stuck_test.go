@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/datagram"
 	"plimsoll/optim/kernel"
 	"plimsoll/service/client"
 	"plimsoll/service/protocol"
@@ -314,13 +315,61 @@ func TestKeeperThatDoesNotRead(t *testing.T) {
 		}
 	}()
 	began := time.Now()
-	for range 1000 { // the service waits for it only once
+	for range 20 { // the service waits for all of its patience only once
 		if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has taken no message for 200ms") {
 			t.Errorf("the error is %v", err)
 		}
 	}
 	if took := time.Since(began); took > 100*time.Second {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// TestKeeperThatStandsStill has a keeper read nothing while a session is given up, and go on later. The service waits
+// for it once, and the keeper forgets the files in the end.
+func TestKeeperThatStandsStill(t *testing.T) {
+	patiently(t, &keeperPatience, 200*time.Millisecond)
+	address := filepath.Join(t.TempDir(), "n")
+	keeper, err := datagram.Listen(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keeper.Close()
+	s, err := newStore(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(s.socket)
+	s.answers = true
+	if err := s.confirm("1", 1); !errors.Is(err, errSilent) {
+		t.Errorf("the error is %v", err)
+	}
+	if !s.silent.Load() {
+		t.Error("the next message waits again")
+	}
+	names := keptNames("1", 40) // more than a socket holds
+	for _, name := range names {
+		_ = s.forget(name) // some fail
+	}
+	if len(s.owed) == 0 {
+		t.Fatal("the keeper took every message, though it reads none")
+	}
+	forgotten := map[string]bool{}
+	for read := 1; len(forgotten) < len(names); read++ {
+		data, files, _, err := protocol.ReadWithSender(keeper, make([]byte, 4096))
+		if err != nil {
+			t.Fatal(err)
+		}
+		protocol.CloseAll(files)
+		if fields := parseNotification(string(data)); fields["FDSTOREREMOVE"] == "1" {
+			forgotten[fields["FDNAME"]] = true
+		}
+		if read%3 == 0 { // a sign of life takes a place of its own
+			s.alive()
+		}
+	}
+	if len(s.owed) != 0 {
+		t.Errorf("%v are still to be forgotten", s.owed)
 	}
 }
 
