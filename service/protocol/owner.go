@@ -42,9 +42,9 @@ const (
 // SafeName matches names that are safe in names of files and arenas.
 var SafeName = regexp.MustCompile(`^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,63}$`)
 
-// MaximumDocument is the largest size of a document: some hundred thousand
-// parameters.
-const MaximumDocument = 256 << 20
+// MaximumDocument is the largest size of a document. Half a million parameters fit; reading it takes a GiB and some
+// seconds at most.
+const MaximumDocument = 64 << 20
 
 // CheckDocumentLength refuses documents that are too long. Both open and restore call it.
 func CheckDocumentLength(document uint64) error {
