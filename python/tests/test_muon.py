@@ -308,6 +308,16 @@ def test_convolutions_and_experts():
     torch.testing.assert_close(experts, torch.stack(list(each)), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("flag", ["foreach", "fused", "capturable"])
+def test_flags_that_choose_an_implementation_change_nothing(flag):
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for p, options in zip(parameters, ({}, {flag: True})):
+        optimizer = plimsoll.torch.Muon([{"params": [p], "use_muon": False, "lr": 0.1, **options}])
+        p.grad = torch.ones(4)
+        optimizer.step()
+    assert torch.equal(*parameters)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [

@@ -12,8 +12,8 @@ from plimsoll.torch.newton_schulz import ADJUSTMENTS
 
 Group = Dict[str, Any]
 
-# Flags that AdamW has none of here, with what has them.
-_INSTEAD = {"differentiable": TORCHS, "capturable": TORCHS, "amsgrad": OFFLOADED}
+# What AdamW has not here, with what has it.
+_INSTEAD = {"differentiable": TORCHS, "amsgrad": OFFLOADED}
 _DECLARED = (None, "flatten", "stack")
 _FOR_ADAMW = "put it into a group with use_muon=False, or let plimsoll.torch.muon_groups(model) make the groups"
 
