@@ -79,15 +79,15 @@ test-all: python ## Run the Go tests at their full size, with real PyTorch (half
 
 .PHONY: bench-plan
 bench-plan: ## Hold the time of plans, up to a trillion parameters, to their limits
-	$(GO) test -run '^$$' -bench BenchmarkPlan ./plan
+	$(GO) test -run '^$$' -bench BenchmarkPlan ./internal/plan/plan
 
 .PHONY: test-purego
 test-purego: ## Run the tests of the engine with the kernels in plain Go
-	$(GO) test -short -tags purego ./optim ./optim/kernel/... ./engine/...
+	$(GO) test -short -tags purego ./internal/state/optim ./internal/state/optim/kernel/... ./internal/state/engine/...
 
 .PHONY: test-kernels
 test-kernels: ## Check that the assembly is what its generator writes
-	$(GO) -C optim/kernel/_asm test ./...
+	$(GO) -C internal/state/optim/kernel/_asm test ./...
 
 .PHONY: test-experiments
 test-experiments: ## Run the tests of the two studies
@@ -101,11 +101,11 @@ parts: python ## Run the parts of the build that a change needs beside make test
 ghost: ## Make the library that stands in for CUDA, beside the program (needs a C compiler; plan makes it by itself)
 	mkdir -p bin
 	$(CC) -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Werror \
-		-o bin/libplimsoll_ghost.so ghost/library/*.c -ldl -lpthread
+		-o bin/libplimsoll_ghost.so internal/run/ghost/library/*.c -ldl -lpthread
 
 .PHONY: test-ghost
 test-ghost: python ## Run programs on GPUs that are not there, and hold the planner's own model to one
-	$(GO) test -count=1 ./ghost ./cmd/rows
+	$(GO) test -count=1 ./internal/run/ghost ./cmd/rows
 
 .PHONY: all-stamps
 all-stamps: python ## Run every part of the build, whether its inputs have changed or not
@@ -162,7 +162,7 @@ test-gpu: build python ## Run StateOffload on a CUDA GPU, with rates of its copi
 .PHONY: drift
 drift: python ## Check that int8 moments and masters of 24 bits do not drift, and cost no loss on 3 seeds (needs some 10 minutes)
 	$(GO) -C experiments test -count=1 -run 'Drift' ./eight-bit
-	$(GO) test -count=1 -run 'MastersOf24Bits' ./optim/kernel
+	$(GO) test -count=1 -run 'MastersOf24Bits' ./internal/state/optim/kernel
 	$(GO) -C experiments build -o $(CURDIR)/bin/step ./moments/step
 	cd experiments/moments && for pair in torch,int8 split/fp32,split24/int8; do \
 		$(PYTHON_ENVIRONMENT)/bin/python train.py --optimizers $$pair --step-command $(CURDIR)/bin/step \
@@ -178,18 +178,18 @@ race: ## Run the tests under the race detector (needs a C compiler)
 .PHONY: test-avx512
 test-avx512: ## Run the kernel tests with AVX-512, and with VBMI and BF16, emulated where need be (Debian, root)
 	@if grep -w avx512_vbmi /proc/cpuinfo | grep -qw avx512_bf16; then \
-		PLIMSOLL_KERNEL=avx512bf16 $(GO) test -count=1 ./optim/kernel ./engine; \
+		PLIMSOLL_KERNEL=avx512bf16 $(GO) test -count=1 ./internal/state/optim/kernel ./internal/state/engine; \
 	elif grep -qw avx512vl /proc/cpuinfo; then \
-		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./optim/kernel ./engine && \
-		$(GO) build -o bin/trap optim/kernel/_emulate/trap.go && \
+		PLIMSOLL_KERNEL=avx512 $(GO) test -count=1 ./internal/state/optim/kernel ./internal/state/engine && \
+		$(GO) build -o bin/trap internal/state/optim/kernel/_emulate/trap.go && \
 		PLIMSOLL_TEST_TRAPPED=1 PLIMSOLL_KERNEL=avx512bf16 $(GO) test -count=1 -short -exec $(CURDIR)/bin/trap \
-			./optim/kernel; \
-	else optim/kernel/_emulate/run; fi
+			./internal/state/optim/kernel; \
+	else internal/state/optim/kernel/_emulate/run; fi
 
 .PHONY: test-arm64
 test-arm64: ## Run the kernel tests for arm64, emulated (needs qemu-user; installs it on Debian as root)
 	@command -v qemu-aarch64 >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends qemu-user; }
-	GOARCH=arm64 $(GO) test -count=1 -short -exec qemu-aarch64 ./optim/kernel
+	GOARCH=arm64 $(GO) test -count=1 -short -exec qemu-aarch64 ./internal/state/optim/kernel
 
 .PHONY: test-slurm
 test-slurm: build ## Run jobs under a real Slurm on this host (root; installs it on Debian)
@@ -218,14 +218,14 @@ lint: ## Check format, vet, staticcheck and generated files
 		GOOS=$${p%/*} GOARCH=$${p#*/} $(GO) vet $$packages || exit 1; done
 	$(GO) vet -tags purego ./...
 	$(TOOL) staticcheck ./...
-	$(GO) -C optim/kernel/_asm vet ./...
+	$(GO) -C internal/state/optim/kernel/_asm vet ./...
 	$(GO) -C experiments vet ./...
 	$(GO) -C packaging vet ./...
 	$(GO) -C packaging test ./...
 	$(GO) -C browser vet ./...
 	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
-	$(GO) vet optim/kernel/_emulate/trap.go
+	$(GO) vet internal/state/optim/kernel/_emulate/trap.go
 	$(GO) mod tidy -diff
 	$(GO) -C experiments mod tidy -diff
 	$(GO) -C browser mod tidy -diff
@@ -250,23 +250,23 @@ generate: ## Write the assembly kernels again
 
 .PHONY: bench
 bench: ## Run the kernel benchmarks
-	$(GO) test -run '^$$' -bench . ./optim/kernel
+	$(GO) test -run '^$$' -bench . ./internal/state/optim/kernel
 
 .PHONY: scoreboard
 scoreboard: ## Hold the binding against the rules of other programs, on the corpus of machines
-	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./binding -args -scoreboard
+	$(GO) test -count=1 -v -run '^TestScoreboard$$' ./internal/machine/binding -args -scoreboard
 
 .PHONY: exhaustive
 exhaustive: ## Plan every recipe of three questions, and hold the search of plimsoll fit to them (5 minutes)
-	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./fit -args -exhaustive
+	$(GO) test -count=1 -v -timeout 3h -run '^TestExhaustiveQuestions$$' ./internal/plan/fit -args -exhaustive
 
 .PHONY: advice
 advice: ## Apply every advised edit to all public configurations that do not fit, on three GPUs (needs them)
-	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./advice -args -all
+	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./internal/plan/advice -args -all
 
 .PHONY: bench-overlap
 bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)
-	$(GO) test -count=1 -v -run '^TestSweep$$' ./rehearse -args -sweep
+	$(GO) test -count=1 -v -run '^TestSweep$$' ./internal/measure/rehearse -args -sweep
 
 .PHONY: bench-compare
 bench-compare: ## Compare the kernels with those of commit REF
@@ -274,7 +274,7 @@ bench-compare: ## Compare the kernels with those of commit REF
 
 .PHONY: accuracy
 accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
-	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table published/measurements.tsv
+	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table internal/plan/published/measurements.tsv
 	$(GO) run ./cmd/accuracy -megatron $${PLIMSOLL_SHARED:-../shared}/data/megatron-golden-dev.jsonl
 
 .PHONY: ghost-rows
@@ -283,7 +283,7 @@ ghost-rows: build python ## Plan jobs by the planner's own model and by their pr
 
 .PHONY: origins
 origins: python ## Look the sources of components up in all releases that they are named for (downloads 2 GB from PyPI)
-	$(PYTHON_ENVIRONMENT)/bin/python origin/origintest/lookup.py $(PYTHON_ENVIRONMENT)/../origins
+	$(PYTHON_ENVIRONMENT)/bin/python internal/plan/origin/origintest/lookup.py $(PYTHON_ENVIRONMENT)/../origins
 
 FUZZTIME ?= 20s
 FUZZMINIMUM ?= 20000
@@ -293,7 +293,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s), with at least FUZZMINIMUM exe
 
 .PHONY: soak
 soak: build python ## Kill the service and trainers 200 times each, send 10,000 mutations, have every limit fail in turn
-	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./service
+	PLIMSOLL_SOAK=1 $(GO) test -count=1 -v -timeout 60m -run 'ManySessions|Mutated|FailsInTurn' ./internal/state/service
 	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet --nightly \
 		python/tests/test_state_offload.py python/tests/test_state_offload_deaths.py
 	PLIMSOLL_SOAK=1 PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet --nightly \

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/model"
+	"plimsoll/internal/input/model"
 )
 
 // TestReadmeFigures holds the figures of README.md against those of docs/accuracy.md and of the catalog.

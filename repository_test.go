@@ -175,25 +175,25 @@ var opensFiles = regexp.MustCompile(`\b(os\.(Open|OpenFile|ReadFile)|txtar\.Pars
 
 // mayOpen lists the program's files that may call them, with the reason.
 var mayOpen = map[string]string{
-	"files/files.go":           "it is the package that others are to use",
-	"files/system_linux.go":    "it is a part of that package",
-	"launch/placementcheck.go": "it reads /proc/PID/numa_maps line by line",
-	"checkpoint/writer.go":     "it opens folders",
-	"service/keeper.go":        "it opens the folder of the socket, to lock it",
-	"view/program.go":          "it opens the terminal",
-	"cmd/plimsoll/create.go":   "it opens what is written, which may be a pipe",
-	"cmd/plimsoll/view.go":     "it opens /dev/null",
-	"cmd/accuracy/":            "it is not a part of the program",
-	"cmd/rows/":                "it is not a part of the program",
-	"cmd/ci/":                  "it is not a part of the program",
-	"cmd/page/":                "it is not a part of the program",
-	"experiments/":             "it is not a part of the program",
-	"host/hosttest/":           "it is for tests, and reads their data",
-	"files/filestest/":         "it is for tests",
-	"optim/optimtest/":         "it is for tests, and reads their data",
-	"optim/kernel/_asm/":       "it is not a part of the program",
-	"packaging/":               "it is not a part of the program",
-	"scripts/":                 "it is not a part of the program",
+	"internal/base/files/files.go":          "it is the package that others are to use",
+	"internal/base/files/system_linux.go":   "it is a part of that package",
+	"internal/run/launch/placementcheck.go": "it reads /proc/PID/numa_maps line by line",
+	"internal/state/checkpoint/writer.go":   "it opens folders",
+	"internal/state/service/keeper.go":      "it opens the folder of the socket, to lock it",
+	"internal/after/view/program.go":        "it opens the terminal",
+	"cmd/plimsoll/create.go":                "it opens what is written, which may be a pipe",
+	"cmd/plimsoll/view.go":                  "it opens /dev/null",
+	"cmd/accuracy/":                         "it is not a part of the program",
+	"cmd/rows/":                             "it is not a part of the program",
+	"cmd/ci/":                               "it is not a part of the program",
+	"cmd/page/":                             "it is not a part of the program",
+	"experiments/":                          "it is not a part of the program",
+	"internal/machine/host/hosttest/":       "it is for tests, and reads their data",
+	"internal/base/files/filestest/":        "it is for tests",
+	"internal/base/torchtest/":              "it is for tests, and reads their data",
+	"internal/state/optim/kernel/_asm/":     "it is not a part of the program",
+	"packaging/":                            "it is not a part of the program",
+	"scripts/":                              "it is not a part of the program",
 }
 
 // TestFilesAreOpenedByOnePackage: only package files opens files. It neither waits for a pipe nor reads a device
@@ -343,9 +343,9 @@ func TestReadmeCommandsExist(t *testing.T) {
 }
 
 // TestGeneratedKernels checks that neither the generator of the kernels nor its output has changed since its last run,
-// which has written their checksums. A test of the generator, optim/kernel/_asm, runs it again.
+// which has written their checksums. A test of the generator, internal/state/optim/kernel/_asm, runs it again.
 func TestGeneratedKernels(t *testing.T) {
-	const folder = "optim/kernel"
+	const folder = "internal/state/optim/kernel"
 	recorded := map[string]string{}
 	for line := range strings.Lines(read(t, filepath.Join(folder, "kernel_amd64.sha256"))) {
 		sum, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")

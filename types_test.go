@@ -115,7 +115,7 @@ func TestOnlyReadReadsFiles(t *testing.T) {
 			}
 			reads++
 			if where := p.Fset.Position(id.Pos()); filepath.Base(where.Filename) != "inputs.go" {
-				t.Errorf("%v: %s is called outside of job/inputs.go", where, object.Name())
+				t.Errorf("%v: %s is called outside of internal/plan/job/inputs.go", where, object.Name())
 			}
 		}
 	}

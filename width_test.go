@@ -16,9 +16,9 @@ const (
 // longFunctions are the functions over longestFunction lines that stay so: tables
 // of flags or cases that would not be clearer in parts.
 var longFunctions = map[string]string{
-	"binding/roles.go assign":  "one case for each way to divide cores, in order",
-	"launch/launch.go watch":   "the loop over everything that can happen to a job",
-	"launch/plan.go NewLaunch": "one step after the other, each of which can refuse",
+	"internal/machine/binding/roles.go assign": "one case for each way to divide cores, in order",
+	"internal/run/launch/launch.go watch":      "the loop over everything that can happen to a job",
+	"internal/run/launch/plan.go NewLaunch":    "one step after the other, each of which can refuse",
 }
 
 // TestLinesFitTheScreen and functions fit one, too. Generated files, URLs and raw

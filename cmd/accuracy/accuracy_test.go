@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/host/hosttest"
-	"plimsoll/ledger"
-	"plimsoll/origin/origintest"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/host/hosttest"
+	"plimsoll/internal/plan/origin/origintest"
 )
 
 // Bounds for the plans: the least number of expressed runs, and the quantiles of their absolute errors.

@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/job"
-	"plimsoll/ledger"
-	"plimsoll/plan"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/plan"
 )
 
 // result is the comparison of one row.

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/model"
+	"plimsoll/internal/input/model"
 )
 
 // families derive the architecture from the name of a model; the first match counts. config makes the fields that

@@ -5,8 +5,8 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
-	"plimsoll/ledger"
-	"plimsoll/plan"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/plan"
 )
 
 // coverage counts measured figures by where they are: inside of their planned intervals, above or below.

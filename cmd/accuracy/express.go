@@ -13,8 +13,8 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/job"
-	"plimsoll/model"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/plan/job"
 )
 
 // unstatedSequence is the sequence length where a row gives none. Such rows have short texts, or figures that do not

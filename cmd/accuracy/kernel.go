@@ -1,11 +1,11 @@
 package main
 
 import (
-	"plimsoll/autograd"
-	"plimsoll/dtype"
-	"plimsoll/forward"
-	"plimsoll/gpu"
-	"plimsoll/ledger"
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/plan/autograd"
+	"plimsoll/internal/plan/forward"
 )
 
 // A kernel is a module of a network that is measured by itself, with an input that needs a gradient. liger-kernel

@@ -15,13 +15,13 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/allocator"
-	"plimsoll/gpu"
-	"plimsoll/ledger"
-	"plimsoll/megatron"
-	"plimsoll/plan"
-	"plimsoll/recipe"
-	"plimsoll/version"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/megatron"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/plan"
 )
 
 // goldenRow is a run of Megatron-LM's functional tests: its arguments, and the bytes that the last rank logged.

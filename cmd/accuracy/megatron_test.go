@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/files/filestest"
-	"plimsoll/host/hosttest"
+	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/machine/host/hosttest"
 )
 
 // TestMegatronAgainstGoldenValues bounds the errors of plans of Megatron-LM's functional tests.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/ledger"
-	"plimsoll/published"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/published"
 )
 
 var address = regexp.MustCompile(`https?://[^\s,;()]+`)

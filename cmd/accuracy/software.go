@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"plimsoll/gpu"
+	"plimsoll/internal/input/gpu"
 )
 
 // release is a version and the month in which it came out.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/files/filestest"
+	"plimsoll/internal/base/files/filestest"
 )
 
 // plainRow is a run in the words of most sources. Tests change some of its words.

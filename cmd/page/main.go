@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"plimsoll/page"
+	"plimsoll/internal/show/page"
 )
 
 func main() {

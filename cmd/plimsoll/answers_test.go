@@ -12,8 +12,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"plimsoll/ledger"
-	"plimsoll/service/protocol"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/service/protocol"
 )
 
 // A folder of an answer has the packet with which a service answers the first request of a client, and maybe the file

@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/bench"
-	"plimsoll/host"
-	"plimsoll/optim"
-	"plimsoll/optim/kernel"
-	"plimsoll/report"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/bench"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/optim"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 func benchCommand() *cobra.Command {

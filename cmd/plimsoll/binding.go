@@ -6,10 +6,10 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/cpuset"
 
-	"plimsoll/binding"
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/show/report"
 )
 
 // bindingOptions are the flags of the verb.

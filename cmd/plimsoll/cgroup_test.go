@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/host"
+	"plimsoll/internal/machine/host"
 )
 
 // TestRealControlGroups runs the program inside cgroups that the test makes. The parent is limited to one CPU, a

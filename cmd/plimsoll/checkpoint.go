@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/activity"
-	"plimsoll/checkpoint"
-	"plimsoll/fault"
-	"plimsoll/optim/kernel"
-	"plimsoll/report"
+	"plimsoll/internal/base/activity"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 func checkpointCommand() *cobra.Command {

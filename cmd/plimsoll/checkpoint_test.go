@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/checkpoint"
+	"plimsoll/internal/state/checkpoint"
 )
 
 // TestConvertToAFullDisk expects the exit code for "does not fit".

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/files"
-	"plimsoll/reconcile"
-	"plimsoll/report"
-	"plimsoll/samples"
+	"plimsoll/internal/after/reconcile"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/show/report"
 )
 
 // compareOptions are the flags of the verb.

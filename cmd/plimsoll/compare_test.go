@@ -9,11 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
-	"plimsoll/reconcile"
-	"plimsoll/report"
-	"plimsoll/samples"
+	"plimsoll/internal/after/reconcile"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/show/report"
 )
 
 // compared runs compare with --json.
@@ -37,7 +37,7 @@ func TestLeaksOfRealTraining(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for a minute")
 	}
-	python := optimtest.Python(t)
+	python := torchtest.Python(t)
 	// The heap of malloc keeps holes, so a process grows by 3.7 to 4.3 MiB a step. Mapped tensors leave none.
 	t.Setenv("MALLOC_MMAP_THRESHOLD_", "131072")
 	const slope = 4 * ledger.MiB

@@ -7,9 +7,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"plimsoll/fault"
-	"plimsoll/files"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/show/report"
 )
 
 // private is the mode of new files. Plans, reports and recordings tell what a job is and what it prints.

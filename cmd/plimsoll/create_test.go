@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/fault"
+	"plimsoll/internal/base/fault"
 )
 
 // TestFullDiskKeepsTheOldFile: what cannot be written in full leaves the file as it was, and nothing beside it.

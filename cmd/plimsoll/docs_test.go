@@ -14,7 +14,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"plimsoll/optim/optimtest"
+	"plimsoll/internal/base/torchtest"
 )
 
 // documentedExit lists the documented commands that fail on purpose, with their exit codes.
@@ -30,9 +30,9 @@ var documentedExit = map[string]int{
 	"plimsoll explain examples/failures/killed.log examples/failures/memory.events": exitFailed,
 	"plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --host-memory 128GiB --offload states --precision bf16 " +
 		"--seq-len 1024": exitDoesNotFit,
-	"plimsoll explain examples/failures/killed.log":                                       exitFailed,
-	"plimsoll explain examples/failures/killed.log examples/failures/dmesg.txt":           exitFailed,
-	"plimsoll explain snapshot/testdata/oom.pickle.gz --what-if expandable_segments:True": exitFailed,
+	"plimsoll explain examples/failures/killed.log":                                        exitFailed,
+	"plimsoll explain examples/failures/killed.log examples/failures/dmesg.txt":            exitFailed,
+	"plimsoll explain examples/snapshots/oom.pickle.gz --what-if expandable_segments:True": exitFailed,
 }
 
 // longDocumented are the beginnings of the documented commands that take a second of a CPU or more, most for their
@@ -123,7 +123,7 @@ func checkCommand(t *testing.T, command string, shown []string) {
 		t.Fatalf("%s: expected a plimsoll command", command)
 	}
 	if at := slices.Index(arguments, "--"); at >= 0 && arguments[at+1] == "python" {
-		arguments[at+1] = optimtest.Python(t)
+		arguments[at+1] = torchtest.Python(t)
 	}
 	for i, argument := range arguments {
 		if slices.Contains(writtenInDocs, argument) {

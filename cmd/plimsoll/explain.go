@@ -18,19 +18,19 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/activity"
-	"plimsoll/evidence"
-	"plimsoll/explain"
-	"plimsoll/fault"
-	"plimsoll/files"
-	"plimsoll/gpu"
-	"plimsoll/job"
-	"plimsoll/ledger"
-	"plimsoll/model"
-	"plimsoll/recipe"
-	"plimsoll/report"
-	"plimsoll/samples"
-	"plimsoll/snapshot"
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/after/explain"
+	"plimsoll/internal/after/snapshot"
+	"plimsoll/internal/base/activity"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/show/report"
 )
 
 // explainOptions are the flags of the verb.

@@ -7,10 +7,10 @@ import (
 	"io"
 	"os"
 
-	"plimsoll/evidence"
-	"plimsoll/explain"
-	"plimsoll/fault"
-	"plimsoll/report"
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 // tar reads the files of a tar archive.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/activity"
+	"plimsoll/internal/base/activity"
 )
 
 // tally is the progress of activities, in numbers.

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/report"
-	"plimsoll/snapshot"
+	"plimsoll/internal/after/snapshot"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 // snapshotOptions are the flags of questions about memory snapshots.

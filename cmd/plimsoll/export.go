@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/export"
-	"plimsoll/fault"
-	"plimsoll/reconcile"
-	"plimsoll/report"
+	"plimsoll/internal/after/export"
+	"plimsoll/internal/after/reconcile"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 // exportOptions are the flags of the verb.

@@ -17,8 +17,8 @@ import (
 	"github.com/prometheus/common/model"
 	"golang.org/x/net/html"
 
-	"plimsoll/ledger"
-	"plimsoll/samples"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
 )
 
 const (

@@ -14,10 +14,10 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/explain"
-	"plimsoll/host"
-	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
+	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/machine/host"
 )
 
 // A failure is a job that really fails, and the explanation that it must get. Nothing is prepared but "plimsoll run".
@@ -151,7 +151,7 @@ var inLoop = []ledger.PhaseName{ledger.Forward, ledger.Backward, ledger.Step}
 
 // TestFailuresOfMemory makes each resource run out for a real program with real PyTorch.
 func TestFailuresOfMemory(t *testing.T) {
-	python := optimtest.Python(t)
+	python := torchtest.Python(t)
 	t.Run("cgroup", func(t *testing.T) {
 		groups := limited(t, 256<<20)
 		touch := filepath.Join(programs(t), "touch-memory")
@@ -276,12 +276,12 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 	})
 	t.Run("worker of a data loader that somebody killed", func(t *testing.T) {
 		notShort(t)
-		failure{shell: startAlone, run: failing(optimtest.Python(t), "loader.py", "1", "kill"), exit: 1, once: true,
+		failure{shell: startAlone, run: failing(torchtest.Python(t), "loader.py", "1", "kill"), exit: 1, once: true,
 			right: open, atMost: explain.Likely, says: "worker", evidence: "is killed by signal: Killed"}.fails(t)
 	})
 	t.Run("truncated mapped file", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "mapped")
-		failure{shell: startAlone, run: failing(optimtest.Python(t), "truncated.py", file), exit: 135,
+		failure{shell: startAlone, run: failing(torchtest.Python(t), "truncated.py", file), exit: 135,
 			right: append(open, explain.SharedMemory, explain.Disk), atMost: explain.Likely,
 			says: "SIGBUS|signal 7|bus error", evidence: "(?i)SIGBUS|signal 7|bus error"}.fails(t)
 	})
@@ -290,7 +290,7 @@ func TestFailuresThatLookLikeMemory(t *testing.T) {
 		if err != nil || strings.TrimSpace(string(pool)) != "0" {
 			t.Skipf("the pool of huge pages is not empty: %s %v", pool, err)
 		}
-		failure{shell: startAlone, run: failing(optimtest.Python(t), "hugetlb.py"), exit: 135,
+		failure{shell: startAlone, run: failing(torchtest.Python(t), "hugetlb.py"), exit: 135,
 			right: append(open, explain.SharedMemory, explain.Host), atMost: explain.Likely,
 			says: "SIGBUS|signal 7|bus error", evidence: "(?i)SIGBUS|signal 7|bus error"}.fails(t)
 	})

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/amend"
-	"plimsoll/fault"
-	"plimsoll/files"
-	"plimsoll/fit"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/amend"
+	"plimsoll/internal/plan/fit"
+	"plimsoll/internal/show/report"
 )
 
 // fitOptions are the flags of the verb.

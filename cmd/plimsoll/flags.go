@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"plimsoll/binding"
-	"plimsoll/fault"
-	"plimsoll/gpu"
-	"plimsoll/ledger"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/machine/binding"
 )
 
 // formerNames maps former names of flags to their present names. The former names still work, and no help shows them.

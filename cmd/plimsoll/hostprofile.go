@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/binding"
-	"plimsoll/host"
-	"plimsoll/profile"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/profile"
 )
 
 // noProfile is the value of --host-profile that ignores all profiles.

@@ -3,9 +3,9 @@ package main
 import (
 	"sync"
 
-	"plimsoll/binding"
-	"plimsoll/host"
-	"plimsoll/launch"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/run/launch"
 )
 
 // trainerCores returns the function with which launch and service find the trainer's share. Where there is no split,

@@ -7,12 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/job"
-	"plimsoll/profile"
-	"plimsoll/roads"
-	"plimsoll/steptime"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/profile"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/roads"
+	"plimsoll/internal/plan/steptime"
 )
 
 // machineOptions are the flags that say how fast a machine is. Rates are in GB/s, and 0 is not given.

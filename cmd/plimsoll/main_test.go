@@ -15,7 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"plimsoll/plan"
+	"plimsoll/internal/plan/plan"
 )
 
 // TestMain makes the program available to the scripts as "plimsoll", and a program that takes memory as

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"plimsoll/fault"
+	"plimsoll/internal/base/fault"
 )
 
 // manualCommand returns the hidden command with which packages are made.

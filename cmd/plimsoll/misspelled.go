@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"plimsoll/fault"
+	"plimsoll/internal/base/fault"
 )
 
 // otherNames maps flags of other programs to advice on ours.

@@ -6,10 +6,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/gpu"
-	"plimsoll/model"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/show/report"
 )
 
 // modelsCommand returns the command that lists what is known by name.

@@ -22,9 +22,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"plimsoll/ghost"
-	"plimsoll/host"
-	"plimsoll/profile"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/profile"
+	"plimsoll/internal/run/ghost"
 )
 
 // mutations is how many documents are mutated. In short mode each command line has shortMutations of them.
@@ -45,25 +45,25 @@ type mutated struct {
 
 // Documents of the repository, and of a folder beside it that not every checkout has.
 var (
-	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", "../../recipe/testdata/good/*.json",
+	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", "../../internal/input/recipe/testdata/good/*.json",
 		"../../../shared/data/configs/*.json", "../../../shared/data/configs/*.y*ml",
 		"FOLDER: ../../../shared/data/reports/*/*.yaml", "../../../shared/data/topologies/*"}
-	models = []string{"../../examples/config.json", "../../model/testdata/multimodal/*.json",
-		"../../model/testdata/ranged-multimodal/*.json", "../../model/testdata/variants/*.json",
-		"../../model/testdata/remote/*.json"}
+	models = []string{"../../examples/config.json", "../../internal/input/model/testdata/multimodal/*.json",
+		"../../internal/input/model/testdata/ranged-multimodal/*.json", "../../internal/input/model/testdata/variants/*.json",
+		"../../internal/input/model/testdata/remote/*.json"}
 	logs = []string{"../../examples/failures/*", "../../examples/slurm-job.txtar", "../../examples/recordings/*",
 		"testdata/failures/*", "testdata/failures/*/*", "../../../shared/data/failures/*/*.txt",
-		"../../../shared/data/failures/*", "../../../shared/data/reports/*/*.sh", "../../snapshot/testdata/*"}
-	snapshots  = []string{"../../snapshot/testdata/*"}
+		"../../../shared/data/failures/*", "../../../shared/data/reports/*/*.sh", "../../internal/after/snapshot/testdata/*"}
+	snapshots  = []string{"../../internal/after/snapshot/testdata/*"}
 	plans      = []string{"MADE plan-*.json", "../../examples/recordings/plan.json"}
 	recordings = []string{"../../examples/recordings/run.jsonl"}
-	machines   = []string{"../../host/testdata/*.txtar"}
-	deepspeeds = []string{"../../recipe/testdata/good/*.json", "../../examples/zero2*.json",
+	machines   = []string{"../../internal/machine/host/testdata/*.txtar"}
+	deepspeeds = []string{"../../internal/input/recipe/testdata/good/*.json", "../../examples/zero2*.json",
 		"../../../shared/data/configs/*ds*config*.json"}
 	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
-	adapters    = []string{"../../examples/adapter_config.json", "../../recipe/testdata/good/*.json"}
+	adapters    = []string{"../../examples/adapter_config.json", "../../internal/input/recipe/testdata/good/*.json"}
 	trainings   = []string{"../../examples/training_args.json", "../../examples/llama_factory.yaml"}
-	checkpoints = []string{"FOLDER: ../../model/testdata/checkpoint/*"}
+	checkpoints = []string{"FOLDER: ../../internal/input/model/testdata/checkpoint/*"}
 	archives    = []string{"MADE bundle.*"}
 )
 
@@ -143,7 +143,7 @@ var mutatedLines = []mutated{
 	{"checkpoint convert ../../examples/checkpoints OUT --to torch --like OPTIMIZER --names FILE",
 		[]string{"MADE parameters.json"}, nil},
 	{"checkpoint convert OPTIMIZER OUT --from torch --weights FILE", []string{"MADE optimizer.pt",
-		"../../model/testdata/checkpoint/*.safetensors"}, nil},
+		"../../internal/input/model/testdata/checkpoint/*.safetensors"}, nil},
 	{"stat --socket SOCKET", []string{"FOLDER: MADE overview/*"}, nil},
 	{"restore --socket SOCKET 1", []string{"FOLDER: MADE refusal/*", "FOLDER: MADE restored/*"}, nil},
 	{"tune --output FILE --ranks 1 --parameters 4096Gi", []string{"MADE host.json"}, []int{exitDoesNotFit}},
@@ -238,7 +238,7 @@ func madeDocuments(t *testing.T) (folder string) {
 			t.Fatalf("%s: exit code %d, %s", line, code, said)
 		}
 	}
-	write("whole.pickle", string(readSource(t, "../../snapshot/testdata/before.pickle.gz")))
+	write("whole.pickle", string(readSource(t, "../../examples/snapshots/before.pickle.gz")))
 	makeHostProfile(t, at("host.json"))
 	makeAnswers(t, folder)
 	makeBundles(t, folder)
@@ -293,7 +293,7 @@ exec cp "$4/record.json" "$4/snapshot.pickle" "$(printf %s "$PLIMSOLL_STAGE" | s
 // makeHostProfile writes what tune would have measured of a recorded machine and of this one.
 func makeHostProfile(t *testing.T, path string) {
 	t.Helper()
-	recorded, err := host.Of("../../host/testdata/two-socket.txtar")
+	recorded, err := host.Of("../../examples/two-socket.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}

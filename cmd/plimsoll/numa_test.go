@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/binding"
-	"plimsoll/host"
-	"plimsoll/launch"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/run/launch"
 )
 
 // touchMemory is a program that takes a number of MiB and then sleeps for a number of seconds. On a slow machine it

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 // outputFlags adds --format, with --json and --markdown as short forms.

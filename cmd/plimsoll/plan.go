@@ -10,15 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/advice"
-	"plimsoll/fault"
-	"plimsoll/gpu"
-	"plimsoll/host"
-	"plimsoll/job"
-	"plimsoll/model"
-	"plimsoll/plan"
-	"plimsoll/report"
-	"plimsoll/steptime"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/plan/advice"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/plan"
+	"plimsoll/internal/plan/steptime"
+	"plimsoll/internal/show/report"
 )
 
 // planOptions are the flags of the verb.

@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"plimsoll/allocator"
-	"plimsoll/fault"
-	"plimsoll/gpu"
-	"plimsoll/megatron"
-	"plimsoll/plan"
-	"plimsoll/recipe"
-	"plimsoll/report"
-	release "plimsoll/version"
+	"plimsoll/internal/base/fault"
+	release "plimsoll/internal/base/version"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/megatron"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/plan"
+	"plimsoll/internal/show/report"
 )
 
 // megatronOptions are the flags of a plan of Megatron-LM.

@@ -10,13 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/ghost"
-	"plimsoll/gpu"
-	"plimsoll/job"
-	"plimsoll/ledger"
-	"plimsoll/report"
-	"plimsoll/snapshot"
+	"plimsoll/internal/after/snapshot"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/run/ghost"
+	"plimsoll/internal/show/report"
 )
 
 // planSteps are the optimizer steps that a program makes: the second is like all later ones.

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 const planPatience = 10 * time.Minute

@@ -17,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"plimsoll/fault"
-	"plimsoll/ledger"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/show/report"
 )
 
 var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad.txtar and testdata/mistakes.txtar")
@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad
 // TestPlanRefuses runs the command lines of testdata/plan/bad.txtar, also beside a folder with weights alone.
 func TestPlanRefuses(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), os.DirFS("../../model/testdata/checkpoint")); err != nil {
+	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), os.DirFS("../../internal/input/model/testdata/checkpoint")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(folder, "checkpoint", "config.json")); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"plimsoll/activity"
-	"plimsoll/fault"
+	"plimsoll/internal/base/activity"
+	"plimsoll/internal/base/fault"
 )
 
 // newProgress draws a bar on a terminal. Anywhere else it writes a line at the start and the end of an activity.

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/ledger"
-	"plimsoll/samples"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
 )
 
 // recordingOf reads a recording.

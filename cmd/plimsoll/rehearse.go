@@ -8,17 +8,17 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/binding"
-	"plimsoll/cycle"
-	"plimsoll/export"
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/model"
-	"plimsoll/optim"
-	"plimsoll/optim/kernel"
-	"plimsoll/overlap"
-	"plimsoll/rehearse"
-	"plimsoll/report"
+	"plimsoll/internal/after/export"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/cycle"
+	"plimsoll/internal/measure/rehearse"
+	"plimsoll/internal/plan/overlap"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/optim"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // rehearseOptions are the flags of the verb.

@@ -7,12 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/cycle"
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/ledger"
-	"plimsoll/rehearse"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/cycle"
+	"plimsoll/internal/measure/rehearse"
+	"plimsoll/internal/show/report"
 )
 
 // stateOptions are the flags of a rehearsal whose states go to the device and back.

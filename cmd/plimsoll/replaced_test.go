@@ -20,8 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"plimsoll/files/filestest"
-	"plimsoll/recipe/strict"
+	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/input/recipe/strict"
 )
 
 // replacements are values that hardly any key takes, or takes for something else.
@@ -43,7 +43,7 @@ const littleLlama = `{"model_type": "llama", "vocab_size": 4096, "hidden_size": 
 func TestReplacedModels(t *testing.T) {
 	var list []string
 	for _, folder := range []string{"multimodal", "ranged-multimodal", "remote", "variants"} {
-		found, err := filepath.Glob(filepath.Join("../../model/testdata", folder, "*.json"))
+		found, err := filepath.Glob(filepath.Join("../../internal/input/model/testdata", folder, "*.json"))
 		if err != nil || len(found) == 0 {
 			t.Fatal(folder, err)
 		}
@@ -54,7 +54,7 @@ func TestReplacedModels(t *testing.T) {
 
 // TestReplacedRecipes does so with configurations of DeepSpeed and of others.
 func TestReplacedRecipes(t *testing.T) {
-	list, err := filepath.Glob("../../recipe/testdata/good/*.json")
+	list, err := filepath.Glob("../../internal/input/recipe/testdata/good/*.json")
 	if err != nil || len(list) == 0 {
 		t.Fatal(err)
 	}

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/service"
-	"plimsoll/service/client"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/service"
+	"plimsoll/internal/state/service/client"
 )
 
 func restoreCommand() *cobra.Command {

@@ -3,11 +3,11 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/job"
-	"plimsoll/plan"
-	"plimsoll/report"
-	"plimsoll/roads"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/plan"
+	"plimsoll/internal/plan/roads"
+	"plimsoll/internal/show/report"
 )
 
 // roadsOptions are the flags of the verb. Rates are in GB/s, passes in milliseconds, and 0 is not given.

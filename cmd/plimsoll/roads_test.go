@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/report"
+	"plimsoll/internal/show/report"
 )
 
 // shownInDocs are the lines of the output that docs/roads.md shows.

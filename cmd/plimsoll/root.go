@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/safe"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/safe"
 )
 
 // Exit codes.

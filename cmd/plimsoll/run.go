@@ -12,16 +12,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/binding"
-	"plimsoll/explain"
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/launch"
-	"plimsoll/plan"
-	"plimsoll/probe"
-	"plimsoll/report"
-	"plimsoll/samples"
-	"plimsoll/watch"
+	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/machine/probe"
+	"plimsoll/internal/plan/plan"
+	"plimsoll/internal/run/launch"
+	"plimsoll/internal/run/watch"
+	"plimsoll/internal/show/report"
 )
 
 // runOptions are the flags of the verb.

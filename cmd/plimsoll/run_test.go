@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/host"
-	"plimsoll/launch"
-	"plimsoll/optim/optimtest"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/run/launch"
 )
 
 // runningJob is a run of the program. A variable of its own in the environment identifies its processes.
@@ -751,7 +751,7 @@ worker.start(); worker.join()`
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := newJob(t, "--", optimtest.Python(t), "-c", program).start(t)
+	j := newJob(t, "--", torchtest.Python(t), "-c", program).start(t)
 	j.ends(t, 0)
 	want := "cpus [" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(h.CPUs.List()), "[]")), ", ") + "]\n"
 	if j.stdout.String() != want {
@@ -764,7 +764,7 @@ func TestTorchrun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("imports torch")
 	}
-	torchrun := filepath.Join(filepath.Dir(optimtest.Python(t)), "torchrun")
+	torchrun := filepath.Join(filepath.Dir(torchtest.Python(t)), "torchrun")
 	ask := []string{"--no-python", "sh", "-c",
 		`echo "rank=$RANK of=$WORLD_SIZE cpus=$(grep Cpus_allowed_list /proc/self/status)"`}
 	j := newJob(t, append([]string{"--", torchrun, "--standalone", "--nproc-per-node", "2"}, ask...)...).start(t)

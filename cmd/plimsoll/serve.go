@@ -16,11 +16,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/binding"
-	"plimsoll/fault"
-	"plimsoll/host"
-	"plimsoll/launch"
-	"plimsoll/service"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/run/launch"
+	"plimsoll/internal/state/service"
 )
 
 // serveOptions are the flags of the verb.

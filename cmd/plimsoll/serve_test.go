@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/host"
-	"plimsoll/service"
-	"plimsoll/service/client"
-	"plimsoll/service/servicetest"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/state/service"
+	"plimsoll/internal/state/service/client"
+	"plimsoll/internal/state/service/servicetest"
 )
 
 // serving starts plimsoll serve from a copy of this program. It returns the path of the copy, and a function that

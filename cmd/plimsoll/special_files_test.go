@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/files/filestest"
+	"plimsoll/internal/base/files/filestest"
 )
 
 // TestSpecialFilesAreRefused gives every command that reads a file something endless or without content. Each command

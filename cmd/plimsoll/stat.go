@@ -5,8 +5,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/report"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/show/report"
 )
 
 func statCommand() *cobra.Command {

@@ -20,12 +20,12 @@ import (
 	"testing"
 	"time"
 
-	"plimsoll/arena"
-	"plimsoll/optim"
-	"plimsoll/service"
-	"plimsoll/service/client"
-	"plimsoll/service/protocol"
-	"plimsoll/service/servicetest"
+	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/optim"
+	"plimsoll/internal/state/service"
+	"plimsoll/internal/state/service/client"
+	"plimsoll/internal/state/service/protocol"
+	"plimsoll/internal/state/service/servicetest"
 )
 
 // trainLittle is a trainer for the tests. It makes steps with made-up gradients over the job's optimizer service, and

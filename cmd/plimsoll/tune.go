@@ -10,12 +10,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"plimsoll/binding"
-	"plimsoll/host"
-	"plimsoll/optim/kernel"
-	"plimsoll/profile"
-	"plimsoll/report"
-	"plimsoll/tune"
+	"plimsoll/internal/machine/binding"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/profile"
+	"plimsoll/internal/measure/tune"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // tuneOptions are the flags of the verb.

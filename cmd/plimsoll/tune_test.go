@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/host"
-	"plimsoll/profile"
+	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/profile"
 )
 
 // profileOf writes a profile of this host in which the trainer of each rank has so many cores of its own.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
+	"plimsoll/internal/base/fault"
 )
 
 // linuxVerbs are the verbs that need Linux, and what they need it for.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/report"
+	"plimsoll/internal/show/report"
 )
 
 // TestVerbsThatNeedLinux: they say so, with the exit code of bad input, whatever their arguments.
@@ -32,10 +32,10 @@ func TestPlanAnywhere(t *testing.T) {
 	}
 	for _, arguments := range [][]string{
 		{"fit", "--model", "gpt2", "--gpu", "H100-80GB"},
-		{"topology", "--fsroot", "../../host/testdata/two-socket.txtar"},
+		{"topology", "--fsroot", "../../examples/two-socket.txtar"},
 		{"explain", "../../examples/failures/see_memory_usage.log"},
 		{"checkpoint", "inspect", "../../examples/checkpoints"},
-		{"binding", "--ranks", "2", "--fsroot", "../../host/testdata/two-socket.txtar"},
+		{"binding", "--ranks", "2", "--fsroot", "../../examples/two-socket.txtar"},
 	} {
 		if stdout, stderr, code := runs(arguments...); code != exitDone || stdout == "" {
 			t.Errorf("%s: exit code %d: %s%s", arguments, code, stdout, stderr)

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/optim/kernel"
-	"plimsoll/report"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // released is the version of a release. The linker sets it: -ldflags "-X main.released=1.2.3".

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/optim/kernel"
-	"plimsoll/report"
+	"plimsoll/internal/show/report"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 func TestVersionOf(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"plimsoll/fault"
-	"plimsoll/files"
-	"plimsoll/launch"
-	"plimsoll/samples"
-	"plimsoll/view"
+	"plimsoll/internal/after/view"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/run/launch"
 )
 
 // drawable returns the output if it is a terminal that can draw a view, or nil.

@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"plimsoll/fault"
-	"plimsoll/probe"
-	"plimsoll/report"
-	"plimsoll/samples"
-	"plimsoll/watch"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/machine/probe"
+	"plimsoll/internal/run/watch"
+	"plimsoll/internal/show/report"
 )
 
 // watchOptions are the flags of the verb.

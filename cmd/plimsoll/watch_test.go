@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"plimsoll/samples"
+	"plimsoll/internal/base/samples"
 )
 
 // launcherScript starts two ranks as torchrun does, and each starts a child. They end when a file is there.

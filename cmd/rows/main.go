@@ -17,8 +17,8 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/ledger"
-	"plimsoll/report"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/show/report"
 )
 
 //go:embed trainer.py
@@ -29,7 +29,7 @@ func main() {
 	var c command
 	flag.StringVar(&c.plimsoll, "plimsoll", "bin/plimsoll", "the program")
 	flag.StringVar(&c.python, "python", "python3", "the Python that has the frameworks")
-	flag.StringVar(&c.catalog, "catalog", "model/catalog", "the `folder` of the models' configurations")
+	flag.StringVar(&c.catalog, "catalog", "internal/input/model/catalog", "the `folder` of the models' configurations")
 	flag.StringVar(&c.gpu, "gpu", "H200", "the GPU, which should hold every job")
 	write := flag.String("write", "", "write the table to a `file`")
 	only := flag.String("only", "", "the jobs whose name or model contains this `text`")

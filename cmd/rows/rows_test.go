@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/ledger"
-	"plimsoll/optim/optimtest"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/torchtest"
 )
 
 // TestModelAgreesWithProgram plans one job in both ways.
@@ -16,12 +16,12 @@ func TestModelAgreesWithProgram(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-ghost runs it")
 	}
-	python := optimtest.Python(t)
+	python := torchtest.Python(t)
 	program := filepath.Join(t.TempDir(), "plimsoll")
 	if said, err := exec.Command("go", "build", "-o", program, "../plimsoll").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	c := command{plimsoll: program, python: python, catalog: "../../model/catalog", gpu: "H200"}
+	c := command{plimsoll: program, python: python, catalog: "../../internal/input/model/catalog", gpu: "H200"}
 	got := c.compare(row{name: "Trainer", model: "qwen2.5-0.5b", sequence: 1024, arguments: plain})
 	if got.failed != "" {
 		t.Fatal(got)
@@ -40,7 +40,7 @@ func TestRows(t *testing.T) {
 			t.Errorf("%s of %s is there twice", r.name, r.model)
 		}
 		seen[r.name+r.model] = true
-		if found, _ := filepath.Glob("../../model/catalog/" + r.model + ".json"); len(found) == 0 {
+		if found, _ := filepath.Glob("../../internal/input/model/catalog/" + r.model + ".json"); len(found) == 0 {
 			t.Errorf("%s is not in the catalog", r.model)
 		}
 	}

@@ -6,7 +6,7 @@ exit status of its own. The process that a test starts waits for it, hands on th
 it ends. Where that process is killed, the program is killed, but its end may come later: that of its standard output says
 when.
 
-Go tests have such interpreters, too: see forks_linux.go of optim/optimtest. All test processes share them, by leases.
+Go tests have such interpreters, too: see forks_linux.go of internal/base/torchtest. All test processes share them, by leases.
 
 Nobody sees here what happens when Python or torch starts, or when Python has called what is to be called at its exit. A test
 of imports, of the memory of a process, or of an environment that is read at the start takes a fresh interpreter.

@@ -106,7 +106,7 @@ _IMPORTANT = LAYERS * (WIDTH * int(0.1 * WIDTH) + WIDTH)
     "overlap, planned", [("async", 16 * PARAMETERS), *nightly_rows(("zenflow", 16 * PARAMETERS + 14 * _IMPORTANT))]
 )
 def test_bytes_of_overlaps(overlap, planned):
-    """As plan/stateformats.go plans them: the model on the CPU has parameters of its own."""
+    """As internal/plan/plan/stateformats.go plans them: the model on the CPU has parameters of its own."""
     shared, _, _, after, said = measured("split", overlap)
     shared.pop("step_journal")
     total = sum(shared.values()) + after

@@ -5,7 +5,7 @@ The script compiles a transformers model with random weights as torch.compile do
 joint graph of both passes, cut by the min-cut partitioner. It reports the bytes of the storages that the forward pass
 hands to the backward pass, parameters not counted, for each number of layers.
 
-  compiled.py --config model/catalog/llama-3.2-1b.json --layers 2 3 --seq-len 256 --precision bf16
+  compiled.py --config internal/input/model/catalog/llama-3.2-1b.json --layers 2 3 --seq-len 256 --precision bf16
 
 Needs torch 2.15 and transformers 5.
 """

@@ -4,7 +4,7 @@ Every rank is a process on the CPU, and the ranks exchange real tensors through 
 of transformers: the embedding, the blocks, and the last norm with the head. The rank of the stage follows every tensor
 storage from the operation that allocates it to its release (train.py).
 
-    deepspeed_pipeline.py --config ../../model/catalog/smollm2-135m.json --layers 4 --stages 2 --stage 1 --micros 4
+    deepspeed_pipeline.py --config ../../internal/input/model/catalog/smollm2-135m.json --layers 4 --stages 2 --stage 1 --micros 4
 
 It prints bytes: of the model, of the engine, the peak of the passes of the first and of the second step, and of the
 optimizer steps.

@@ -3,7 +3,7 @@
 The stage consists of the modules of a model of transformers, on tensors without memory (train.py). Its process group
 is PyTorch's fake one: sends and receives end at once, and whole pipelines need one process.
 
-    pipeline.py --config ../../model/catalog/llama-3-8b.json --stages 4 --stage 1 --micros 8
+    pipeline.py --config ../../internal/input/model/catalog/llama-3-8b.json --stages 4 --stage 1 --micros 8
 
 It prints bytes: of the load, the peak of the passes of the first and of the second step, and of the optimizer steps.
 """

@@ -40,8 +40,8 @@ the resident set of a run without any mode is that much and 18 to 25 MiB of libr
 MALLOC_MMAP_THRESHOLD_=16384, so that what is freed goes back to the kernel).
 
 Examples:
-  train.py --config model/catalog/llama-3.2-1b.json --precision bf16 --layers 4
-  train.py --config model/catalog/gpt2.json --precision amp-fp16 --clip 1 --json
+  train.py --config internal/input/model/catalog/llama-3.2-1b.json --precision bf16 --layers 4
+  train.py --config internal/input/model/catalog/gpt2.json --precision amp-fp16 --clip 1 --json
   train.py --config config.json --lora adapter_config.json --trace held.json
 
 --trace FILE writes, for each phase, the groups of storages alive at its peak and at its
@@ -645,7 +645,7 @@ def train(arguments, measurement, device):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="a config.json, or a file of model/catalog")
+    parser.add_argument("--config", required=True, help="a config.json, or a file of internal/input/model/catalog")
     parser.add_argument("--device", choices=("fake", "cuda", "cpu"), default="fake")
     parser.add_argument("--architecture", help="class of transformers, if not the first of \"architectures\"")
     parser.add_argument("--layers", type=int, help="this many layers instead of the config's")

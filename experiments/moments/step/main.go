@@ -21,12 +21,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"plimsoll/dtype"
-	"plimsoll/engine"
-	"plimsoll/fault"
-	"plimsoll/optim"
-	"plimsoll/optim/kernel"
-	"plimsoll/shard"
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/engine"
+	"plimsoll/internal/state/optim"
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
 )
 
 func main() {

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"plimsoll/optim/kernel"
-	"plimsoll/optim/optimtest"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // sharedFile returns a file with parameters and gradients.
@@ -96,7 +96,7 @@ func TestLossesTrackTorch(t *testing.T) {
 		t.Skip("trains a model")
 	}
 	bounds := map[string]float64{"fp32": 2e-5, "bf16": 5e-4, "int8": 5e-3}
-	python, folder := optimtest.Python(t), t.TempDir()
+	python, folder := torchtest.Python(t), t.TempDir()
 	command, output := filepath.Join(folder, "step"), filepath.Join(folder, "losses.csv")
 	if out, err := exec.Command("go", "build", "-o", command, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

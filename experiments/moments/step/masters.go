@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"plimsoll/optim/kernel"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // masters is a way to hold master weights beside bf16 parameters.

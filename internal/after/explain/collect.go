@@ -1,0 +1,105 @@
+package explain
+
+import (
+	"plimsoll/internal/after/evidence"
+)
+
+// Commands that find evidence.
+var (
+	collectKernel = Collect{`journalctl -k --since "1 hour ago" | grep -iE -A40 "oom|killed process"`,
+		"the kernel names the process that it killed, and the limit that was reached"}
+	collectCounters = Collect{"cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/memory.events",
+		"oom and oom_kill count what the kernel did at the cgroup's limit; read it before the job and after"}
+	collectRecording = Collect{"plimsoll run --record run.jsonl -- COMMAND",
+		"the recording has the memory of every rank, the counters, and the order in which ranks ended"}
+	collectRanks = Collect{"torchrun --log-dir logs --tee 3 ...",
+		"the log of each rank in a file of its own shows which rank failed first"}
+	collectSlurm = Collect{"sacct -j JOBID --format=JobID,State,ExitCode,MaxRSS,ReqMem,Timelimit",
+		"Slurm says whether it ended the job, and why"}
+	collectSnapshot = Collect{"python -c 'import torch; torch.cuda.memory._record_memory_history(); ...; " +
+		"torch.cuda.memory._dump_snapshot(\"oom.pickle\")'",
+		"a snapshot has every block with its stack: call both in the training script, then plimsoll explain oom.pickle"}
+	collectGPU = Collect{"nvidia-smi --query-gpu=index,memory.total,memory.used,memory.free --format=csv",
+		"it shows whether the GPU is full, also by other processes"}
+	collectLimits = Collect{"ulimit -a; cat /proc/sys/vm/overcommit_memory; grep -E 'Mem|Commit' /proc/meminfo",
+		"limits of the process and of the host on memory that is only promised"}
+	collectShared  = Collect{"df -h /dev/shm", "its size and what is in use"}
+	collectBacks   = Collect{"PYTHONFAULTHANDLER=1 COMMAND", "Python then prints where it was when the signal came"}
+	collectThreads = Collect{"ulimit -u; cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/pids.*",
+		"the limits of the number of processes"}
+	collectDisk = Collect{"df -h .; df -i .; quota -s", "space, inodes and quota of the file system"}
+)
+
+// collect returns the commands that would make an explanation surer, or find the holders.
+func (s *scene) collect(top claim, e *Explanation) []Collect {
+	var list []Collect
+	if e.Confidence == Certain {
+		if top.resource == GPU && top.detail == "capacity" && len(s.Plans) == 0 {
+			list = append(list, collectSnapshot)
+		}
+		return list
+	}
+	switch top.resource {
+	case GPU:
+		list = append(list, collectGPU, collectSnapshot)
+	case Host, AddressSpace, NUMANode:
+		list = append(list, collectLimits, collectKernel)
+	case CGroup:
+		list = append(list, collectKernel)
+		if len(all[oomCounts](s.findings)) == 0 {
+			list = append(list, collectCounters)
+		}
+	case SharedMemory:
+		list = append(list, collectShared)
+	case LockedMemory:
+		list = append(list, Collect{"ulimit -l", "the limit of locked memory; it is inherited from the shell or the " +
+			"container"})
+	case Processes:
+		list = append(list, collectThreads)
+	case Disk:
+		list = append(list, collectDisk)
+	case Undetermined:
+		list = append(list, s.collectUndetermined()...)
+	}
+	if len(s.Recordings) == 0 && top.resource != NotMemory && top.resource != Disk {
+		list = append(list, collectRecording)
+	}
+	return list
+}
+
+// collectUndetermined returns what would tell the cause of an end that nothing explains yet.
+func (s *scene) collectUndetermined() []Collect {
+	if s.witness == nil || s.witness.how == killed {
+		list := []Collect{collectKernel, collectCounters}
+		if s.by("Slurm") {
+			list = append(list, collectSlurm)
+		}
+		return list
+	}
+	switch s.witness.how {
+	case lacked:
+		return []Collect{collectLimits}
+	case faulted:
+		return []Collect{collectShared, collectBacks}
+	case crashed:
+		return []Collect{collectBacks, collectRanks}
+	}
+	return []Collect{collectRanks, collectKernel}
+}
+
+// by reports whether a batch system or launcher has a word in the files.
+func (s *scene) by(name string) bool {
+	for _, f := range s.findings {
+		switch fact := f.Fact.(type) {
+		case evidence.ProcessEnded:
+			if fact.By == name {
+				return true
+			}
+		case evidence.BatchEnd:
+			if fact.By == name {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,221 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
+)
+
+// mostHolders is how many holders an explanation shows.
+const mostHolders = 8
+
+// holders returns who held the bytes of the resource, the largest first.
+func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
+	var list []Holder
+	switch top.resource {
+	case GPU:
+		list = s.gpuHolders(top)
+	case Host, CGroup, NUMANode, SharedMemory, LockedMemory:
+		if k, ok := top.at.Fact.(evidence.KernelKill); ok {
+			list = kernelHolders(k)
+		}
+		if recorded := s.recordedHolders(top.resource); len(recorded) > 0 {
+			list = recorded
+		}
+		if list == nil && top.resource == CGroup {
+			list = s.statHolders()
+		}
+	}
+	if len(list) == 0 || top.resource == GPU {
+		list = append(list, s.plannedHolders(top.resource, phase)...)
+	}
+	list = slices.DeleteFunc(list, func(h Holder) bool { return h.Bytes <= 0 })
+	slices.SortStableFunc(list, func(a, b Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	return list[:min(len(list), mostHolders)]
+}
+
+// gpuHolders divides a GPU's memory as PyTorch's error does, and by component where the client has counted it.
+func (s *scene) gpuHolders(top claim) []Holder {
+	var list []Holder
+	counted := false
+	if s.levels != nil {
+		for _, m := range s.levels.ended {
+			for _, g := range m.Ended.GPUs {
+				for _, h := range g.Holdings {
+					if m.Rank == s.rank() {
+						list, counted = append(list, holderOf(h, "counted at the last mark")), true
+					}
+				}
+			}
+		}
+	}
+	f, ok := top.at.Fact.(evidence.GPUOutOfMemory)
+	for _, shot := range s.Snapshots {
+		if !counted && (!ok || f.Device < 0 || shot.Device == f.Device || len(s.Snapshots) == 1) {
+			list, counted = append(list, snapshotHolders(shot)...), true
+		}
+	}
+	if !ok {
+		return list
+	}
+	if !counted && f.Allocated.Known {
+		list = append(list, Holder{"pytorch_allocated", f.Allocated.Bytes - f.Pools.Bytes, "tensors of this process"})
+	}
+	list = append(list,
+		Holder{"cuda_graph_pools", f.Pools.Bytes, "private pools of PyTorch, such as those of CUDA graphs"},
+		Holder{"pytorch_reserved_unused", slack(f), "reserved by PyTorch, and in no tensor"},
+		Holder{"outside_pytorch", outside(f), "this process outside of PyTorch: the CUDA context, NCCL, cuDNN, graphs"})
+	for _, p := range f.Others {
+		list = append(list, Holder{fmt.Sprintf("process %d", p.PID), p.Used.Bytes, "another process on this GPU"})
+	}
+	return list
+}
+
+// snapshotHolders returns the components of a snapshot. A snapshot has a holding for every line of the source.
+func snapshotHolders(shot Snapshot) []Holder {
+	sums := map[ledger.Component]ledger.Bytes{}
+	for _, h := range shot.Holdings {
+		sums[h.Component] += h.Bytes
+	}
+	var list []Holder
+	for _, component := range slices.Sorted(maps.Keys(sums)) {
+		list = append(list, holderOf(ledger.Holding{Component: component, Bytes: sums[component]}, "in the snapshot"))
+	}
+	return list
+}
+
+func holderOf(h ledger.Holding, when string) Holder {
+	return Holder{string(h.Component), h.Bytes, h.Component.Title() + ", " + when}
+}
+
+// kernelHolders returns the processes of the kernel's table, or the kinds of memory that the kernel has counted.
+func kernelHolders(k evidence.KernelKill) []Holder {
+	var list []Holder
+	for _, p := range k.Processes {
+		list = append(list, Holder{fmt.Sprintf("process %d", p.PID), p.Resident, fmt.Sprintf("%s, resident", p.Name)})
+	}
+	if len(list) > 0 {
+		return list
+	}
+	if len(k.Stats) > 0 {
+		return kindHolders(k.Stats)
+	}
+	name := fmt.Sprintf("process %d", k.PID)
+	return []Holder{
+		{name, k.Anonymous.Bytes, k.Name + ", anonymous memory"},
+		{name, k.Shared.Bytes, k.Name + ", shared memory: /dev/shm, or pinned by CUDA"},
+		{name, k.PageTables.Bytes, k.Name + ", page tables"},
+	}
+}
+
+// kindHolders returns the kinds of a cgroup's memory. The page cache is left out: the kernel frees it before it kills.
+func kindHolders(stats map[string]ledger.Bytes) []Holder {
+	return []Holder{
+		{"anonymous", stats["anon"] + stats["rss"], "heap and other anonymous memory of the cgroup"},
+		{"shared_memory", stats["shmem"], "shared memory of the cgroup: /dev/shm, or pinned by CUDA"},
+		{"kernel", stats["kernel"], "the kernel's own memory for the cgroup, such as page tables"},
+	}
+}
+
+// statHolders returns the kinds of memory that memory.stat has.
+func (s *scene) statHolders() []Holder {
+	stats := map[string]ledger.Bytes{}
+	for _, name := range []string{"anon", "rss", "shmem", "kernel"} {
+		stats[name], _, _ = s.value(name)
+	}
+	return kindHolders(stats)
+}
+
+// recordedHolders returns the processes of the last sample, and the arenas and tensors by component.
+func (s *scene) recordedHolders(resource Resource) []Holder {
+	if s.levels == nil {
+		return nil
+	}
+	sums := map[string]*Holder{}
+	var order []string
+	add := func(component string, bytes ledger.Bytes, text string) {
+		if sums[component] == nil {
+			sums[component] = &Holder{Component: component, Text: text}
+			order = append(order, component)
+		}
+		sums[component].Bytes += bytes
+	}
+	named := map[int]ledger.Bytes{} // by rank
+	for _, m := range s.levels.ended {
+		for _, h := range m.Ended.Holdings {
+			if resource != SharedMemory {
+				add(string(h.Component), h.Bytes, h.Component.Title()+", counted at the last mark")
+				named[m.Rank] += h.Bytes
+			}
+		}
+	}
+	for _, p := range s.levels.processes {
+		if p.Role == samples.Keeper {
+			continue
+		}
+		rest := p.Proportional.Anonymous + p.Proportional.Shared
+		if p.Role == samples.RankProcess {
+			rest -= named[p.Rank]
+		}
+		for _, m := range p.Mappings {
+			switch {
+			case m.Arena != "":
+				add(string(m.Arena), m.Proportional, m.Arena.Title()+", an arena of Plimsoll")
+				rest -= m.Proportional
+			case m.Kind == samples.SharedMapping && resource == SharedMemory:
+				add(m.Name, m.Proportional, "mapped by the job")
+			}
+		}
+		if resource != SharedMemory {
+			add(fmt.Sprintf("process %d", p.PID), rest, fmt.Sprintf("%s (%s of rank %d), the rest of its memory",
+				p.Name,
+				p.Role, p.Rank))
+		}
+	}
+	var list []Holder
+	for _, name := range order {
+		list = append(list, *sums[name])
+	}
+	return list
+}
+
+// plannedHolders returns the components that a plan has at the peak of the phase, or at the device's peak.
+func (s *scene) plannedHolders(resource Resource, phase *ledger.PhaseName) []Holder {
+	kind := ledger.Host
+	switch resource {
+	case GPU:
+		kind = ledger.GPU
+	case Host, CGroup, NUMANode:
+	default:
+		return nil
+	}
+	var devices []ledger.Device
+	if len(s.Plans) > 0 {
+		devices = s.Plans[0].Devices
+	} else if p := s.planned(); p != nil {
+		devices = p.Devices
+	}
+	for i := range devices {
+		d := &devices[i]
+		if d.Kind != kind {
+			continue
+		}
+		at := d.Peak()
+		for k := range d.Phases {
+			if phase != nil && d.Phases[k].Name == *phase {
+				at = &d.Phases[k]
+			}
+		}
+		var list []Holder
+		for _, h := range slices.Concat(at.Components, d.Outside) {
+			list = append(list, holderOf(h, "planned for "+string(at.Name)))
+		}
+		return list
+	}
+	return nil
+}

@@ -1,0 +1,47 @@
+package explain
+
+import (
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/job"
+)
+
+// Inputs are what people have after a failure. All are optional.
+type Inputs struct {
+	Version string // of plimsoll
+	// Sources are the files, in the order in which the user named them.
+	Sources []*evidence.Source
+	// Recordings are runs that plimsoll has recorded, each in a file or in memory.
+	Recordings []*Recording
+	// Plans are documents of plimsoll plan --out.
+	Plans []Plan
+	// Snapshots are of GPUs, by PyTorch.
+	Snapshots []Snapshot
+	// Request is the job in the user's own files, such as ds_config.json, or nil if there are none. Explain plans
+	// variants of it, and says what each frees.
+	Request *job.Request
+	// Configurations are the files of the request.
+	Configurations []File
+	// Unread are files of archives that explain reads only as files of their own.
+	Unread []File
+	// Cut are archives that are damaged or cut, so that the rest of their files is missing.
+	Cut []string
+	// Parameters is the number of trained parameters on the node, or 0 if unknown.
+	Parameters int64
+	// Peak and End are the bytes of a GPU that the user has read off, or 0.
+	Peak, End ledger.Bytes
+}
+
+// Plan is a plan document.
+type Plan struct {
+	File       string
+	Parameters int64
+	Devices    []ledger.Device
+}
+
+// Snapshot is who held the memory of a GPU in a memory snapshot of PyTorch.
+type Snapshot struct {
+	File     string
+	Device   int
+	Holdings []ledger.Holding
+}

@@ -1,0 +1,278 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
+	"plimsoll/internal/machine/binding"
+)
+
+// levels are what the last sample before the first rank's end shows.
+type levels struct {
+	at        evidence.Line
+	node      samples.Node
+	groups    []samples.Group
+	gpus      []samples.GPU
+	processes []samples.Process
+	ended     []samples.Mark // the last mark of each rank that has measured
+	// falling is by how much the available memory of the host has fallen since the sample, if it went on falling as
+	// between the sample and the one before.
+	falling ledger.Bytes
+	// bound are the ranks whose memory policy leaves them only some NUMA nodes.
+	bound []samples.BoundRank
+}
+
+// findings returns what a recording says, in the types of what files say.
+func (r *Recording) findings() []evidence.Finding {
+	var found []evidence.Finding
+	output := newOutputs(r.Name)
+	for _, record := range r.outputs.all() {
+		output.add(record.Output, r.at(&record))
+	}
+	if r.start != nil {
+		found = limitsOf(r.start.Start.Limits, r.at(r.start))
+	}
+	for _, record := range r.marks.all() {
+		at := r.at(&record)
+		at.Rank = record.Mark.Rank
+		at.Fact = evidence.Progress{Phase: record.Mark.Phase, Step: record.Mark.Step}
+		found = append(found, at)
+	}
+	if r.end != nil {
+		at := r.at(r.end)
+		found = append(found, endOf(r.end.End, at, r.began())...)
+		if r.start != nil {
+			found = append(found, countersOf(r.start.Start, r.end.End, at)...)
+		}
+	}
+	return append(output.findings(), found...)
+}
+
+// outputs are the lines that ranks have printed, as one text for each rank.
+type outputs struct {
+	name  string
+	ranks []int
+	texts map[int]*strings.Builder
+	lines map[int][]evidence.Finding // of each rank: where and when each line was recorded
+}
+
+func newOutputs(name string) *outputs {
+	return &outputs{name: name, texts: map[int]*strings.Builder{}, lines: map[int][]evidence.Finding{}}
+}
+
+func (o *outputs) add(output *samples.Output, at evidence.Finding) {
+	text := o.texts[output.Rank]
+	if text == nil {
+		text = &strings.Builder{}
+		o.texts[output.Rank], o.ranks = text, append(o.ranks, output.Rank)
+	}
+	for _, line := range output.Lines {
+		text.WriteString(strings.ReplaceAll(line, "\n", " ") + "\n")
+		o.lines[output.Rank] = append(o.lines[output.Rank], at)
+	}
+}
+
+// findings returns what the lines say.
+func (o *outputs) findings() []evidence.Finding {
+	var found []evidence.Finding
+	for _, rank := range o.ranks {
+		source, err := evidence.Read(o.name, strings.NewReader(o.texts[rank].String()))
+		if err != nil {
+			continue // the rank has printed nothing that is text
+		}
+		for _, f := range source.Findings {
+			end, ended := f.Fact.(evidence.ProcessEnded)
+			if ended && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
+				continue // a number that the rank has printed: the recording knows its exit code
+			}
+			if f.Number > 0 && f.Number <= len(o.lines[rank]) {
+				at := o.lines[rank][f.Number-1]
+				f.Number, f.Time = at.Number, at.Time
+			}
+			if f.Rank == evidence.NoRank {
+				f.Rank = rank
+			}
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// limitsOf returns the limits that the ranks started with.
+func limitsOf(limits *samples.Limits, at evidence.Finding) []evidence.Finding {
+	if limits == nil {
+		return nil
+	}
+	var found []evidence.Finding
+	for _, l := range []struct {
+		name  string
+		bytes ledger.Bytes
+	}{{"RLIMIT_AS", limits.AddressSpace}, {"RLIMIT_MEMLOCK", limits.Locked}} {
+		at.Text = fmt.Sprintf("%s %d", l.name, l.bytes)
+		at.Fact = evidence.Limit{Name: l.name, Bytes: evidence.Size{Bytes: max(l.bytes, 0), Known: l.bytes >= 0}}
+		found = append(found, at)
+	}
+	return found
+}
+
+// endOf returns how the ranks ended.
+func endOf(end *samples.End, at evidence.Finding, began time.Time) []evidence.Finding {
+	var found []evidence.Finding
+	if end.ByUser {
+		at.Fact = evidence.BatchEnd{By: "plimsoll", Reason: "cancelled"}
+		at.Text = "by_user"
+		found = append(found, at)
+	}
+	for _, rank := range end.Ranks {
+		if rank.Unknown {
+			continue
+		}
+		at.Rank, at.Time = rank.Rank, began.Add(rank.Time)
+		at.Text = fmt.Sprintf("rank %d ended with exit code %d and signal %d", rank.Rank, rank.ExitCode, rank.Signal)
+		at.Fact = evidence.ProcessEnded{By: recorder, Rank: rank.Rank, LocalRank: evidence.NoRank, PID: rank.PID,
+			ExitCode: rank.ExitCode, Signal: rank.Signal, Victim: rank.Asked}
+		found = append(found, at)
+	}
+	return found
+}
+
+// recorder is who saw the end of a process where the signal is known for sure.
+const recorder = "plimsoll"
+
+func countersOf(start *samples.Start, end *samples.End, at evidence.Finding) []evidence.Finding {
+	was := map[string]samples.Counter{}
+	for _, c := range start.Counters {
+		was[c.Name] = c
+	}
+	counts := oomCounts{compared: true, complete: true}
+	for _, c := range end.Counters {
+		count := oomCount{name: c.Name, group: c.Group, kills: c.Kills - was[c.Name].Kills,
+			reached: c.Reached - was[c.Name].Reached, limit: c.Limit}
+		if c.Group == "the host" {
+			count.group = ""
+		}
+		counts.counts = append(counts.counts, count)
+	}
+	if len(counts.counts) == 0 {
+		return nil
+	}
+	at.Text, at.Fact = "counters of the kernel's OOM killer", counts
+	return []evidence.Finding{at}
+}
+
+// lastLevels returns the last sample before a rank ended, or nil if there is none.
+func (r *Recording) lastLevels() *levels {
+	l := &levels{}
+	if r.start != nil {
+		l.bound = slices.DeleteFunc(slices.Clone(r.start.Start.Ranks), func(rank samples.BoundRank) bool {
+			return rank.MemoryPolicy != binding.PolicyBind
+		})
+	}
+	firstEnd := r.firstEnd()
+	found, before := false, time.Duration(0)
+	for _, record := range r.samples.all() {
+		if firstEnd > 0 && record.Time > firstEnd {
+			break
+		}
+		found = true
+		l.at = evidence.Line{File: r.Name, Number: record.number, Text: fmt.Sprintf("sample at %v", record.Time)}
+		if passed := record.Time - before; l.node.Memory > 0 && passed > 0 {
+			fallen := float64(l.node.Available - record.Sample.Node.Available)
+			l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
+		}
+		before = record.Time
+		l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
+		l.keep(record.Sample.Processes)
+	}
+	l.ended = r.lastMeasured(firstEnd)
+	if !found {
+		return nil
+	}
+	return l
+}
+
+// lastMeasured returns the last mark of each rank that has measured, up to a time; 0 for the end.
+func (r *Recording) lastMeasured(until time.Duration) []samples.Mark {
+	last := map[int]samples.Mark{}
+	for _, record := range r.measured.all() {
+		if until > 0 && record.Time > until {
+			break
+		}
+		last[record.Mark.Rank] = *record.Mark
+	}
+	return slices.Collect(maps.Values(last))
+}
+
+// firstEnd returns the time at which the first rank ended by itself, or 0.
+func (r *Recording) firstEnd() time.Duration {
+	if r.end == nil {
+		return 0
+	}
+	for _, rank := range r.end.End.Ranks {
+		if !rank.Asked {
+			return rank.Time
+		}
+	}
+	return 0
+}
+
+func hasRanks(s *samples.Sample) bool {
+	for _, p := range s.Processes {
+		if p.Role == samples.RankProcess {
+			return true
+		}
+	}
+	return false
+}
+
+// keep takes the processes of a sample. Mappings are read less often, so those of an earlier sample stay.
+func (l *levels) keep(processes []samples.Process) {
+	mappings := map[int][]samples.Mapping{}
+	nodes := map[int][]samples.NUMANode{}
+	for _, p := range l.processes {
+		mappings[p.PID], nodes[p.PID] = p.Mappings, p.NUMANodes
+	}
+	l.processes = nil
+	for _, p := range processes {
+		if p.Mappings == nil {
+			p.Mappings = mappings[p.PID]
+		}
+		if p.NUMANodes == nil {
+			p.NUMANodes = nodes[p.PID]
+		}
+		l.processes = append(l.processes, p)
+	}
+}
+
+// of returns the processes of a rank, or all of them for no rank.
+func (l *levels) of(rank int) []samples.Process {
+	if rank == evidence.NoRank {
+		return l.processes
+	}
+	var found []samples.Process
+	for _, p := range l.processes {
+		if p.Rank == rank {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// exhaustedNode returns the NUMA node without free memory while the host has plenty, or nil.
+func (l *levels) exhaustedNode() *samples.NUMAFree {
+	if l == nil || len(l.node.NUMANodes) < 2 || l.node.Memory == 0 || l.node.Available < l.node.Memory/5 {
+		return nil
+	}
+	for i := range l.node.NUMANodes {
+		if n := &l.node.NUMANodes[i]; n.Memory > 0 && n.Free < n.Memory/20 {
+			return n
+		}
+	}
+	return nil
+}

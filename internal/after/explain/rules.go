@@ -1,0 +1,437 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/base/ledger"
+)
+
+// claim is a cause that a fact speaks for.
+type claim struct {
+	resource Resource
+	detail   string
+	sure     Confidence
+	text     string // completes "Rank 3 ..."
+	at       evidence.Finding
+}
+
+// row is a row of a decision table for facts of one type. The first row whose condition holds decides.
+type row[F evidence.Fact] struct {
+	holds    func(s *scene, f F) bool // nil: always
+	resource Resource
+	detail   string
+	sure     Confidence
+	text     func(f F) string // completes "Rank 3 ..."
+}
+
+// table makes a rule of a decision table.
+func table[F evidence.Fact](rows ...row[F]) rule {
+	return func(s *scene, at evidence.Finding) (claim, bool) {
+		fact, ok := at.Fact.(F)
+		if !ok {
+			return claim{}, false
+		}
+		for _, r := range rows {
+			if r.holds == nil || r.holds(s, fact) {
+				return claim{r.resource, r.detail, r.sure, r.text(fact), at}, true
+			}
+		}
+		return claim{}, false
+	}
+}
+
+// rule makes a claim of a finding, if the finding is of the rule's type.
+type rule func(*scene, evidence.Finding) (claim, bool)
+
+// says returns the same text for every fact.
+func says[F evidence.Fact](text string) func(F) string { return func(F) string { return text } }
+
+// rules are the decision tables. Of claims that are equally sure, that of the first table counts.
+var rules = []rule{
+	table(
+		row[evidence.KernelKill]{inGroup, CGroup, "", Certain, groupText},
+		row[evidence.KernelKill]{onNodes, NUMANode, "", Certain, nodeText},
+		row[evidence.KernelKill]{func(_ *scene, k evidence.KernelKill) bool { return k.Constraint != "" },
+			Host, "", Certain, hostText},
+		row[evidence.KernelKill]{nil, Host, "", Likely, hostText},
+	),
+	table(
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && o.atLimit() != nil && o.compared },
+			CGroup, "", Certain, limitText},
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && o.atLimit() != nil },
+			CGroup, "", Likely, limitText},
+		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.levels.exhaustedNode() != nil },
+			NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while one NUMA node had no free memory, " +
+				"and the host had plenty")},
+		row[oomCounts]{func(s *scene, o oomCounts) bool {
+			return o.kills() > 0 && s.plentyFree() && s.boundNodes() != nil
+		}, NUMANode, "", Likely, says[oomCounts]("was killed by the kernel while the host had free memory: its " +
+			"memory policy leaves it the memory of its own NUMA node only")},
+		row[oomCounts]{func(s *scene, o oomCounts) bool { return o.kills() > 0 && s.stayedFree() },
+			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer while the host had " +
+				"free memory, and no limit that is visible here was reached")},
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 && !o.groups() && !o.complete },
+			Undetermined, "", Unknown, says[oomCounts]("was killed by the kernel's OOM killer: the host was out of " +
+				"memory, or a cgroup at its limit, whose counters are not here")},
+		row[oomCounts]{func(_ *scene, o oomCounts) bool { return o.kills() > 0 }, Host, "", Likely,
+			says[oomCounts]("was killed by the kernel's OOM killer, and no cgroup's limit was reached: the host ran " +
+				"out of memory")},
+		row[oomCounts]{nil, NotMemory, "", Likely, says[oomCounts]("was not killed by the kernel's OOM killer, whose " +
+			"counters did not move: the program itself, a person or a batch system ended it")},
+	),
+	table(
+		row[evidence.BatchKill]{byLimit, CGroup, "", Likely, batchText},
+		row[evidence.BatchKill]{nil, Host, "", Likely, batchText},
+	),
+	table(
+		row[evidence.GPUOutOfMemory]{capped, GPU, "fraction cap", Certain, gpuText(
+			"set_per_process_memory_fraction allows this process %v of the GPU", allowed)},
+		row[evidence.GPUOutOfMemory]{fragmented, GPU, "fragmentation", Certain, gpuText(
+			"PyTorch held %v of reserved memory that no tensor used, in pieces that were too small", slack)},
+		row[evidence.GPUOutOfMemory]{besideOthers, GPU, "another process", Certain, gpuText(
+			"other processes held %v of the same GPU", others)},
+		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
+			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
+		row[evidence.GPUOutOfMemory]{besideUnlisted, GPU, "another process", Likely, gpuText(
+			"%v of the GPU were in use and not PyTorch's, by other processes or by this one's libraries", unlisted)},
+		row[evidence.GPUOutOfMemory]{enoughFree, GPU, "free memory at the failure", Likely, gpuText(
+			"%v were free when PyTorch looked: another process may have freed them in between, or a limit holds",
+			free)},
+		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Allocated.Known },
+			GPU, "capacity", Certain, gpuText("tensors held %v", allocated)},
+		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Requested.Known }, GPU,
+			"",
+			Certain, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
+		row[evidence.GPUOutOfMemory]{nil, GPU, "", Likely, says[evidence.GPUOutOfMemory]("ran out of GPU memory")},
+	),
+	table(
+		row[evidence.DriverOutOfMemory]{func(_ *scene, f evidence.DriverOutOfMemory) bool { return f.Pinning },
+			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("could not pin host memory: the error reads " +
+				"\"out of " +
+				"memory\" of CUDA, but pinned memory comes from the host")},
+		row[evidence.DriverOutOfMemory]{func(s *scene, _ evidence.DriverOutOfMemory) bool { return s.gpuMostlyFree() },
+			Host, pinned, Likely, says[evidence.DriverOutOfMemory]("got \"out of memory\" from CUDA with a GPU that " +
+				"was mostly free, so the memory to pin was missing on the host")},
+		row[evidence.DriverOutOfMemory]{nil, GPU, "", Likely, says[evidence.DriverOutOfMemory]("ran out of GPU " +
+			"memory outside of PyTorch's allocator")},
+	),
+	table(
+		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Library == triton },
+			NotMemory, "shared memory of a GPU's multiprocessor", Certain, says[evidence.LibraryFailed]("asked for " +
+				"more shared memory of a multiprocessor than the GPU has: a kernel's block sizes are too large, and " +
+				"no " +
+				"memory of the GPU or the host is missing")},
+		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Library == driver },
+			NotMemory, "", Likely, func(f evidence.LibraryFailed) string {
+				return fmt.Sprintf("failed in %s (%s): a fault of the GPU or of a kernel that ran on it, and no "+
+					"missing memory", f.Library, f.Status)
+			}},
+		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Memory }, GPU, "", Likely,
+			func(f evidence.LibraryFailed) string {
+				return fmt.Sprintf("ran out of GPU memory in %s, which allocates outside of PyTorch", f.Library)
+			}},
+		row[evidence.LibraryFailed]{nil, Undetermined, "", Unknown, func(f evidence.LibraryFailed) string {
+			return fmt.Sprintf("failed in %s (%s), which may hide missing memory or not", f.Library, f.Status)
+		}},
+	),
+	table(
+		row[evidence.HostAllocationFailed]{overAddressSpace, AddressSpace, "", Certain, addressText},
+		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
+			return s.addressSpaceLimit() > 0
+		}, AddressSpace, "", Likely, addressText},
+		row[evidence.HostAllocationFailed]{overCommit, Host, "overcommit", Likely, refusedText(
+			"vm.overcommit_memory is 2 and CommitLimit is reached")},
+		row[evidence.HostAllocationFailed]{aboveHost, Host, "capacity", Likely, refusedText(
+			"the host does not have that much")},
+		row[evidence.HostAllocationFailed]{func(s *scene, f evidence.HostAllocationFailed) bool {
+			return f.Requested.Known && s.available() > 2*f.Requested.Bytes
+		}, AddressSpace, "", Likely, refusedText("memory was free, so a limit of the process was reached")},
+		row[evidence.HostAllocationFailed]{func(s *scene, f evidence.HostAllocationFailed) bool {
+			return !f.Requested.Known && s.plentyFree()
+		}, Undetermined, "", Unknown, refusedText("the host had free memory, so a limit of the process was reached, " +
+			"or the program asked for more than the host has")},
+		row[evidence.HostAllocationFailed]{nil, Host, "", Likely, refusedText("the kernel had none left to promise")},
+	),
+	table(
+		row[evidence.LockFailed]{func(_ *scene, f evidence.LockFailed) bool { return f.By == "cudaHostRegister" },
+			Host, pinned, Likely, lockText},
+		row[evidence.LockFailed]{func(s *scene, f evidence.LockFailed) bool {
+			limit, known := s.lockedLimit()
+			return known && limit >= 0
+		}, LockedMemory, "", Certain, lockText},
+		row[evidence.LockFailed]{func(s *scene, _ evidence.LockFailed) bool {
+			limit, known := s.lockedLimit()
+			return known && limit < 0
+		}, Host, pinned, Likely, lockText},
+		row[evidence.LockFailed]{nil, LockedMemory, "", Likely, lockText},
+	),
+	table(
+		row[evidence.SharedMemoryFull]{func(s *scene, _ evidence.SharedMemoryFull) bool { return s.sharedMemoryFull() },
+			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
+		row[evidence.SharedMemoryFull]{func(_ *scene,
+			f evidence.SharedMemoryFull) bool {
+			return inSharedMemory(f.Path)
+		},
+			SharedMemory, "", Certain, says[evidence.SharedMemoryFull](sharedText)},
+		row[evidence.SharedMemoryFull]{nil, SharedMemory, "", Likely, says[evidence.SharedMemoryFull](sharedText)},
+	),
+	table(
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool {
+			return strings.HasPrefix(f.Path, "/dev/shm")
+		},
+			SharedMemory, "", Certain, says[evidence.DiskFull](sharedText)},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Quota }, Disk, "quota", Certain,
+			says[evidence.DiskFull]("reached its disk quota")},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Assumed }, Disk, "", Likely,
+			says[evidence.DiskFull]("could not write a file: most likely the disk is full")},
+		row[evidence.DiskFull]{func(_ *scene, f evidence.DiskFull) bool { return f.Path != "" }, Disk, "", Certain,
+			says[evidence.DiskFull]("ran out of disk space")},
+		row[evidence.DiskFull]{nil, Disk, "", Likely, says[evidence.DiskFull]("ran out of disk space")},
+	),
+	table(
+		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool { return f.Group != "" },
+			Processes, "", Likely, processText},
+		row[evidence.TooManyProcesses]{func(_ *scene, f evidence.TooManyProcesses) bool {
+			return strings.Contains(f.By, "fork") || strings.Contains(f.By, "clone")
+		}, Processes, "", Certain, processText},
+		row[evidence.TooManyProcesses]{nil, Processes, "", Likely, processText},
+	),
+	table(
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
+			return mannerOfWorker(f.Signal) == faulted
+		}, SharedMemory, "", Likely, says[evidence.WorkerEnded](busText)},
+		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool { return f.Pool }, Undetermined, "",
+			Unknown, says[evidence.WorkerEnded]("lost a process of a pool of workers, and nothing here says what " +
+				"ended the process")},
+		row[evidence.WorkerEnded]{nil, Undetermined, "", Unknown, says[evidence.WorkerEnded]("lost a worker of its " +
+			"data loader, and nothing here says what killed the worker")},
+	),
+	table(
+		row[evidence.HardwareFailed]{nil, NotMemory, "", Certain, says[evidence.HardwareFailed]("got SIGBUS: a " +
+			"memory module has an error that cannot be corrected")},
+	),
+	table(
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFull() },
+			SharedMemory, "", Certain, says[evidence.BusError](busText)},
+		row[evidence.BusError]{func(s *scene, _ evidence.BusError) bool { return s.sharedMemoryFree() },
+			Undetermined, "", Unknown, says[evidence.BusError]("got SIGBUS while /dev/shm had free memory")},
+		row[evidence.BusError]{nil, SharedMemory, "", Likely, says[evidence.BusError](busText)},
+	),
+	table(
+		row[evidence.BatchEnd]{inMemoryVolume, SharedMemory, "", Likely, says[evidence.BatchEnd]("was evicted, " +
+			"because its volume in memory, /dev/shm, was full")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "the volume") }, Disk, "",
+			Likely, says[evidence.BatchEnd]("was evicted, because a volume of it reached its limit on the disk")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return f.Reason == "evicted" }, Undetermined,
+			"", Unknown, says[evidence.BatchEnd]("was evicted, and nothing here says what its node lacked")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "memory") }, Host, "",
+			Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on memory")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "storage", "disk") },
+			Disk, "", Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on disk space")},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "time", "preempt") },
+			NotMemory, "", Certain, endText},
+		row[evidence.BatchEnd]{func(s *scene, f evidence.BatchEnd) bool {
+			return reasonHas(f, "signal", "died") || reasonHas(f, "cancel") && s.witness != nil
+		}, Undetermined, "", Unknown, func(f evidence.BatchEnd) string {
+			return endText(f) + ", and nothing here says why"
+		}},
+		row[evidence.BatchEnd]{nil, NotMemory, "", Likely, endText},
+	),
+	table(
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == killed && s.fullHost() != nil
+		}, Host, "", Likely, says[evidence.ProcessEnded]("was killed by SIGKILL with the memory of the host almost " +
+			"full, " +
+			"as the kernel's OOM killer does")},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && s.sharedMemoryFull()
+		}, SharedMemory, "", Certain, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return mannerOfProcess(f) == faulted && !s.sharedMemoryFree()
+		}, SharedMemory, "", Likely, says[evidence.ProcessEnded](busText)},
+		row[evidence.ProcessEnded]{func(s *scene, f evidence.ProcessEnded) bool {
+			return isFault(f) && s.killBesideCrash() != nil
+		}, Undetermined, "", Unknown, func(f evidence.ProcessEnded) string {
+			return faultText(f) + ", beside a kill of the kernel for memory, and nothing here says which came first"
+		}},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
+			Likely, faultText},
+		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
+	),
+	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
+		Undetermined, "", Unknown, func(e evidence.Exception) string {
+			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
+		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
+		return fmt.Sprintf("ended with %s, an error of the program and not of memory", e.Type)
+	}}),
+}
+
+const (
+	triton     = "Triton"
+	driver     = "the NVIDIA driver"
+	pinned     = "pinned memory"
+	sharedText = "ran out of shared memory: /dev/shm is full"
+	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
+)
+
+// lackText is what an exception says that lacks memory of some kind.
+var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
+	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
+
+// judge returns the claims of the scene, the strongest first.
+func (s *scene) judge() []claim {
+	var claims []claim
+	rank := map[int]int{}
+	for _, f := range s.testimony() {
+		for i, r := range rules {
+			if c, ok := r(s, f); ok {
+				rank[len(claims)] = i
+				claims = append(claims, c)
+			}
+		}
+	}
+	order := make([]int, len(claims))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(strength[claims[b].sure], strength[claims[a].sure]), cmp.Compare(rank[a], rank[b]))
+	})
+	sorted := make([]claim, len(claims))
+	for i, place := range order {
+		sorted[i] = claims[place]
+	}
+	return sorted
+}
+
+var strength = map[Confidence]int{Unknown: 0, Likely: 1, Certain: 2}
+
+// testimony returns the findings that may tell the cause of the first end.
+func (s *scene) testimony() []evidence.Finding {
+	w := s.witness
+	if w != nil && (w.how == lacked || w.how == raised && !s.killedForMemory()) {
+		return w.says[:1] // the error itself tells the cause
+	}
+	var found []evidence.Finding
+	if w != nil {
+		found = append(found, w.says[:1]...)
+	}
+	if len(s.kills) > 0 {
+		found = append(found, s.kills[0])
+	}
+	for _, f := range s.findings {
+		switch fact := f.Fact.(type) {
+		case evidence.BatchKill:
+			found = append(found, f)
+		case evidence.HardwareFailed:
+			if s.gotSIGBUS(fact) {
+				found = append(found, f)
+			}
+		case evidence.TooManyProcesses:
+			if w == nil && fact.Group != "" && !s.index.trainerLog {
+				found = append(found, f)
+			}
+		case evidence.BatchEnd:
+			// A job that hangs after a kill reaches its time limit later. Slurm cancels a step when a task of it has
+			// crashed.
+			crash := w != nil && w.how == crashed && reasonHas(fact, "cancel")
+			// Kubernetes tries again to pull an image, and starts a container again.
+			overcome := reasonHas(fact, "image", "probe") && s.index.completed[fact.By]
+			if !s.killedForMemory() && !crash && !overcome {
+				found = append(found, f)
+			}
+		case oomCounts:
+			if w != nil && w.how == killed || fact.kills() > 0 {
+				found = append(found, f)
+			}
+		}
+	}
+	return found
+}
+
+// killedForMemory reports whether the kernel or a batch system has killed a process of the job.
+func (s *scene) killedForMemory() bool {
+	return len(s.kills) > 0 || slices.ContainsFunc(s.words, func(f evidence.Finding) bool {
+		o, counts := f.Fact.(oomCounts)
+		_, batch := f.Fact.(evidence.BatchKill)
+		return batch || counts && o.kills() > 0
+	})
+}
+
+func endedText(f evidence.ProcessEnded) string {
+	switch {
+	case mannerOfProcess(f) == killed:
+		return "was killed by SIGKILL, and nothing here says by whom"
+	case f.Signal != 0:
+		return fmt.Sprintf("was ended by signal %d (%s), and nothing here says why", f.Signal,
+			evidence.SignalName(f.Signal))
+	}
+	return fmt.Sprintf("ended with exit code %d, and nothing here says why", f.ExitCode)
+}
+
+// isFault reports whether a process has crashed by an instruction that it could not execute.
+func isFault(f evidence.ProcessEnded) bool {
+	switch f.Signal {
+	case evidence.SIGSEGV, evidence.SIGILL, evidence.SIGFPE:
+		return true
+	}
+	return false
+}
+
+func faultText(f evidence.ProcessEnded) string {
+	return fmt.Sprintf("crashed by signal %d (%s): a fault of native code", f.Signal, evidence.SignalName(f.Signal))
+}
+
+func endText(f evidence.BatchEnd) string { return fmt.Sprintf("was ended by %s: %s", f.By, f.Reason) }
+
+func inSharedMemory(path string) bool { return strings.HasPrefix(path, "/dev/shm") }
+
+func reasonHas(f evidence.BatchEnd, words ...string) bool {
+	return slices.ContainsFunc(words, func(word string) bool { return strings.Contains(f.Reason, word) })
+}
+
+// inMemoryVolume reports whether a pod was evicted for a volume that is in memory, by its name or its limit.
+func inMemoryVolume(s *scene, f evidence.BatchEnd) bool {
+	return reasonHas(f, "the volume") && (reasonHas(f, "shm") ||
+		slices.ContainsFunc(all[evidence.Limit](s.findings), func(l seen[evidence.Limit]) bool {
+			return l.fact.Name == "/dev/shm" && strings.HasSuffix(f.Reason, " "+l.fact.Bytes.Bytes.String())
+		}))
+}
+
+func processText(f evidence.TooManyProcesses) string {
+	return fmt.Sprintf("could not start another process or thread (%s): their number is limited", f.By)
+}
+
+func lockText(f evidence.LockFailed) string {
+	if f.By == "cudaHostRegister" {
+		return "could not pin host memory"
+	}
+	return fmt.Sprintf("could not lock %smemory (%s)", amount(f.Requested.Bytes), f.By)
+}
+
+func refusedText(why string) func(evidence.HostAllocationFailed) string {
+	return func(f evidence.HostAllocationFailed) string {
+		return fmt.Sprintf("was refused %shost memory: %s", amount(f.Requested.Bytes), why)
+	}
+}
+
+func addressText(f evidence.HostAllocationFailed) string {
+	return fmt.Sprintf("was refused %smemory: its address space is limited (RLIMIT_AS, ulimit -v)",
+		amount(f.Requested.Bytes))
+}
+
+// gpuText says that GPU memory ran out, and why. The format has a %v for a figure.
+func gpuText(why string, figure func(evidence.GPUOutOfMemory) ledger.Bytes) func(evidence.GPUOutOfMemory) string {
+	return func(f evidence.GPUOutOfMemory) string {
+		text := "ran out of GPU memory: "
+		if f.Requested.Known {
+			text += fmt.Sprintf("it asked for %v, ", f.Requested.Bytes)
+		}
+		return text + fmt.Sprintf(why, figure(f))
+	}
+}

@@ -1,0 +1,323 @@
+package recipe
+
+import (
+	"strconv"
+	"strings"
+
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// A script of a shell may start a training whose arguments are all on its command line. Such a command is read as a
+// document with a member for each argument. Its first member is the name of the command, with underscores.
+
+// commands maps the first words of commands that train, and of others of the same programs, to their names.
+var commands = []struct{ words, name string }{
+	{"swift sft", "swift_sft"}, {"swift pt", "swift_sft"}, {"swift/cli/sft.py", "swift_sft"},
+	{"swift/cli/pt.py", "swift_sft"}, {"swift rlhf", "swift_rlhf"}, {"swift/cli/rlhf.py", "swift_rlhf"},
+	{"megatron sft", "megatron_sft"}, {"megatron pt", "megatron_sft"}, {"megatron rlhf", "megatron_sft"},
+	{"llamafactory-cli train", "llamafactory_train"}, {"trl sft", "trl_sft"},
+	{"trl dpo", "trl_dpo"}, {"trl kto", "trl_kto"}, {"trl reward", "trl_reward"},
+}
+
+// several is the name of a script with more than one training.
+const several = "several_trainings"
+
+// word is a word of a command and its offset.
+type word struct {
+	text   string
+	at     int64
+	quoted bool // it has quotes
+}
+
+// parseCommand returns the training that a script starts, or nil if there is none.
+func parseCommand(file string, text []byte) *strict.Document {
+	var found *strict.Document
+	variables := map[string]string{}
+	for _, line := range shellCommands(string(text)) {
+		for len(line) > 0 && assignment.MatchString(line[0].text) {
+			name, is, _ := strings.Cut(line[0].text, "=")
+			variables[name] = expand(is, variables)
+			line = line[1:]
+		}
+		name, arguments := trains(line)
+		switch {
+		case name == "":
+		case found != nil:
+			found.Root.Members = []strict.Member{{Name: several, At: line[0].at, Value: strict.Of(true)}}
+			return found
+		default:
+			root := &strict.Value{Kind: '{', At: line[0].at}
+			root.Members = append(commandMembers(arguments, variables), strict.Member{Name: name, At: line[0].at,
+				Value: strict.Of(true)})
+			found = &strict.Document{File: file, Text: text, Root: root}
+		}
+	}
+	return found
+}
+
+var assignment = lazyregexp.New(`^[A-Za-z_]\w*=`)
+
+// trains returns the name of a command and its arguments. A launcher may come first, such as torchrun.
+func trains(line []word) (name string, arguments []word) {
+	for i := range line {
+		for _, c := range commands {
+			first, second, two := strings.Cut(c.words, " ")
+			switch {
+			case two && line[i].text == first && i+1 < len(line) && line[i+1].text == second:
+				return c.name, line[i+2:]
+			case !two && strings.HasSuffix(line[i].text, first):
+				return c.name, line[i+1:]
+			}
+		}
+	}
+	return "", nil
+}
+
+// commandMembers returns a member for each argument. The last of several with one name counts.
+func commandMembers(words []word, variables map[string]string) []strict.Member {
+	var members []strict.Member
+	places := map[string]int{}
+	for i := 0; i < len(words); {
+		flag := words[i]
+		i++
+		name, is, given := strings.Cut(strings.TrimPrefix(flag.text, "--"), "=")
+		if !strings.HasPrefix(flag.text, "--") || name == "" {
+			continue
+		}
+		var values []*strict.Value
+		if given {
+			values = append(values, argument(word{is, flag.at + int64(len(name)) + 3, false}, variables))
+		}
+		for ; !given && i < len(words) && !strings.HasPrefix(words[i].text, "--"); i++ {
+			values = append(values, argument(words[i], variables))
+		}
+		value := &strict.Value{Kind: '[', At: flag.at, Elements: values}
+		switch len(values) {
+		case 0:
+			value = strict.Of(true)
+			value.At = flag.at
+		case 1:
+			value = values[0]
+		}
+		name = strings.ReplaceAll(name, "-", "_")
+		if place, again := places[name]; again {
+			members[place].Value = value
+			continue
+		}
+		places[name] = len(members)
+		members = append(members, strict.Member{Name: name, At: flag.at, Value: value})
+	}
+	return members
+}
+
+// argument returns the value of a word: JSON, or a word as in YAML.
+func argument(w word, variables map[string]string) *strict.Value {
+	text := expand(w.text, variables)
+	if strings.HasPrefix(text, "{") && !strings.Contains(text, "$") {
+		if d, err := strict.ParseJSON("", []byte(text)); err == nil {
+			return placed(d.Root, w.at)
+		}
+	}
+	return strict.Bare(text, w.at)
+}
+
+// placed moves a value and all inside it to an offset.
+func placed(v *strict.Value, at int64) *strict.Value {
+	v.At = at
+	for _, e := range v.Elements {
+		placed(e, at)
+	}
+	for i := range v.Members {
+		v.Members[i].At = at
+		placed(v.Members[i].Value, at)
+	}
+	return v
+}
+
+var (
+	variable   = lazyregexp.New(`\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))`)
+	expression = lazyregexp.New(`\$\((?:expr|\()((?: *[-+*/]? *\d+)+) *\)?\)`)
+	operand    = lazyregexp.New(`([-+*/]?) *(\d+)`)
+)
+
+// expand puts in the values of variables, or their defaults, and computes. What it does not know, it leaves.
+func expand(text string, variables map[string]string) string {
+	return expandWithin(512, text, variables)
+}
+
+// expandWithin has a limit of the length, so that no variable grows without end.
+func expandWithin(longest int, text string, variables map[string]string) string {
+	if len(text) > longest {
+		return text
+	}
+	long := text
+	text = variable.ReplaceAllStringFunc(text, func(found string) string {
+		parts := variable.FindStringSubmatch(found)
+		if is, known := variables[parts[1]+parts[3]]; known {
+			return is
+		}
+		if parts[2] != "" {
+			return parts[2]
+		}
+		return found
+	})
+	if len(text) > longest {
+		return long
+	}
+	return expression.ReplaceAllStringFunc(text, func(found string) string {
+		var sum int64
+		for _, part := range operand.FindAllStringSubmatch(expression.FindStringSubmatch(found)[1], -1) {
+			n, err := strconv.ParseInt(part[2], 10, 32)
+			switch {
+			case err != nil || part[1] == "/" && n == 0:
+				return found
+			case part[1] == "-":
+				sum -= n
+			case part[1] == "*":
+				sum *= n
+			case part[1] == "/":
+				sum /= n
+			default:
+				sum += n
+			}
+		}
+		return strconv.FormatInt(sum, 10)
+	})
+}
+
+// shellCommands returns the words of each command of a script. A substitution, $(...), is kept as it is.
+func shellCommands(text string) [][]word {
+	var list [][]word
+	for _, c := range shellStatements(text, false) {
+		list = append(list, c.words)
+	}
+	return list
+}
+
+// statement is a command of a script.
+type statement struct {
+	words []word
+	end   byte // what follows: the end of the line, ';', '&' or '|'
+}
+
+// shellStatements reads the commands of a script. With arrays, the parentheses of an array are words: "NAME=(" and ")".
+func shellStatements(text string, arrays bool) []statement {
+	var list []statement
+	var line []word
+	scan := shellScanner{text: text, arrays: arrays}
+	for {
+		w, more := scan.next()
+		if w.text != "" || w.quoted {
+			line = append(line, w)
+		}
+		if (scan.ended || !more) && len(line) > 0 {
+			end := byte('\n')
+			if scan.ended {
+				end = text[scan.at-1]
+			}
+			list = append(list, statement{line, end})
+			line = nil
+		}
+		if !more {
+			return list
+		}
+	}
+}
+
+// shellScanner reads the words of a script.
+type shellScanner struct {
+	text    string
+	at      int
+	ended   bool // a command ends with the last word
+	quoted  bool // the last word has quotes
+	arrays  bool // parentheses of arrays are words
+	inArray bool
+}
+
+// next returns the next word, which may be empty at the end of a command, and whether the text goes on.
+func (s *shellScanner) next() (word, bool) {
+	s.ended, s.quoted = false, false
+	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' ||
+		strings.HasPrefix(s.text[s.at:], "\\\n")) {
+		s.at++
+		if s.text[s.at-1] == '\\' {
+			s.at++
+		}
+	}
+	if s.at < len(s.text) && s.text[s.at] == '#' {
+		for s.at < len(s.text) && s.text[s.at] != '\n' {
+			s.at++
+		}
+	}
+	start := s.at
+	var out strings.Builder
+	for s.at < len(s.text) {
+		switch c := s.text[s.at]; {
+		case c == ' ' || c == '\t':
+			return word{out.String(), int64(start), s.quoted}, true
+		case c == '\n' || c == ';' || c == '&' || c == '|':
+			s.at++
+			s.ended = true
+			return word{out.String(), int64(start), s.quoted}, true
+		case c == '\'' || c == '"':
+			s.quote(&out, c)
+		case c == '\\':
+			s.escape(&out)
+		case s.arrays && (s.inArray && c == ')' || c == '(' && strings.HasSuffix(out.String(), "=")):
+			if out.Len() == 0 || c == '(' {
+				s.inArray = c == '('
+				out.WriteByte(c)
+				s.at++
+			}
+			return word{out.String(), int64(start), s.quoted}, true
+		case strings.HasPrefix(s.text[s.at:], "$("):
+			s.substitution(&out)
+		default:
+			out.WriteByte(c)
+			s.at++
+		}
+	}
+	return word{out.String(), int64(start), s.quoted}, false
+}
+
+// quote reads a text in quotes.
+func (s *shellScanner) quote(out *strings.Builder, mark byte) {
+	s.quoted = true
+	for s.at++; s.at < len(s.text) && s.text[s.at] != mark; {
+		if mark == '"' && s.text[s.at] == '\\' {
+			s.escape(out)
+			continue
+		}
+		out.WriteByte(s.text[s.at])
+		s.at++
+	}
+	s.at++
+	s.at = min(s.at, len(s.text))
+}
+
+// escape reads a character after a backslash. A line goes on after a backslash at its end.
+func (s *shellScanner) escape(out *strings.Builder) {
+	if s.at++; s.at < len(s.text) && s.text[s.at] != '\n' {
+		out.WriteByte(s.text[s.at])
+	}
+	s.at = min(s.at+1, len(s.text))
+}
+
+// substitution reads $(...) with what is inside.
+func (s *shellScanner) substitution(out *strings.Builder) {
+	depth := 0
+	for s.at < len(s.text) {
+		c := s.text[s.at]
+		out.WriteByte(c)
+		s.at++
+		if c == '(' {
+			depth++
+		}
+		if c == ')' {
+			if depth--; depth == 0 {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/version"
+)
+
+// largest is the limit of a file's size. No real configuration comes near it.
+// It keeps a wrong file (weights, a log) from being read as a configuration.
+const largest = 1 << 20
+
+// Source is what files are read with. The zero value is for the newest release of DeepSpeed, and files as they are.
+type Source struct {
+	DeepSpeed version.Version // the release that reads its configurations
+	Texts     files.Texts     // that stand for files, also for those that files name
+}
+
+// of returns a function that parses with a source.
+func of[T any](from Source, parse func(string, []byte, Source) (*T, error)) func(string, []byte) (*T, error) {
+	return func(file string, text []byte) (*T, error) { return parse(file, text, from) }
+}
+
+// load parses the file at path, after checking its kind.
+func load[T any](texts files.Texts, path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T,
+	error) {
+	text, err := texts.Read(path, largest)
+	var notRegular *files.NotRegular
+	var tooLarge *files.TooLarge
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fault.File(path).Inputf("there is no such file").
+			WithHint(fmt.Sprintf("give the path of the %v", what))
+	case errors.As(err, &notRegular):
+		return nil, fault.File(path).Inputf("expected a %v: %v", what, notRegular).
+			WithHint(fmt.Sprintf("give the path of the %v", what))
+	case errors.As(err, &tooLarge):
+		return nil, &fault.Input{
+			Where: fault.Position{File: path},
+			What:  fmt.Sprintf("expected a %v of at most %d bytes", what, largest),
+			Err:   errors.Unwrap(err),
+		}
+	case err != nil:
+		return nil, &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	if err := what.expect(path, text); err != nil {
+		return nil, err
+	}
+	return parse(path, text)
+}

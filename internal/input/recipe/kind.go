@@ -1,0 +1,242 @@
+package recipe
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// kind is a kind of configuration file, recognized by its top-level keys. It
+// keeps a file of the wrong kind from being planned with defaults for every key
+// that the file lacks.
+type kind struct {
+	name string
+	flag string // the command's flag for it; empty if there is none
+	// marks are keys that identify the kind. One is enough, if no kind earlier
+	// in the list matches. "a.b" is a key in a section, and "a+b" are keys that
+	// a file has to have both.
+	marks string
+	// known are the keys that the program reads, if it ignores all others. It
+	// is nil if the schema refuses unknown keys.
+	known *strict.Rule
+	// instead says what to give in place of a file that plimsoll does not read.
+	instead string
+}
+
+func (k *kind) String() string { return k.name }
+
+// configFlag is the flag for files that say what several other files would say.
+const configFlag = "--config"
+
+// The kinds. Programs that wrap others come first, as their files have the
+// others' keys, too.
+var (
+	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1", flag: configFlag,
+		marks: "peft_config dist_config init_config quant_config kernel_config"}
+	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
+		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
+	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
+		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
+	nemoKind       = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path", instead: byFlags}
+	torchtuneKind  = &kind{name: "torchtune configuration", flag: configFlag, marks: "checkpointer metric_logger"}
+	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
+		marks: "activation_checkpoint parallelism"}
+	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
+		marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
+			swift_rlhf`}
+	severalKind  = &kind{name: "script with more than one training", marks: several}
+	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
+	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
+	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
+		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
+			use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`}
+
+	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
+		marks: "distributed_type compute_environment main_training_function num_machines"}
+	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
+		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+			wall_clock_breakdown compression_training`, known: &deepSpeedRule}
+	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
+		marks: "peft_type base_model_name_or_path"}
+	modelKind = &kind{name: "config.json of a model", flag: "--model",
+		marks: `architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+			n_embd`}
+	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
+		flag: "--quantization",
+		marks: `quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
+			llm_int8_threshold llm_int8_has_fp16_weight`, known: &bitsAndBytesRule}
+	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: &trainingSchema.Rule,
+		marks: `per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate
+			lr_scheduler_type output_dir save_strategy`}
+
+	fsdpKind = &kind{name: "FSDP configuration in JSON", // of TrainingArguments
+		marks: `fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_min_num_params min_num_params
+			fsdp_backward_prefetch backward_prefetch fsdp_sharding_strategy fsdp_version fsdp_offload_params
+			fsdp_state_dict_type`,
+		instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
+
+	kinds = slices.Concat([]*kind{severalKind, megatronKind}, otherTrainings, []*kind{llamaFactoryV1Kind, swiftKind,
+		llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind, presetKind, scriptKind,
+		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
+		[]*kind{trainingKind, fsdpKind})
+)
+
+// onlyJSON are kinds whose files are never YAML.
+var onlyJSON = []*kind{deepSpeedKind, adapterKind, modelKind, quantizationKind}
+
+// recognized returns the kind of an object and the key that identified it, or
+// nil.
+func recognized(root *strict.Value) (*kind, *strict.Member) {
+	if root == nil || root.Kind != '{' {
+		return nil, nil
+	}
+	for _, k := range kinds {
+		if m := k.mark(root); m != nil {
+			return k, m
+		}
+	}
+	return nil, nil
+}
+
+// parseAny parses a file of unknown kind. It returns nil if the file cannot be
+// parsed. JSON with comments is read under every name, as DeepSpeed reads it.
+func parseAny(file string, text []byte) *strict.Document {
+	parsers := []func(string, []byte) (*strict.Document, error){strict.ParseCommented}
+	if strict.IsYAML(file) {
+		parsers = slices.Insert(parsers, 0, strict.ParseYAML)
+	}
+	for _, parse := range parsers {
+		if d, err := parse(file, text); err == nil {
+			return d
+		}
+	}
+	return nil
+}
+
+// expect refuses a file of another kind, or one whose keys are mostly unknown.
+// It accepts a file that cannot be parsed: the parser of the kind refuses it.
+func (k *kind) expect(file string, text []byte) error {
+	d := parseAny(file, text)
+	if d == nil || d.Root.Kind == '"' {
+		if what := nature(text); what != "" {
+			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.name)).
+				WithHint(fmt.Sprintf("give the path of the %v", k))
+		}
+		d = cmp.Or(parseContent(file, text), d) // of a format that its name does not say
+	}
+	if d == nil || d.Root.Kind != '{' {
+		return nil
+	}
+	found, m := recognized(d.Root)
+	switch {
+	case found == nil || found == k:
+	case k == quantizationKind && found == modelKind: // a model's config.json may hold one
+		return nil
+	default:
+		return k.misplaced(d, found, m)
+	}
+	if k == quantizationKind && k.mark(d.Root) != nil { // each method of quantization_config has keys of its own
+		return nil
+	}
+	return k.own(d, k.known)
+}
+
+// own refuses a document whose keys are mostly unknown to the program of the
+// kind: another program has keys of the same names.
+func (k *kind) own(d *strict.Document, rule *strict.Rule) error {
+	if rule == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 {
+		return nil
+	}
+	var foreign []string
+	known := rule.Names()
+	for _, m := range d.Root.Members {
+		if !known.Know(m.Name) && !known.Resemble(m.Name) {
+			foreign = append(foreign, quotedKey(m.Name))
+		}
+	}
+	if known := len(d.Root.Members) - len(foreign); known > 0 && known >= len(foreign) {
+		return nil
+	}
+	return d.Inputf(d.Root.At, "this is no %v: %d of its %d keys are unknown there, such as %s",
+		k, len(foreign), len(d.Root.Members), foreign[0]).
+		WithHint(fmt.Sprintf("give the path of the %v, without the keys of other programs", k))
+}
+
+// mark returns the member for the first of the kind's marks that the object has, or nil.
+func (k *kind) mark(root *strict.Value) *strict.Member {
+	for mark := range strings.FieldsSeq(k.marks) {
+		if m := marked(root, mark); m != nil {
+			return m
+		}
+	}
+	return nil
+}
+
+// marked returns the last member for a mark that the object has, with its path as the name, or nil.
+func marked(root *strict.Value, mark string) (last *strict.Member) {
+	for path := range strings.SplitSeq(mark, "+") {
+		inside := root
+		for name := range strings.SplitSeq(path, ".") {
+			m := inside.Member(name)
+			if m == nil {
+				return nil
+			}
+			last, inside = &strict.Member{Name: path, At: m.At, Value: m.Value}, m.Value
+		}
+	}
+	return last
+}
+
+// misplaced refuses a file of another kind, which the member m shows.
+func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
+	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.name), k)
+	switch {
+	case found.flag != "":
+		hint = "give it as " + found.flag
+	case found.instead != "":
+		hint = found.instead
+	}
+	return d.Inputf(m.At, "this seems to be %s, as it has the key %q: expected %s",
+		article(found.name), m.Name, article(k.name)).WithHint(hint)
+}
+
+// article returns a name with its indefinite article.
+func article(name string) string {
+	if strings.ContainsRune("aeiouAEIO", rune(name[0])) || anLetters.MatchString(name) {
+		return "an " + name
+	}
+	return "a " + name
+}
+
+// anLetters matches abbreviations whose first letter is spoken with a vowel first.
+var anLetters = lazyregexp.New("^(?:FSDP|H2O|LLM) ")
+
+// Misplaced returns an error if a file that was given as a model seems to be of
+// another kind.
+func Misplaced(path string) error {
+	text, err := files.Read(path, largest)
+	if err != nil {
+		return nil
+	}
+	return modelKind.expect(path, text)
+}
+
+// Flag returns the command's flag for a configuration file of this content, such as --deepspeed, or "" if the text is
+// no configuration that Plimsoll reads.
+func Flag(file string, text []byte) string {
+	d := parseAny(file, text)
+	if d == nil {
+		return ""
+	}
+	found, _ := recognized(d.Root)
+	if found == nil {
+		return ""
+	}
+	return found.flag
+}

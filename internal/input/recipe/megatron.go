@@ -1,0 +1,447 @@
+package recipe
+
+import (
+	"bytes"
+	"cmp"
+	_ "embed"
+	"errors"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
+// None.
+type Megatron struct {
+	Files  []string // that the arguments were read from
+	Script string   // the name of the script, such as pretrain_gpt; empty if unknown
+	Ranks  int64    // that the launcher starts; 0 if unknown
+	// RanksPerNode are those that the launcher starts on each node.
+	RanksPerNode int64
+
+	Layers        int64   `key:"num_layers"`
+	Hidden        int64   `key:"hidden_size"`
+	FeedForward   int64   `key:"ffn_hidden_size"`
+	Heads         int64   `key:"num_attention_heads"`
+	HeadSize      int64   `key:"kv_channels"`
+	GroupedQuery  bool    `key:"group_query_attention"`
+	QueryGroups   int64   `key:"num_query_groups"`
+	Sequence      int64   `key:"seq_length"`
+	Positions     int64   `key:"max_position_embeddings"`
+	PositionType  string  `key:"position_embedding_type"`
+	Rotary        bool    `key:"use_rotary_position_embeddings"`
+	NoPositions   bool    `key:"no_position_embedding"`
+	Attention     string  `key:"attention_backend"`
+	Flash         bool    `key:"use_flash_attn"`
+	Implement     string  `key:"transformer_impl"`
+	Deterministic bool    `key:"deterministic_mode"`
+	AttentionDrop float64 `key:"attention_dropout"`
+	HiddenDrop    float64 `key:"hidden_dropout"`
+	SwiGLU        bool    `key:"swiglu"`
+	QuickGeGLU    bool    `key:"quick_geglu"`
+	SquaredReLU   bool    `key:"squared_relu"`
+	Normalization string  `key:"normalization"`
+	NoBias        bool    `key:"disable_bias_linear"`
+	QKVBias       bool    `key:"add_qkv_bias"`
+	Untied        bool    `key:"untie_embeddings_and_output_weights"`
+	QKNorm        bool    `key:"qk_layernorm"`
+
+	EncoderLayers   int64 `key:"encoder_num_layers"`
+	DecoderLayers   int64 `key:"decoder_num_layers"`
+	EncoderSequence int64 `key:"encoder_seq_length"`
+	DecoderSequence int64 `key:"decoder_seq_length"`
+	NoBinaryHead    bool  `key:"bert_no_binary_head"`
+
+	VocabularySize  int64  `key:"vocab_size"`
+	FileTokens      int64  // in the file of --vocab-file, if this host has it
+	TokenizerType   string `key:"tokenizer_type"`
+	TokenizerModel  string `key:"tokenizer_model"`
+	ExtraIDs        int64  `key:"vocab_extra_ids"`
+	VocabularyUnits int64  `key:"make_vocab_size_divisible_by"`
+	Padded          int64  `key:"padded_vocab_size"`
+	Unpadded        bool   `key:"no_pad_vocab_size"`
+
+	MicroBatch  int64 `key:"micro_batch_size"`
+	GlobalBatch int64 `key:"global_batch_size"`
+
+	Tensor        int64  `key:"tensor_model_parallel_size"`
+	Pipeline      int64  `key:"pipeline_model_parallel_size"`
+	VirtualLayers int64  `key:"num_layers_per_virtual_pipeline_stage"`
+	VirtualStages int64  `key:"num_virtual_stages_per_pipeline_rank"`
+	VirtualGroup  int64  `key:"microbatch_group_size_per_virtual_pipeline_stage"`
+	FirstLayers   int64  `key:"decoder_first_pipeline_num_layers"`
+	LastLayers    int64  `key:"decoder_last_pipeline_num_layers"`
+	Layout        string `key:"pipeline_model_parallel_layout"`
+	CountsEmbed   bool   `key:"account_for_embedding_in_pipeline_split"`
+	CountsLoss    bool   `key:"account_for_loss_in_pipeline_split"`
+	Context       int64  `key:"context_parallel_size"`
+	Expert        int64  `key:"expert_model_parallel_size"`
+	ExpertTensor  int64  `key:"expert_tensor_parallel_size"`
+	SequenceSplit bool   `key:"sequence_parallel"`
+
+	BF16 bool `key:"bf16"`
+	FP16 bool `key:"fp16"`
+
+	FP8       string `key:"fp8_format"`
+	FP8Recipe string `key:"fp8_recipe"`
+	FP8Gather bool   `key:"fp8_param_gather"`
+
+	Optimizer         string  `key:"optimizer"`
+	Distributed       bool    `key:"use_distributed_optimizer"`
+	Instances         int64   `key:"num_distributed_optimizer_instances"`
+	OverlapGradients  bool    `key:"overlap_grad_reduce"`
+	OverlapParams     bool    `key:"overlap_param_gather"`
+	BucketSize        int64   `key:"ddp_bucket_size"`
+	Buckets           int64   `key:"ddp_num_buckets"`
+	WideBuckets       bool    `key:"ddp_pad_buckets_for_high_nccl_busbw"`
+	Accumulate32      bool    `key:"accumulate_allreduce_grads_in_fp32"`
+	Reduce16          bool    `key:"grad_reduce_in_bf16"`
+	PrecisionAware    bool    `key:"use_precision_aware_optimizer"`
+	MainGradients     string  `key:"main_grads_dtype"`
+	MainParams        string  `key:"main_params_dtype"`
+	ExpAvg            string  `key:"exp_avg_dtype"`
+	ExpAvgSq          string  `key:"exp_avg_sq_dtype"`
+	CPUOffload        bool    `key:"optimizer_cpu_offload"`
+	OffloadFraction   float64 `key:"optimizer_offload_fraction"`
+	OffloadStates     bool    `key:"offload_optimizer_states"`
+	NoPinnedGradients bool    `key:"no_pin_cpu_grads"`
+	NoPinnedParams    bool    `key:"no_pin_cpu_params"`
+	ChunkedOffload    bool    `key:"chunked_optimizer_state_offload"`
+	ChunkMegabytes    int64   `key:"optimizer_state_offload_chunk_size_mb"`
+	ChunkFraction     float64 `key:"optimizer_state_offload_fraction"`
+
+	Recompute           string   `key:"recompute_granularity"`
+	RecomputeMethod     string   `key:"recompute_method"`
+	RecomputeLayers     int64    `key:"recompute_num_layers"`
+	RecomputeModules    []string `key:"recompute_modules"`
+	RecomputesAttention bool     `key:"recompute_activations"`
+	RecomputesMixture   bool     `key:"moe_layer_recompute"`
+	FusesLoss           bool     `key:"cross_entropy_loss_fusion"`
+	LossFusion          string   `key:"cross_entropy_fusion_impl"`
+	CUDAGraph           string   `key:"cuda_graph_impl"`
+	NoBiasSwiGLU        bool     `key:"no_bias_swiglu_fusion"`
+	NoMask              bool     `key:"no_create_attention_mask_in_dataloader"`
+	MasksDocuments      bool     `key:"dataloader_inter_document_masking"`
+
+	Experts         int64   `key:"num_experts"`
+	ExpertHidden    int64   `key:"moe_ffn_hidden_size"`
+	TopK            int64   `key:"moe_router_topk"`
+	GroupedGEMM     bool    `key:"moe_grouped_gemm"`
+	Dispatcher      string  `key:"moe_token_dispatcher_type"`
+	SharedExpert    int64   `key:"moe_shared_expert_intermediate_size"`
+	LayerFrequency  string  `key:"moe_layer_freq"`
+	Capacity        float64 `key:"moe_expert_capacity_factor"`
+	PadsToCapacity  bool    `key:"moe_pad_expert_input_to_capacity"`
+	SharedGate      bool    `key:"moe_shared_expert_gate"`
+	LatentAttention bool    `key:"multi_latent_attention"`
+	QueryRank       int64   `key:"q_lora_rank"`
+	KeyRank         int64   `key:"kv_lora_rank"`
+	LatentHead      int64   `key:"qk_head_dim"`
+	LatentPosition  int64   `key:"qk_pos_emb_head_dim"`
+	LatentValue     int64   `key:"v_head_dim"`
+	Predictions     int64   `key:"mtp_num_layers"`
+
+	Notes []Note
+	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
+	// loops and cases set, which are left out.
+	Unset, Looped []string
+	given         *strict.Reader
+}
+
+//go:embed megatron_flags.txt
+var megatronFlags string
+
+// megatronSchema has Megatron-LM's defaults (megatron/training/arguments.py and the configurations that it makes flags
+// of).
+var megatronSchema = sync.OnceValue(func() *strict.Schema {
+	return &strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
+})
+
+func megatronRule() strict.Rule {
+	one, none := strict.Integer().Lax().From(1), strict.Integer().Lax().From(0)
+	drop := strict.Number().Lax().From(0).To(1)
+	kind := func(words string) strict.Rule {
+		list := strings.Fields(words)
+		return strict.Text(list...).Default(list[0])
+	}
+	return strict.Object(strict.Rule{}.For(megatronFlags),
+		one.For(`num_layers hidden_size ffn_hidden_size num_attention_heads kv_channels seq_length
+			max_position_embeddings encoder_num_layers decoder_num_layers encoder_seq_length decoder_seq_length
+			micro_batch_size global_batch_size num_layers_per_virtual_pipeline_stage vocab_size
+			num_virtual_stages_per_pipeline_rank microbatch_group_size_per_virtual_pipeline_stage num_experts
+			moe_ffn_hidden_size moe_shared_expert_intermediate_size q_lora_rank mtp_num_layers ddp_bucket_size
+			expert_tensor_parallel_size recompute_num_layers padded_vocab_size ddp_num_buckets`),
+		none.For("optimizer_state_offload_chunk_size_mb decoder_first_pipeline_num_layers "+
+			"decoder_last_pipeline_num_layers vocab_extra_ids seed"),
+		one.Default(1).For(`num_query_groups tensor_model_parallel_size pipeline_model_parallel_size
+			context_parallel_size expert_model_parallel_size num_distributed_optimizer_instances`),
+		strict.Boolean().Lax().For(`group_query_attention use_flash_attn deterministic_mode swiglu squared_relu
+			disable_bias_linear add_qkv_bias untie_embeddings_and_output_weights qk_layernorm bert_no_binary_head
+			account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split sequence_parallel bf16 fp16
+			fp8_param_gather use_distributed_optimizer overlap_grad_reduce overlap_param_gather
+			accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 use_precision_aware_optimizer optimizer_cpu_offload
+			offload_optimizer_states no_pin_cpu_grads no_pin_cpu_params chunked_optimizer_state_offload
+			no_gradient_accumulation_fusion defer_embedding_wgrad_compute
+			cross_entropy_loss_fusion no_bias_gelu_fusion no_bias_swiglu_fusion moe_grouped_gemm
+			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
+			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
+			moe_pad_expert_input_to_capacity moe_shared_expert_gate no_create_attention_mask_in_dataloader
+			dataloader_inter_document_masking`),
+		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
+		strict.Text().Or(strict.Integer()).For(
+			"pipeline_model_parallel_layout moe_layer_freq nproc_per_node nnodes"),
+		strict.Keys{
+			"position_embedding_type": kind("learned_absolute rope none yarn mrope relative"),
+			"attention_backend":       kind("auto flash fused unfused local"),
+			"transformer_impl":        kind("transformer_engine local inference_optimized"),
+			"attention_dropout":       drop.Default(0.1), "hidden_dropout": drop.Default(0.1),
+			"normalization": kind("LayerNorm RMSNorm"), "tokenizer_type": strict.Text(),
+			"make_vocab_size_divisible_by": one.Default(128), "fp8_format": strict.Text("e4m3", "hybrid"),
+			"fp8_recipe":       kind("delayed tensorwise mxfp8 blockwise custom"),
+			"optimizer":        kind("adam sgd muon dist_muon lion soap adaptive_muon"),
+			"main_grads_dtype": kind("fp32 bf16"), "main_params_dtype": kind("fp32 fp16"),
+			"exp_avg_dtype": kind("fp32 fp16 bf16 fp8"), "exp_avg_sq_dtype": kind("fp32 fp16 bf16 fp8"),
+			"optimizer_offload_fraction": drop.Default(1.), "optimizer_state_offload_fraction": drop.Default(1.),
+			"recompute_granularity":     strict.Text("full", "selective"),
+			"recompute_method":          strict.Text("uniform", "block"),
+			"recompute_modules":         strict.List(strict.Text()).Or(strict.Text()),
+			"cross_entropy_fusion_impl": kind("native te"), "moe_router_topk": one.Default(2),
+			"moe_token_dispatcher_type":  kind("allgather alltoall flex"),
+			"moe_expert_capacity_factor": strict.Number().Lax(), "kv_lora_rank": one.Default(32),
+			"qk_head_dim": one.Default(128), "qk_pos_emb_head_dim": one.Default(64), "v_head_dim": one.Default(128),
+		})
+}
+
+// ReadMegatron reads Megatron-LM's arguments: the path of a file, or what people type after the name of the script.
+func ReadMegatron(arguments string) (*Megatron, error) {
+	file, text := "--megatron", []byte(arguments)
+	var read []string
+	if !strings.Contains(arguments, "--") || !strings.ContainsAny(arguments, " \n") {
+		content, err := files.Read(arguments, largest)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, fault.File(arguments).Inputf("there is no such file").
+				WithHint("give arguments of Megatron-LM, such as \"--num-layers 32 --hidden-size 4096\", or a file")
+		case err != nil:
+			return nil, &fault.Input{Where: fault.Position{File: arguments}, Err: err}
+		}
+		file, text, read = arguments, content, []string{arguments}
+	}
+	d, source, err := parseMegatron(file, text)
+	if err != nil {
+		return nil, err
+	}
+	r, err := megatronSchema().Read(d)
+	if err != nil {
+		return nil, err
+	}
+	m := &Megatron{Files: read, Script: source.script, given: r}
+	if vocabulary := r.Word("vocab_file"); vocabulary != "" {
+		if tokens, err := tokensIn(vocabulary); err == nil {
+			m.FileTokens, m.Files = tokens, append(m.Files, vocabulary)
+		}
+	}
+	r.Fill(m)
+	m.Notes = append(source.notes, r.Notes...)
+	m.Ranks, m.RanksPerNode = source.ranks, source.perNode
+	m.Unset, m.Looped = source.unset, source.looped
+	processes, err := strconv.ParseInt(r.Word("nproc_per_node"), 10, 32)
+	nodes, err2 := strconv.ParseInt(cmp.Or(r.Word("nnodes"), "1"), 10, 32)
+	if err == nil && err2 == nil && processes > 0 && nodes > 0 {
+		m.Ranks, m.RanksPerNode = processes*nodes, processes
+	}
+	return m, nil
+}
+
+const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
+
+// argumentsKind is what --megatron reads beside sections of other programs.
+var argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: "--megatron"}
+
+// source is what a script says beside the arguments.
+type source struct {
+	script         string
+	unset, looped  []string
+	notes          []Note
+	ranks, perNode int64 // that the file says, 0 without
+}
+
+// parseMegatron returns arguments as a document with a member for each, and the name of the script.
+func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
+	if strict.IsYAML(file) || strings.HasPrefix(strings.TrimSpace(string(text)), "{") {
+		d, err := strict.Parse(file, text)
+		if err != nil {
+			if other := parseAny(file, text); other != nil { // JSON with comments
+				err = cmp.Or(expectArguments(other), err)
+			}
+			return nil, source{}, err
+		}
+		if s := sectioned(d); s != nil {
+			d, err = s.arguments()
+			return d, source{notes: s.notes, ranks: s.ranks, perNode: s.perNode}, err
+		}
+		if d, err = megatronYAML(d); err == nil {
+			err = expectArguments(d)
+		}
+		return d, source{}, err
+	}
+	if what := nature(text); what != "" && what != script && what != shellScript && what != commandArguments {
+		return nil, source{}, fault.File(file).Inputf("this is %s: expected arguments of Megatron-LM", what).
+			WithHint(exampleArguments)
+	}
+	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
+	read.run(string(text))
+	launch, err := training(file, read)
+	if err != nil {
+		return nil, source{}, err
+	}
+	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
+	script := ""
+	var launcher []word
+	for i, w := range launch {
+		if strings.HasSuffix(w.text, ".py") {
+			script = strings.TrimSuffix(filepath.Base(w.text), ".py")
+			launcher, launch = launch[:i], launch[i+1:]
+			break
+		}
+	}
+	d.Root.Members = withoutLauncher(commandMembers(launcher, nil), commandMembers(launch, nil))
+	if len(d.Root.Members) == 0 {
+		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
+			WithHint(exampleArguments)
+	}
+	source := source{script: script, unset: read.unset, looped: read.looped}
+	return d, source, argumentsKind.own(d, &megatronSchema().Rule)
+}
+
+// expectArguments refuses a file of another kind, which a key shows that Megatron-LM does not have, and one whose keys
+// are mostly unknown.
+func expectArguments(d *strict.Document) error {
+	rule := &megatronSchema().Rule
+	if found, m := recognized(d.Root); found != nil && !rule.Names().Know(m.Name) {
+		return argumentsKind.misplaced(d, found, m)
+	}
+	return argumentsKind.own(d, rule)
+}
+
+// training returns the command that trains: the only one with a Python script and arguments of a model, or all words
+// of all commands and arrays if none has.
+func training(file string, s *shell) ([]word, error) {
+	var found [][]word
+	for _, c := range s.commands {
+		isScript := func(w word) bool { return strings.HasSuffix(w.text, ".py") && !strings.Contains(w.text, " ") }
+		isSize := func(w word) bool { return strings.Contains(w.text, "-layers") || w.text == "--hidden-size" }
+		if slices.ContainsFunc(c, isScript) && slices.ContainsFunc(c, isSize) && c[0].text != "echo" {
+			found = append(found, c)
+		}
+	}
+	if len(found) > 1 {
+		return nil, fault.File(file).Inputf("the script starts %d trainings", len(found)).
+			WithHint("give the arguments of one")
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	var all []word
+	for _, name := range slices.Sorted(maps.Keys(s.lists)) {
+		all = append(all, s.lists[name]...)
+	}
+	for _, c := range s.commands {
+		all = append(all, c...)
+	}
+	return all, nil
+}
+
+// withoutLauncher returns the last argument of each name. Of the launcher's it keeps the number of ranks.
+func withoutLauncher(launcher, members []strict.Member) []strict.Member {
+	var list []strict.Member
+	kept := []string{"nproc_per_node", "nnodes"}
+	for _, m := range launcher {
+		if slices.Contains(kept, m.Name) {
+			list = append(list, m)
+		}
+	}
+	dropped := strings.Fields("node_rank master_addr master_port rdzv_endpoint rdzv_backend rdzv_id standalone " +
+		"max_restarts log_dir tee redirects")
+	for _, m := range members {
+		if !slices.Contains(dropped, m.Name) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// largestVocabulary is the limit of a file with a vocabulary.
+const largestVocabulary = 64 << 20
+
+// tokensIn returns the number of tokens in a vocabulary: the members of JSON or the lines of a text.
+func tokensIn(file string) (int64, error) {
+	text, err := files.Read(file, largestVocabulary)
+	if err != nil || !strings.HasSuffix(file, ".json") {
+		return int64(bytes.Count(text, []byte{'\n'})), err
+	}
+	d, err := strict.ParseJSON(file, text)
+	if err != nil {
+		return 0, err
+	}
+	return int64(len(d.Root.Members)), nil
+}
+
+// megatronYAML returns the arguments of a YAML file: its MODEL_ARGS, as in Megatron-LM's functional tests, or all keys.
+func megatronYAML(d *strict.Document) (*strict.Document, error) {
+	if m := d.Root.Member("MODEL_ARGS"); m != nil {
+		d = &strict.Document{File: d.File, Text: d.Text, Root: m.Value}
+	}
+	if d.Root.Kind != '{' {
+		return nil, d.Inputf(d.Root.At, "expected arguments of Megatron-LM, found %v", d.Root)
+	}
+	for i := range d.Root.Members {
+		m := &d.Root.Members[i]
+		m.Name = strings.ReplaceAll(strings.TrimPrefix(m.Name, "--"), "-", "_")
+		// The functional tests write lists as words between brackets, which YAML reads as one element.
+		v := m.Value
+		if v.Kind == '[' && len(v.Elements) == 1 && strings.Contains(v.Elements[0].Text, " ") {
+			v = v.Elements[0]
+		}
+		if text := strings.Trim(v.Text, "[]"); m.Name == "recompute_modules" && v.Kind == '"' {
+			m.Value = &strict.Value{Kind: '[', At: v.At}
+			for word := range strings.FieldsSeq(text) {
+				m.Value.Elements = append(m.Value.Elements, &strict.Value{Kind: '"', At: v.At, Text: word})
+			}
+		}
+	}
+	return d, nil
+}
+
+// Others returns the given arguments that no field has, without those that are false, none or zero.
+func (m *Megatron) Others() []string {
+	planned := map[string]bool{"nproc_per_node": true, "nnodes": true}
+	for f := range reflect.TypeFor[Megatron]().Fields() {
+		planned[f.Tag.Get("key")] = true
+	}
+	var list []string
+	for _, member := range m.given.Document.Root.Members {
+		v := member.Value
+		isOff := v.Kind == 'f' || v.Kind == 'n' || v.Kind == '"' && strings.EqualFold(v.Text, "none") ||
+			v.Kind == '0' && v.Text == "0"
+		if !planned[member.Name] && !isOff {
+			list = append(list, member.Name)
+		}
+	}
+	return list
+}
+
+// Gives reports whether an argument was given.
+func (m *Megatron) Gives(key string) bool { return m.given.Gives(key) }
+
+// Fault returns an error at the place of an argument.
+func (m *Megatron) Fault(key, what, hint string) error { return m.given.Fault(key, what, hint) }

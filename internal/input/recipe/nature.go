@@ -1,0 +1,174 @@
+package recipe
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// Detect returns the flag for the configuration at path, by its content: "--deepspeed", "--accelerate",
+// "--training-args", "--adapter", "--quantization" or "--model". It is "--config" for a file that LoadFramework reads.
+// A file of any other kind is refused with what it is. Texts may stand for files. Every error is a *fault.Input.
+func Detect(path string, texts files.Texts) (flag string, err error) {
+	text, err := texts.Read(path, largest)
+	var other *files.NotRegular
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", fault.File(path).Inputf("there is no such file").WithHint("give the path of a configuration")
+	case errors.As(err, &other):
+		return "", fault.File(path).Inputf("%v", other).
+			WithHint("name the files in it, or give a model's folder as --model")
+	case err != nil:
+		return "", &fault.Input{Where: fault.Position{File: path}, Err: err}
+	}
+	d := parseContent(path, text)
+	switch {
+	case d == nil && isTOML(path):
+		return "", unreadable(path, text)
+	case d == nil && strict.IsYAML(path):
+		return "", unclear(path, text)
+	case d == nil || d.Root.Kind != '{':
+		what := nature(text)
+		if what == "" && d != nil {
+			what = "a document with " + summary(d.Root)
+		}
+		if what == "" {
+			return "", unreadable(path, text)
+		}
+		return "", noConfiguration(path, what)
+	}
+	found, m := recognized(d.Root)
+	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
+		bytes.TrimSpace(text), []byte{'{'}) {
+		return "", d.Inputf(m.At, "this is YAML, with the key %q of %s, which is JSON", m.Name, article(found.name)).
+			WithHint("give a file that the program of the key reads")
+	}
+	switch {
+	case found == nil:
+		var names []string
+		for _, m := range d.Root.Members[:min(3, len(d.Root.Members))] {
+			names = append(names, quotedKey(m.Name))
+		}
+		return "", d.Inputf(d.Root.At, "plimsoll knows no training configuration with the keys %s",
+			strings.Join(names, ", ")).WithHint(readable)
+	case found.flag == "":
+		return "", found.unread(d, m)
+	}
+	return found.flag, nil
+}
+
+// looksLikeKey matches what people name keys. A line of another file, such as of passwords, does not look like one.
+var looksLikeKey = lazyregexp.New(`^[A-Za-z_][\w.\-/ ]*$`)
+
+// quotedKey returns a key for a message. It quotes nothing that may be a line of a file that is no configuration.
+func quotedKey(name string) string {
+	if !looksLikeKey.MatchString(name) {
+		return fmt.Sprintf("one of %d bytes that is no name", len(name))
+	}
+	return fmt.Sprintf("%.40q", name)
+}
+
+// summary returns what a document is, without a text that may be lines of a file of the system: those have colons.
+func summary(root *strict.Value) string {
+	if root.Kind == '"' && strings.Contains(root.Text, ":") {
+		return "a text"
+	}
+	return root.String()
+}
+
+// unclear returns why YAML is refused that cannot be parsed: what it is, if it is of a kind that plimsoll does not
+// read, or else why it cannot be parsed.
+func unclear(path string, text []byte) error {
+	if d := strict.Skim(path, text); d != nil {
+		if found, m := recognized(d.Root); found != nil && found.flag == "" {
+			return found.unread(d, m)
+		}
+	}
+	if what := nature(text); what != "" {
+		return noConfiguration(path, what)
+	}
+	_, err := strict.ParseYAML(path, text)
+	return err
+}
+
+// noConfiguration refuses a file by its nature.
+func noConfiguration(path, what string) error {
+	hint := readable
+	if what == script || what == shellScript || what == commandArguments {
+		hint += "; give a script or arguments of Megatron-LM as --megatron"
+	}
+	return fault.File(path).Inputf("this is %s: expected a configuration of a training", what).WithHint(hint)
+}
+
+// unread refuses a file of a kind that plimsoll does not read, which the member m shows.
+func (k *kind) unread(d *strict.Document, m *strict.Member) error {
+	return d.Inputf(m.At, "this seems to be %s, as it has the key %q, which plimsoll does not read",
+		article(k.name), m.Name).WithHint(cmp.Or(k.instead, readable))
+}
+
+// unreadable returns why a text is neither JSON nor YAML.
+func unreadable(path string, text []byte) error {
+	parse := strict.ParseYAML
+	switch {
+	case bytes.HasPrefix(bytes.TrimSpace(text), []byte{'{'}):
+		parse = strict.ParseCommented
+	case isTOML(path):
+		parse = strict.ParseTOML
+	}
+	_, err := parse(path, text)
+	return err
+}
+
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, torchtitan, " +
+	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
+
+var (
+	pythonLine   = lazyregexp.New(`(?m)^(?:import \w|from [\w.]+ import |def \w+\(|class \w+[(:])`)
+	markdownLine = lazyregexp.New("(?m)^(?:#{1,6} \\S.*\\n\\s*\\n|```)")
+	sectionLine  = lazyregexp.New(`(?m)^\[+[A-Za-z][\w.\- "]*\]+\s*(?:#.*)?$`)
+	argumentLine = lazyregexp.New(`^--?[A-Za-z][\w-]*[ =\n]`)
+	shellLine    = lazyregexp.New(`(?m)^\s*(?:export \w+=|set -[eux]|[A-Z_]+=\S+ |` +
+		`(?:accelerate launch|torchrun|deepspeed|python3?|pip|swift|megatron|trl|llamafactory-cli) )`)
+)
+
+// Natures of files that may hold arguments of a program.
+const (
+	script           = "a script"
+	shellScript      = "a shell script"
+	commandArguments = "a list of arguments of a command"
+)
+
+// nature returns what a text is that is no configuration, or "".
+func nature(text []byte) string {
+	start := bytes.TrimSpace(text)
+	switch {
+	case bytes.HasPrefix(start, []byte("#!")):
+		return script
+	case bytes.IndexByte(text, 0) >= 0:
+		return "a binary file"
+	case bytes.HasPrefix(start, []byte{'{'}):
+		return "" // JSON, perhaps with a mistake
+	case pythonLine.Match(text):
+		return "Python source"
+	case shellLine.Match(text):
+		return shellScript
+	case argumentLine.Match(start):
+		return commandArguments
+	case sectionLine.Match(text):
+		return "TOML or INI"
+	case markdownLine.Match(text):
+		return "Markdown"
+	case bytes.HasPrefix(start, []byte{'['}):
+		return "a list"
+	}
+	return ""
+}

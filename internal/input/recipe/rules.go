@@ -1,0 +1,46 @@
+package recipe
+
+import "plimsoll/internal/input/recipe/strict"
+
+// The rules of most keys.
+var (
+	boolean = strict.Boolean()
+	integer = strict.Integer()
+	number  = strict.Number()
+	text    = strict.Text()
+	count   = integer.From(0)
+	size    = integer.From(1)
+	amount  = number.From(0)
+	share   = number.From(0).To(1)
+	free    = strict.Free()
+
+	names       = strict.List(text)
+	nameOrNames = text.Or(names).OrNull()
+)
+
+// The short names of package strict that the tables of keys use.
+type keys = strict.Keys
+
+var (
+	object = strict.Object
+	list   = strict.List
+	oneOf  = strict.Text
+)
+
+// dictionary returns the rule of an object of which DeepSpeed looks up keys and ignores others.
+func dictionary(lists ...keys) strict.Rule { return object(lists...).NotingAll() }
+
+// pydantic returns the rule of an object that DeepSpeed reads with a pydantic model since a release, and as a section
+// before. Conversions are lax, and every key accepts "auto" for its default.
+func pydantic(since string, lists ...keys) strict.Rule {
+	relaxed := keys{}
+	for _, list := range lists {
+		for name, rule := range list {
+			relaxed[name] = rule.Lax().OrAuto()
+		}
+	}
+	return object(relaxed).StrictSince(since)
+}
+
+// instead returns the note about a key that another has replaced.
+func instead(key string) string { return `is deprecated: use "` + key + `"` }

@@ -1,0 +1,226 @@
+package fit
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/job"
+)
+
+// variant is everything of a recipe but its micro batch: an engine, how ranks share the model, what it offloads, what
+// it recomputes, and its GPUs. Memory grows with the micro batch of a variant, so a variant has one limit.
+type variant struct {
+	name string
+	// leastName is the name of the variant that differs in recomputing all blocks.
+	leastName string
+	overrides job.Overrides
+	config    string // of DeepSpeed, if no file of the user has it
+	// inputs are those of the job with edited files; nil for those of the question.
+	inputs  *job.Inputs
+	degrees degrees // that the search has chosen
+}
+
+// microBatches are the micro batches that are tried.
+var microBatches = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, LargestTried}
+
+// LargestTried is the largest micro batch that is tried.
+const LargestTried = 128
+
+// recomputations are the ways to recompute that are tried, by their names in that of a variant.
+var recomputations = map[string]string{"full": ", blocks recomputed", "selective": ", selective"}
+
+// listVariants lists the variants of a question. Files of the user decide the engine: what they do not configure is not
+// tried, as the answer is written in their own format.
+func (s *torchSearch) listVariants() ([]variant, error) {
+	q, base := s.Question, s.base
+	said, err := q.saysSettings(base)
+	if err != nil {
+		return nil, err
+	}
+	s.answer.Says = said
+	engines, err := q.engines(base, said)
+	if err != nil {
+		return nil, err
+	}
+	recomputes := []string{"none", "selective", "full"}
+	if said {
+		recomputes = []string{"none", "full"} // what files can say
+	}
+	if q.Request.Recompute != "" {
+		recomputes = []string{""}
+	}
+	var list []variant
+	for _, gpus := range q.gpuCounts(base) {
+		shared, err := s.withDegrees(engines, gpus[0]*gpus[1], gpus[0])
+		if err != nil {
+			return nil, err
+		}
+		for _, engine := range shared {
+			count := ""
+			if q.FewerGPUs {
+				count = fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
+			}
+			for _, way := range recomputes {
+				v := engine
+				v.overrides.Recompute = way
+				v.overrides.GPUs, v.overrides.Nodes = gpus[0], gpus[1]
+				v.name += recomputations[way] + count
+				if way != "" {
+					v.leastName = engine.name + recomputations["full"] + count
+				}
+				list = append(list, v)
+			}
+		}
+	}
+	return list, nil
+}
+
+// gpuCounts returns the GPUs of a node and the nodes that are tried: those of the job, and with FewerGPUs each half.
+func (q *Question) gpuCounts(base *job.Job) [][2]int {
+	counts := [][2]int{{base.RanksPerNode, base.Nodes}}
+	for q.FewerGPUs {
+		last := counts[len(counts)-1]
+		switch {
+		case last[1] > 1:
+			last[1] /= 2
+		case last[0] > 1:
+			last[0] /= 2
+		default:
+			return counts
+		}
+		counts = append(counts, last)
+	}
+	return counts
+}
+
+// saysSettings reports whether a file of the user says settings of a training, other than that of its model.
+func (q *Question) saysSettings(base *job.Job) (bool, error) {
+	for _, file := range base.Files {
+		if s, err := recipe.LoadSettings(file, q.Request.Texts); s != nil || err != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// engines lists the engines, each with what it can offload. Files that say settings decide the engine.
+func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
+	switch {
+	case q.Request.ZeRO != "":
+		text, err := q.Request.ZeROConfig()
+		return deepSpeedRoads(string(text), nil), err
+	case base.DeepSpeed != nil:
+		return deepSpeedRoads("", nil), nil
+	case base.FSDP != nil && q.Request.FSDP == "":
+		return q.fsdpRoads("", base), nil
+	}
+	list := q.withStates(variant{name: "DistributedDataParallel", overrides: job.Overrides{FSDP: job.NoFSDP}})
+	if base.World == 1 {
+		list = q.withStates(variant{name: "one GPU", overrides: job.Overrides{FSDP: job.NoFSDP}})
+	} else {
+		list = append(list, q.fsdpRoads("2", base)...)
+	}
+	if said || base.Adapter != nil || base.Quantization != nil {
+		return list, nil
+	}
+	precision, mixed := strings.CutPrefix(strings.ToLower(q.Request.Precision), "amp-")
+	if !mixed { // DeepSpeed keeps fp32 master weights, which nobody asked for
+		return list, nil
+	}
+	text := fmt.Sprintf(deepSpeedConfig, precision)
+	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.Source{})
+	if err != nil {
+		return nil, fault.File(ConfigFile).Inputf("%v", err)
+	}
+	return append(list, deepSpeedRoads(text, parsed)...), nil
+}
+
+// ConfigFile is the name of a DeepSpeed configuration that no file of the user was.
+const ConfigFile = "ds_config.json"
+
+const deepSpeedConfig = `{
+  "train_micro_batch_size_per_gpu": 1,
+  "gradient_accumulation_steps": 1,
+  "gradient_clipping": 1.0,
+  "%s": {
+    "enabled": true
+  },
+  "zero_optimization": {
+    "stage": 1,
+    "overlap_comm": true,
+    "contiguous_gradients": true
+  }
+}
+`
+
+// deepSpeedRoads lists ZeRO's stages with what each can offload.
+func deepSpeedRoads(text string, config *recipe.DeepSpeed) []variant {
+	var list []variant
+	for stage := 1; stage <= 3; stage++ {
+		for _, overlaps := range []bool{false, true} {
+			devices := [][2]string{{"none", "none"}, {"cpu", "none"}}
+			if stage == 3 {
+				devices = append(devices, [2]string{"cpu", "cpu"})
+			}
+			for _, device := range devices {
+				v := variant{name: fmt.Sprintf("ZeRO-%d", stage), config: text, overrides: job.Overrides{
+					DeepSpeed: config, ZeROStage: &stage, OverlapReduction: &overlaps, OffloadOptimizer: device[0],
+					OffloadParameters: device[1]}}
+				if overlaps {
+					v.name += ", overlap_comm"
+				}
+				if device[0] == "cpu" {
+					v.name += ", optimizer on the CPU"
+				}
+				if device[1] == "cpu" {
+					v.name += ", parameters on the host"
+				}
+				list = append(list, v)
+			}
+		}
+	}
+	return list
+}
+
+// fsdpRoads lists FSDP with what it can offload.
+func (q *Question) fsdpRoads(version string, base *job.Job) []variant {
+	v := variant{name: "FSDP" + version, overrides: job.Overrides{FSDP: version}}
+	list := q.withStates(v)
+	if base.FSDP == nil || !base.FSDP.OffloadParameters {
+		v.name += ", shards on the host"
+		v.overrides.FSDPOffload = true
+		list = append(list, v)
+	}
+	return list
+}
+
+// rests reports whether states may rest on the host, by plimsoll.torch.StateOffload.
+func (q *Question) rests() bool { return q.States.Master != "" && q.States.Master != "none" }
+
+// withStates adds the roads of plimsoll.torch.StateOffload, in its modes and the formats of moments that are tried. Who
+// asks for master weights gets them: only these roads have them.
+func (q *Question) withStates(v variant) []variant {
+	var list []variant
+	if !q.rests() {
+		list = append(list, v)
+	}
+	moments := []string{q.States.Moments}
+	if q.AnyMoments {
+		moments = job.OffloadMoments
+	}
+	for _, mode := range job.OffloadModes {
+		for _, format := range moments {
+			o, with := q.States, v
+			o.What, o.Mode, o.Moments = job.OffloadStates, mode, format
+			with.name += ", states on the host, " + mode
+			if q.AnyMoments {
+				with.name += ", " + format + " moments"
+			}
+			with.overrides.States = &o
+			list = append(list, with)
+		}
+	}
+	return list
+}

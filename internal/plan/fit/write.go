@@ -1,0 +1,92 @@
+package fit
+
+import (
+	"cmp"
+
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/amend"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/job"
+)
+
+// Amend returns the user's own files with the settings of a recipe, and the settings that no file can say.
+func (a *Answer) Amend(r *Recipe) (*amend.Result, error) {
+	return amend.Apply(nil, a.Base.Files, r.Settings())
+}
+
+// Settings returns what the recipe says.
+func (r *Recipe) Settings() []amend.Setting {
+	o := r.Overrides
+	list := []amend.Setting{{Name: recipe.MicroBatch, To: o.MicroBatch},
+		{Name: recipe.Accumulation, To: o.Accumulation},
+		{Name: recipe.TrainBatch, To: o.MicroBatch * o.Accumulation * int(r.Size.DataRanks)}}
+	if d := r.degrees; d.tensor > 0 {
+		if d.pipeline > 1 {
+			list = nil // the batch of a rank is that of all micro batches of a step
+		}
+		list = append(list, d.settings(o.MicroBatch, o.Accumulation)...)
+	}
+	if o.Recompute != "" {
+		list = append(list, amend.Setting{Name: recipe.GradientCheckpointing, To: o.Recompute != "none"})
+	}
+	if o.ZeROStage != nil {
+		list = append(list, amend.Setting{Name: recipe.Stage, To: *o.ZeROStage})
+	}
+	if o.OverlapReduction != nil {
+		list = append(list, amend.Setting{Name: recipe.OverlapReduction, To: *o.OverlapReduction})
+	}
+	for _, device := range []amend.Setting{{Name: recipe.OptimizerDevice, To: o.OffloadOptimizer},
+		{Name: recipe.ParameterDevice, To: o.OffloadParameters}} {
+		if device.To != "" {
+			list = append(list, device)
+		}
+	}
+	if o.FSDPOffload {
+		list = append(list, amend.Setting{Name: recipe.FSDPOffload, To: true})
+	}
+	return list
+}
+
+// Request returns the request that plans the recipe without a search. A recipe whose DeepSpeed configuration is new
+// names the file that it will be.
+func (r *Recipe) Request(q job.Request) job.Request {
+	o := r.Overrides
+	q.GPUs, q.Nodes, q.MicroBatch, q.Accumulation = o.GPUs, o.Nodes, o.MicroBatch, o.Accumulation
+	q.Recompute, q.Sequence = cmp.Or(o.Recompute, q.Recompute), cmp.Or(o.Sequence, q.Sequence)
+	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
+	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
+	if o.PipelineParallel > 1 {
+		q.PipelineParallel, q.PipelineSchedule = o.PipelineParallel, o.PipelineSchedule
+	}
+	switch {
+	case o.FSDP == job.NoFSDP:
+		q.FSDP = ""
+	case o.FSDP != "":
+		q.FSDP = o.FSDP
+	}
+	q.OffloadParameters = q.OffloadParameters || o.FSDPOffload
+	if o.States != nil {
+		q.Offload = *o.States
+	}
+	if r.Config != "" {
+		q.DeepSpeed, q.Precision = ConfigFile, ""
+		q.ZeRO, q.ZeROOffload = "", nil
+	}
+	return q
+}
+
+// NewConfig returns the text of the DeepSpeed configuration that the user does not have yet, or nil.
+func (r *Recipe) NewConfig() ([]byte, error) {
+	if r.Config == "" {
+		return nil, nil
+	}
+	texts := files.Texts{ConfigFile: []byte(r.Config)}
+	made, err := amend.Apply(texts, []string{ConfigFile}, r.Settings())
+	if err != nil {
+		return nil, err
+	}
+	if text, edited := made.Texts[ConfigFile]; edited {
+		return text, nil
+	}
+	return texts[ConfigFile], nil
+}

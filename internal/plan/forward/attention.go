@@ -1,0 +1,510 @@
+package forward
+
+import (
+	"fmt"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/plan/autograd"
+)
+
+// attention runs the attention of x to source. The two are the same, except in a
+// decoder's attention to its encoder.
+func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd.Tensor) *autograd.Tensor {
+	defer p.In(ledger.AttentionActivations, p.whyAttention)()
+	return p.Scope(func() *autograd.Tensor {
+		whole := p.gather(x)
+		of := whole
+		if source != x {
+			of = p.gather(source)
+		}
+		if a.Delta != nil {
+			return p.scatter(p.delta(a, whole))
+		}
+		q, k, v, gate := p.project(a, whole, of)
+		// A cache of latents is as large as they are, and holds nothing more.
+		if p.HoldsCache && p.tower == nil && a.Latent == nil {
+			k, v = p.cache(k), p.cache(v)
+		}
+		if p.DeepSpeedUlysses {
+			q, k, v = p.byHeads(a, q, k, v)
+		}
+		mixed := p.mix(s, a, q, k, v)
+		if p.DeepSpeedUlysses {
+			mixed = p.byTokens(mixed)
+		}
+		if a.Divided && p.Attention != Flash { // the parts are put together
+			mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing))
+		}
+		if gate != nil {
+			gated := p.multiply(mixed, p.unary(gate, gate.DType, saveOutput))
+			p.Drop(mixed)
+			mixed = gated
+		}
+		return p.dropout(p.scatter(p.linear(a.Output, mixed, p.network.Hidden)), a.OutputDropout)
+	})
+}
+
+// cache copies keys or values into the cache of a generation.
+func (p *pass) cache(x *autograd.Tensor) *autograd.Tensor {
+	copied := p.follow(x, p.unary(x, x.DType, saveNothing))
+	held := p.view(copied, copied.Elements)
+	p.Hold(held)
+	p.outputs = append(p.outputs, held)
+	return copied
+}
+
+func (p *pass) whyAttention() string {
+	return fmt.Sprintf("queries, keys, values and outputs of %d blocks in %v: %s, %s", len(p.network.Blocks()),
+		p.compute(), p.batch(), p.kept())
+}
+
+// byHeads exchanges queries, keys and values. The caller holds those of its part of the sequences until
+// attention returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get
+// copies of them.
+func (p *pass) byHeads(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+	times := max(1, p.ContextParallel/p.heads(a.KeyValueHeads))
+	one := func(x *autograd.Tensor, times int64) *autograd.Tensor {
+		r := x
+		if times > 1 {
+			r = p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+				Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+		}
+		return p.received(r, x)
+	}
+	return one(q, 1), one(k, times), one(v, times)
+}
+
+// received sends a tensor to the ranks of the group and returns what comes from them, contiguous. It drops the tensor
+// unless it is the one to keep.
+func (p *pass) received(x, keep *autograd.Tensor) *autograd.Tensor {
+	sent := p.unary(x, x.DType, saveNothing)
+	if x != keep {
+		p.Drop(x)
+	}
+	got := p.follow(sent, p.unary(sent, x.DType, saveNothing))
+	return p.follow(got, p.unary(got, x.DType, saveNothing))
+}
+
+// byTokens exchanges the result of attention. What attention has saved of it stays beside the copy.
+func (p *pass) byTokens(x *autograd.Tensor) *autograd.Tensor {
+	if p.Batch > 1 { // its sequences do not lie one behind the other
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	got := p.follow(x, p.unary(x, x.DType, saveNothing))
+	return p.follow(got, p.unary(got, got.DType, saveNothing))
+}
+
+// heads returns a rank's number of heads under tensor parallelism.
+func (p *pass) heads(n int64) int64 { return max(1, n/p.TensorParallel) }
+
+// project computes queries, keys and values, with norms and rotary positions.
+func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v, gate *autograd.Tensor) {
+	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
+	queries, keys, values := heads*a.Width, groups*a.Width, groups*a.ValueWidth
+	switch {
+	case a.Latent != nil:
+		q, k, v = p.latent(a, x)
+	case a.Fused != "":
+		whole := p.linear(a.Fused, x, queries+keys+values)
+		if a.Clips {
+			whole = p.follow(whole, p.unary(whole, whole.DType, saveInput))
+		}
+		parts := p.split(whole, queries, keys, values)
+		q, k, v = parts[0], parts[1], parts[2]
+		p.Drop(whole)
+	default:
+		width := queries
+		if a.Gated {
+			width *= 2
+		}
+		q = p.linear(a.Query, x, width)
+		if a.Gated {
+			parts := p.split(q, queries, queries)
+			p.Drop(q)
+			q, gate = parts[0], parts[1]
+		}
+		k = p.linear(a.Key, source, keys)
+		v = p.linear(a.Value, source, values)
+		if p.FusedQKV {
+			q, k, v = p.join(q, k, v)
+		}
+	}
+	if !a.NormsRotated {
+		q, k = p.normed(a, q, k)
+	}
+	if a.Rotary > 0 {
+		q, k = p.rotated(a, q, k)
+	}
+	if a.NormsRotated {
+		q, k = p.normed(a, q, k)
+	}
+	if a.ScalesQueries {
+		q = p.follow(q, p.unary(q, q.DType, saveNothing))
+	}
+	if a.ByHead {
+		q, k, v = p.copied(q), p.copied(k), p.copied(v)
+	}
+	return q, k, v, gate
+}
+
+// copied copies a tensor into another order and drops it.
+func (p *pass) copied(x *autograd.Tensor) *autograd.Tensor {
+	return p.follow(x, p.unary(x, x.DType, saveNothing))
+}
+
+// normed runs the norms of queries and keys, if there are any.
+func (p *pass) normed(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
+	if a.QueryNorm.Kind == model.NoNorm {
+		return q, k
+	}
+	return p.follow(q, p.norm(a.QueryNorm, q)), p.follow(k, p.norm(a.KeyNorm, k))
+}
+
+// join copies queries, keys and values into one tensor and returns views of it.
+func (p *pass) join(q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
+	whole := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{q, k, v},
+		Outputs: []autograd.Output{{Elements: q.Elements + k.Elements + v.Elements, DType: v.DType}}})[0]
+	parts := p.split(whole, q.Elements, k.Elements, v.Elements)
+	p.Drop(q, k, v, whole)
+	return parts[0], parts[1], parts[2]
+}
+
+// split returns views of a tensor. Their gradients are concatenated.
+func (p *pass) split(x *autograd.Tensor, widths ...int64) []*autograd.Tensor {
+	var sum int64
+	for _, w := range widths {
+		sum += w
+	}
+	outputs := make([]autograd.Output, len(widths))
+	for i, w := range widths {
+		outputs[i] = autograd.Output{Elements: x.Elements / sum * w, DType: x.DType, View: true}
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: outputs})
+}
+
+// rotated applies rotary positions to queries and keys.
+func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autograd.Tensor) {
+	angles := p.angles
+	if a.OwnAngles {
+		t := q.DType
+		if a.WideRotary || p.Autocast != dtype.Invalid {
+			t = dtype.F32
+		}
+		angles = p.New(2*p.Sequence/p.ContextParallel*int64(a.Rotary*float64(a.Width)), t)
+		defer p.Drop(angles)
+	}
+	return p.follow(q, p.rotate(a, q, angles)), p.follow(k, p.rotate(a, k, angles))
+}
+
+// rotate applies rotary positions: two products and a sum. They save the cosines
+// and sines only. All blocks share them, unless there are angles of the block.
+// Under autocast they are in fp32.
+func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.Tensor {
+	switch {
+	case p.FusesPointwise:
+		return p.unary(x, p.compute(), saveNothing)
+	case p.Liger: // in place, in both passes (liger_kernel/ops/rope.py)
+		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{true},
+			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType, View: true}}})[0]
+	}
+	if a.WideRotary && x.DType != dtype.F32 {
+		wide := p.cast(x, dtype.F32)
+		rotated := p.follow(wide, p.rotate(a, wide, angles))
+		return p.follow(rotated, p.cast(rotated, x.DType))
+	}
+	result := x.DType
+	if p.Autocast != dtype.Invalid {
+		result = dtype.F32
+	}
+	bytes := x.Elements * result.Size()
+	o := autograd.Operation{
+		Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements, DType: result}},
+		Scratch: 2 * bytes, BackwardScratch: 2 * bytes,
+	}
+	if angles != nil {
+		o.Saved = append(o.Saved, angles)
+	}
+	return p.Do(o)[0]
+}
+
+// mix runs the attention between the projections.
+func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
+	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
+	biased := a.Biased && p.FusesBias
+	if p.DeepSpeedUlysses {
+		groups = max(groups, p.ContextParallel) // ranks beyond the heads of keys have copies
+	}
+	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
+		(a.Sinks != "" || a.NoSDPA) && p.Attention == SDPA {
+		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
+		return p.scores(a, q, k, v)
+	}
+	// A window shorter than the sequence needs a mask. With a mask torch does not
+	// share keys among queries.
+	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()) &&
+		!p.DeepSpeedUlysses // it drops masks
+	contiguous := p.Attention == SDPA && p.ContiguousHeads
+	if contiguous {
+		q = p.follow(q, p.unary(q, q.DType, saveNothing))
+	}
+	if masked || p.mask != nil || p.FusedQKV || p.Attention == SDPA && p.RepeatsKeys {
+		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
+	}
+	if p.ExchangesHeads {
+		q, k, v = p.exchanged(q), p.exchanged(k), p.exchanged(v)
+	}
+	compute := promoted(promoted(q.DType, k.DType), v.DType)
+	if p.Autocast != dtype.Invalid {
+		compute = p.Autocast
+	}
+	q, k, v = p.cast(q, compute), p.cast(k, compute), p.cast(v, compute)
+	tokens := q.Elements / (heads * a.Width)
+	elements := tokens * heads * a.ValueWidth
+	o := autograd.Operation{
+		Inputs: []*autograd.Tensor{q, k, v}, Saved: []*autograd.Tensor{q, k, v},
+		Outputs: []autograd.Output{{Elements: elements, DType: compute, Saved: true},
+			{Elements: tokens * heads, DType: dtype.F32, Saved: true}},
+		// The backward pass keeps the sum of the queries' gradient in fp32, and
+		// for each row the product of gradient and output.
+		BackwardScratch: 4*q.Elements + 4*tokens*heads,
+		Kept:            true,
+	}
+	if p.mask != nil {
+		o.Saved = append(o.Saved, p.mask)
+	}
+	if masked { // every layer converts the mask of the window to the type of the scores
+		mask := p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, compute)
+		o.Saved = append(o.Saved, mask)
+		defer p.Drop(mask)
+	}
+	if biased {
+		bias := p.New(heads*p.Sequence/p.ContextParallel*p.Sequence, compute)
+		o.Saved = append(o.Saved, bias)
+		defer p.Drop(bias)
+	}
+	if groups < heads {
+		o.BackwardScratch += (k.Elements + v.Elements) * (heads / groups) * compute.Size()
+	}
+	r := p.Do(o)
+	p.Drop(r[1])
+	// The memory-efficient kernel stores its output by token. The flash kernel stores
+	// it as the queries are stored.
+	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth ||
+		compute == dtype.F32)
+	byHead := a.Joined || a.ByHead || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
+	if p.ExchangesHeads {
+		return p.exchanged(r[0])
+	}
+	if byHead && !efficient || p.FusedQKV {
+		return p.follow(r[0], p.unary(r[0], compute, saveNothing))
+	}
+	return r[0]
+}
+
+// exchanged is the all-to-all of Ulysses (SeqAllToAll4D): what a rank sends is copied together, and what it gets is put
+// together, in both passes.
+func (p *pass) exchanged(x *autograd.Tensor) *autograd.Tensor {
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Outputs: []autograd.Output{{Elements: x.Elements,
+		DType: x.DType}}, Scratch: 2 * x.Bytes(), BackwardScratch: 2 * x.Bytes(), Kept: true})[0]
+	p.Drop(x)
+	return r
+}
+
+// repeat copies keys or values for all heads that share them.
+func (p *pass) repeat(x *autograd.Tensor, times int64) *autograd.Tensor {
+	if times == 1 {
+		return x
+	}
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs:         []autograd.Output{{Elements: x.Elements * times, DType: x.DType}},
+		BackwardScratch: x.Elements * times * x.DType.Size()})[0]
+	p.Drop(x)
+	return r
+}
+
+func (p *pass) whyScores() string {
+	tokens := p.Sequence
+	if h := p.network.Sound(); h != nil {
+		tokens = h.Rows
+	}
+	return fmt.Sprintf("scores of every pair of %s tokens for every head, %s: eager attention", ledger.Count(tokens),
+		p.kept())
+}
+
+// scores runs attention that materializes the scores of all pairs of tokens.
+func (p *pass) scores(a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
+	heads := p.heads(a.Heads)
+	rows := q.Elements / a.Width // of all heads
+	keys := k.Elements / a.Width / heads / p.Batch
+	switch {
+	case a.Parts > 0:
+		keys = min(keys, a.Parts)
+	case a.Divided:
+		keys /= p.Images.Count
+	}
+	pairs := rows * keys
+	leave := p.In(ledger.AttentionScores, p.whyScores)
+	x := p.Scope(func() *autograd.Tensor {
+		if a.WideScores {
+			return p.matmul(p.cast(q, dtype.F32), p.cast(k, dtype.F32), pairs)
+		}
+		return p.matmul(q, k, pairs)
+	})
+	x = p.follow(x, p.unary(x, x.DType, saveNothing)) // scaled
+	if a.Soft {
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+		x = p.follow(x, p.unary(x, x.DType, saveOutput)) // the hyperbolic tangent
+		x = p.follow(x, p.unary(x, x.DType, saveNothing))
+	}
+	masked := autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}}
+	if a.SavesMask {
+		masked.Saved = []*autograd.Tensor{p.mask}
+	}
+	x = p.follow(x, p.Do(masked)[0])
+	if p.ClampsScores {
+		x = p.follow(x, p.unary(x, x.DType, saveInput))
+	}
+	result := x.DType
+	if a.WideSoftmax && a.Sinks == "" {
+		result = dtype.F32
+	}
+	if a.Sinks != "" { // the program holds the scores until it returns
+		before := x
+		x = p.withSinks(a, x, rows)
+		defer p.Drop(x)
+		x = p.softmax(x, result)
+		p.Drop(before)
+	} else {
+		x = p.follow(x, p.softmax(x, result))
+	}
+	if result != q.DType {
+		x = p.follow(x, p.cast(x, q.DType))
+	}
+	x = p.dropout(x, a.Dropout)
+	leave()
+	mixed := p.matmul(x, v, rows*a.ValueWidth)
+	p.Drop(x)
+	return p.follow(mixed, p.unary(mixed, mixed.DType, saveNothing)) // the heads side by side
+}
+
+// withSinks appends the sinks to the scores and subtracts the greatest score of each
+// row, whose index it saves.
+func (p *pass) withSinks(a *model.Attention, x *autograd.Tensor, rows int64) *autograd.Tensor {
+	sinks := p.parameter(a.Sinks).Tensor()
+	joined := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, sinks},
+		Outputs: []autograd.Output{{Elements: x.Elements + rows, DType: x.DType}}})[0]
+	greatest := p.indexed(joined, p.New(rows, dtype.I64), rows)
+	return p.follow(joined, p.follow(greatest, p.add(joined, greatest)))
+}
+
+// latent computes DeepSeek's queries, keys and values.
+func (p *pass) latent(a *model.Attention, x *autograd.Tensor) (q, k, v *autograd.Tensor) {
+	l, heads := a.Latent, p.heads(a.Heads)
+	if l.QueryDown == "" {
+		q = p.linear(a.Query, x, heads*a.Width)
+	} else {
+		down := p.linear(l.QueryDown, x, l.QueryRank)
+		down = p.follow(down, p.norm(l.QueryNorm, down))
+		q = p.linear(l.QueryUp, down, heads*a.Width)
+		p.Drop(down)
+	}
+	plain := a.Width - l.Rotated
+	parts := p.split(p.linear(l.Down, x, l.Rank+l.Rotated), l.Rank, l.Rotated)
+	normed := p.norm(l.Norm, parts[0])
+	up := p.linear(l.Up, normed, heads*(plain+a.ValueWidth))
+	p.Drop(normed)
+	keyValue := p.split(up, heads*plain, heads*a.ValueWidth)
+	// Every head concatenates its plain part and the rotated part.
+	tokens := x.Elements / p.network.Hidden
+	wide := func(inputs ...*autograd.Tensor) *autograd.Tensor {
+		return p.Do(autograd.Operation{Inputs: inputs,
+			Outputs: []autograd.Output{{Elements: tokens * heads * a.Width, DType: up.DType}}})[0]
+	}
+	k = wide(keyValue[0], parts[1])
+	q = p.follow(q, wide(q))
+	p.Drop(parts...)
+	p.Drop(up, keyValue[0])
+	return q, k, keyValue[1]
+}
+
+// delta runs linear attention with the gated delta rule, as transformers does
+// without the kernels of flash-linear-attention: in fp32, in chunks of 64 tokens,
+// with one state for each head and chunk. Tensor parallelism shards the
+// projections only and gathers their outputs (colwise_gather_output in
+// transformers' tensor-parallel plan).
+func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
+	d := a.Delta
+	tokens := x.Elements / p.network.Hidden
+	keys, values := d.KeyHeads*d.KeyWidth, d.ValueHeads*d.ValueWidth
+	var joined, outputGate *autograd.Tensor
+	if d.OutputGate == "" {
+		projected := p.together(d.Project, x, 2*keys+2*values)
+		parts := p.split(projected, 2*keys+values, values)
+		joined, outputGate = p.follow(parts[0], p.unary(parts[0], projected.DType, saveNothing)), parts[1]
+		p.Drop(projected)
+	} else {
+		joined, outputGate = p.together(d.Project, x, 2*keys+values), p.together(d.OutputGate, x, values)
+	}
+	gates := make([]*autograd.Tensor, len(d.Gates))
+	for i, gate := range d.Gates {
+		gates[i] = p.together(gate, x, 2*d.ValueHeads/int64(len(d.Gates)))
+	}
+	convolution, narrow := p.parameter(d.Convolution+".weight"), joined.DType
+	mixed := p.follow(joined, p.Do(autograd.Operation{Inputs: []*autograd.Tensor{joined, convolution.Tensor()},
+		Saved:   []*autograd.Tensor{joined},
+		Outputs: []autograd.Output{{Elements: joined.Elements, DType: narrow}}})[0])
+	mixed = p.follow(mixed, p.unary(mixed, mixed.DType, saveInput))
+	// In fp32: queries, keys and values with padding, scaled and solved for; five
+	// matrices of a chunk's pairs; eight numbers for each token.
+	const chunk = 64
+	wide := tokens * d.ValueHeads * (8*d.KeyWidth + 3*d.ValueWidth + 5*chunk + 8)
+	states := tokens / chunk * d.ValueHeads * d.KeyWidth * d.ValueWidth
+	r := p.Do(autograd.Operation{
+		Inputs: append([]*autograd.Tensor{mixed}, gates...),
+		Outputs: []autograd.Output{
+			{Elements: tokens * values, DType: narrow},
+			{Elements: wide + states, DType: dtype.F32, Saved: true},
+		},
+	})
+	p.Drop(r[1], mixed)
+	p.Drop(gates...)
+	normed := p.follow(r[0], p.norm(d.Norm, r[0]))
+	gate := p.follow(outputGate, p.cast(outputGate, dtype.F32))
+	gate = p.follow(gate, p.unary(gate, dtype.F32, saveInput))
+	gated := p.multiply(normed, gate)
+	p.Drop(normed, gate)
+	gated = p.follow(gated, p.cast(gated, narrow))
+	return p.together(a.Output, gated, p.network.Hidden)
+}
+
+// together runs a linear module whose outputs are sharded among ranks, and gathers
+// the outputs.
+func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
+	part := p.linear(path, x, max(1, out/p.TensorParallel))
+	return p.follow(part, p.resized(part, p.TensorParallel))
+}
+
+// gather gathers the sequence, which tensor parallelism shards between the halves
+// of a block. Scatter shards it again.
+func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.TensorParallel) }
+
+func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
+	if p.TensorParallel == 1 {
+		return x
+	}
+	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements / p.TensorParallel, DType: x.DType}}, Kept: true})[0]
+	p.Drop(x)
+	return r
+}
+
+func (p *pass) resized(x *autograd.Tensor, times int64) *autograd.Tensor {
+	if times == 1 {
+		return x
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
+		Outputs: []autograd.Output{{Elements: x.Elements * times, DType: x.DType}}})[0]
+}

@@ -1,0 +1,148 @@
+package job
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
+)
+
+// adapter sets the adapter and the type of its weights.
+func (r *resolver) adapter() (err error) {
+	j := r.job
+	if r.Inputs.adapter == nil {
+		return r.noAdapter()
+	}
+	j.Adapter = r.Inputs.adapter
+	r.note(j.Adapter.Notes)
+	if err := r.fusedTargets(); err != nil {
+		return err
+	}
+	if j.Adapter, err = j.Adapter.ForModel(j.Model.Type); err != nil {
+		return err
+	}
+	if j.Adapter, err = r.adaptedParts(j.Adapter); err != nil {
+		return err
+	}
+	if err := cmp.Or(r.unplannedAdapter(), r.targetParameters()); err != nil {
+		return err
+	}
+	// PEFT keeps adapters of 16-bit models in fp32 (autocast_adapter_dtype).
+	j.AdapterType = dtype.F32
+	switch {
+	case r.AdapterPrecision == "":
+		r.assume("adapters in fp32, PEFT's default: --adapter-precision was not given")
+	case slices.Contains(AdapterPrecisions, r.AdapterPrecision):
+		j.AdapterType, _ = dtype.Parse(r.AdapterPrecision)
+	default:
+		return fault.Inputf("unknown precision of adapters %q", r.AdapterPrecision).
+			WithHint("expected " + fault.OneOf(AdapterPrecisions...))
+	}
+	modules := append(j.Model.Network.Linears(), j.Model.Network.Head.Projection)
+	for _, p := range j.Model.Parameters {
+		modules = append(modules, strings.TrimSuffix(p.Name, ".weight"))
+	}
+	if blocks := j.Model.Network.Blocks(); r.Modules == litgptModules && len(blocks) > 0 {
+		if fused := blocks[0].Attention.Fused; fused != "" {
+			modules = append(modules, fused+".query", fused+".key", fused+".value") // lora_query and the like
+		}
+	}
+	if !slices.ContainsFunc(modules, j.Adapter.Targets) && len(j.AdaptedParameters()) == 0 {
+		return fault.File(j.Adapter.File).Inputf("target_modules matches no module of %s", j.Model.Name).
+			WithHint("its linear modules are " + strings.Join(lastNames(j.Model.Network.Linears()), ", "))
+	}
+	return nil
+}
+
+// noAdapter refuses settings that need an adapter.
+func (r *resolver) noAdapter() error {
+	if r.AdapterPrecision != "" {
+		return fault.Inputf("--adapter-precision is given without --adapter").
+			WithHint("add --adapter, or leave --adapter-precision out")
+	}
+	if r.job.Quantization != nil && r.job.Quantization.Bits > 0 {
+		return fault.Inputf("transformers refuses to train a model quantized to %d bits without an adapter",
+			r.job.Quantization.Bits).WithHint("add --adapter with the adapter_config.json of PEFT")
+	}
+	return nil
+}
+
+// unplannedAdapter refuses settings of an adapter that are not planned.
+func (r *resolver) unplannedAdapter() error {
+	j := r.job
+	switch j.Adapter.Type {
+	case "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING":
+	default:
+		return fault.File(j.Adapter.File).Inputf("%s is not planned: virtual tokens change the length of every "+
+			"sequence", j.Adapter.Type).WithHint("plimsoll plans LORA, ADALORA, IA3, VERA, OFT and LN_TUNING")
+	}
+	for _, unplanned := range []struct {
+		key string
+		is  bool
+	}{
+		{"trainable_token_indices", len(j.Adapter.TrainableTokens) > 0},
+		{"layer_replication", j.Adapter.ReplicatesLayers},
+		{"ensure_weight_tying", j.tiesAdapted()},
+	} {
+		if unplanned.is {
+			return fault.File(j.Adapter.File).Inputf("%s changes the memory of the job, and is not planned yet",
+				unplanned.key).
+				WithHint("remove it, and expect the job to take more memory than the plan says")
+		}
+	}
+	for _, t := range j.Model.Network.Towers {
+		for _, step := range t.Before {
+			if step.Kind == model.Convolve && !j.Adapter.AllLinear() && j.Adapter.Targets(step.Path) {
+				return j.Adapter.Place().Inputf("target_modules matches %s, a convolution, which is not planned yet",
+					step.Path).WithHint("name the modules with more of their path, such as attn.proj")
+			}
+		}
+	}
+	if j.Adapter.Type == "OFT" && (j.Model.Network.InputFirst || j.adaptsEmbedding() != "") {
+		return j.Adapter.Place().Inputf("target_modules matches modules of %s that are no torch.nn.Linear: OFT is "+
+			"planned for those only", j.Model.Name).WithHint("name linear modules in target_modules, or use LORA")
+	}
+	if embedding := j.adaptsEmbedding(); embedding != "" && j.Adapter.Type == "LORA" && j.Adapter.LoRABias {
+		return j.Adapter.Place().Inputf(
+			`target_modules matches %s: PEFT says "lora_bias=True is not supported for Embedding"`, embedding).
+			WithHint("remove that module from target_modules, or remove lora_bias")
+	}
+	return nil
+}
+
+// tiesAdapted reports whether PEFT keeps an embedding and the head tied while
+// the adapter adapts or trains at least one of them.
+func (j *Job) tiesAdapted() bool {
+	return j.Adapter.TiesWeights && slices.ContainsFunc(j.Model.Parameters, func(p model.Parameter) bool {
+		return p.TiedTo != "" && slices.ContainsFunc([]string{p.Name, p.TiedTo}, func(name string) bool {
+			module := strings.TrimSuffix(name, ".weight")
+			return j.Adapter.Targets(module) || j.Adapter.Copies(module) != ""
+		})
+	})
+}
+
+// adaptsEmbedding returns an embedding that the adapter adapts, or "" if there is none.
+func (j *Job) adaptsEmbedding() string {
+	for _, p := range j.Model.Parameters {
+		if module := strings.TrimSuffix(p.Name, ".weight"); p.IsEmbedding() && !j.Adapter.AllLinear() &&
+			j.Adapter.Targets(module) {
+			return module
+		}
+	}
+	return ""
+}
+
+// lastNames returns the distinct last names of paths.
+func lastNames(paths []string) []string {
+	var names []string
+	for _, path := range paths {
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}

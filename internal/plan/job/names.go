@@ -1,0 +1,99 @@
+package job
+
+import (
+	"fmt"
+
+	"plimsoll/internal/base/dtype"
+)
+
+// EngineName describes the engine and its ranks: those that do not share a layer or a pipeline.
+func (j *Job) EngineName() string {
+	n := j.World / int(max(1, j.Parallel.Tensor)*j.Stages())
+	ranks := fmt.Sprintf("%d ranks", n)
+	if n == 1 {
+		ranks = "1 rank"
+	}
+	switch {
+	case j.FSDP != nil:
+		return fmt.Sprintf("FSDP%d over %s", j.FSDP.Version, ranks)
+	case j.DeepSpeed != nil:
+		return fmt.Sprintf("DeepSpeed ZeRO-%d over %s", j.DeepSpeed.ZeROStage, ranks)
+	case n > 1:
+		return fmt.Sprintf("DistributedDataParallel over %s", ranks)
+	case j.World > 1:
+		return fmt.Sprintf("%d GPUs", j.World)
+	}
+	if j.OnCPU {
+		return "on the CPU"
+	}
+	return "one GPU"
+}
+
+// ParallelNames describes the replicas and the kinds of model parallelism.
+func (j *Job) ParallelNames() []string {
+	var names []string
+	if j.FSDP != nil && j.Replicas() > 1 {
+		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
+	}
+	context := "context"
+	if j.Parallel.DeepSpeedUlysses {
+		context = "sequence"
+	}
+	for _, split := range []struct {
+		name   string
+		degree int64
+	}{{"tensor", j.Parallel.Tensor}, {context, j.Parallel.Context}, {"expert", j.Parallel.Expert}} {
+		if split.degree > 1 {
+			names = append(names, fmt.Sprintf("%s parallel %d", split.name, split.degree))
+		}
+	}
+	if p := j.Pipeline; p != nil {
+		names = append(names, fmt.Sprintf("pipeline parallel %d (%s, %d micro batches)", p.Degree, p.Schedule,
+			p.Micros))
+	}
+	return names
+}
+
+// OptimizerName returns the optimizer with its variant.
+func (j *Job) OptimizerName() string {
+	name := j.Optimizer.Name + "/" + string(j.Optimizer.Variant)
+	if d := j.DeepSpeed; d != nil && d.OffloadOptimizer.Device != "none" {
+		name = j.Optimizer.Name + " on the host" // not a step of torch.optim
+	}
+	if j.Offload != nil {
+		name += ", " + j.Offload.Name()
+	}
+	return name
+}
+
+// AutocastName returns the type of autocast, empty if it is off.
+func (j *Job) AutocastName() string {
+	if j.AutocastType == dtype.Invalid {
+		return ""
+	}
+	return j.AutocastType.String()
+}
+
+// ComputeName returns the type that the engine casts parameters to before their
+// use, empty if it does not cast them.
+func (j *Job) ComputeName() string {
+	if j.CastType == dtype.Invalid {
+		return ""
+	}
+	return j.CastType.String()
+}
+
+// RecomputeName describes what the backward pass recomputes.
+func (j *Job) RecomputeName() string {
+	switch {
+	case j.Recompute == nil && j.Compile:
+		return "none but what torch.compile recomputes"
+	case j.Recompute == nil:
+		return "none"
+	case j.Recompute.Selective > 1:
+		return "selective"
+	case j.Recompute.Reentrant:
+		return "reentrant"
+	}
+	return "full"
+}

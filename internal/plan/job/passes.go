@@ -1,0 +1,247 @@
+package job
+
+import (
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/autograd"
+	"plimsoll/internal/plan/forward"
+)
+
+// attention sets how attention is computed.
+func (r *resolver) attention() error {
+	j := r.job
+	name := r.Attention
+	if p, _ := r.divided(); name == "" && p != nil && p.Sequence > 1 {
+		name = p.Attention
+	}
+	if name == "" {
+		name = string(forward.SDPA)
+		if !j.Versions.Transformers.AtLeast(4, 36, 0) || !j.Versions.Torch.AtLeast(2, 1, 1) {
+			name = string(forward.Eager) // SDPA has been the default since these releases
+		}
+		r.assume("%s attention: --attention was not given", name)
+	}
+	if name == "flash_attention_2" || name == "flash_attention_3" || name == "flash-attention-2" || name == "flash2" {
+		name = string(forward.Flash)
+	}
+	if !slices.Contains(Attentions, name) {
+		return fault.Inputf("unknown attention %q", r.Attention).
+			WithHint("expected one of " + strings.Join(Attentions, ", "))
+	}
+	j.Attention = forward.AttentionKind(name)
+	if j.Attention == forward.Flash && j.ParameterType == dtype.F32 && j.AutocastType == dtype.Invalid {
+		return fault.Inputf("flash attention computes only in bf16 and fp16, but the precision is fp32").
+			WithHint("use --attention sdpa, or --precision bf16")
+	}
+	return nil
+}
+
+// recompute sets which blocks the backward pass recomputes.
+func (r *resolver) recompute() error {
+	j := r.job
+	way := r.Recompute
+	if way == "" && r.training != nil && r.training.Checkpointing.Enabled {
+		way = "full"
+		c := r.training.Checkpointing
+		if c.Reentrant || c.ByRelease && !j.Versions.Transformers.AtLeast(5, 0, 0) {
+			way = "reentrant"
+		}
+		if f := r.Inputs.framework; f != nil && f.FSDP2WithoutReentrant &&
+			(r.Request.FSDP == "2" || j.FSDP != nil && j.FSDP.Version == 2) {
+			way = "full"
+		}
+		if r.training.Checkpointing.Offload {
+			return fault.File(r.training.File).Inputf(
+				`gradient checkpointing with "offload" keeps the inputs of blocks on the host, which is not planned yet`).
+				WithHint("remove the key, and expect the job to take less GPU memory and more host memory than the " +
+					"plan says")
+		}
+		j.RecomputeEvery, j.RecomputeFirst = r.training.Checkpointing.EveryN, true
+	}
+	if way == "" && j.FSDP != nil && j.FSDP.ActivationCheckpointing {
+		way = "full"
+	}
+	if d := j.DeepSpeed; way == "" && r.PipelineParallel > 1 && d != nil && d.PipelineCheckpoints > 0 {
+		way = "full"
+		if d.PipelineReentrant {
+			way = "reentrant"
+		}
+	}
+	switch way {
+	case "", "none", "false": // as programs write that they recompute nothing
+	case "full", "true":
+		j.Recompute = &autograd.Checkpoint{}
+	case "reentrant":
+		j.Recompute = &autograd.Checkpoint{Reentrant: true}
+	case "selective":
+		j.Recompute = &autograd.Checkpoint{Selective: 2}
+	case "every-2":
+		j.Recompute, j.RecomputeEvery = &autograd.Checkpoint{}, 2
+	default:
+		return fault.Inputf("unknown way to recompute activations: %q", way).
+			WithHint("expected one of " + strings.Join(Recomputes, ", "))
+	}
+	if j.OffloadActivations != nil && (way == "reentrant" || r.Compile) {
+		return fault.Inputf("activations wait on the host, which is not planned yet with reentrant checkpoints or " +
+			"torch.compile").WithHint("set use_reentrant to false, and leave --compile out")
+	}
+	return nil
+}
+
+// loss sets how the loss is computed, and what torch.compile fuses.
+func (r *resolver) loss() error {
+	j := r.job
+	j.HoldsOutputs = r.training == nil
+	if !j.Versions.Transformers.AtLeast(4, 46, 0) {
+		j.Loss = forward.ShiftLogits
+	}
+	j.Compile = r.Compile || r.training != nil && r.training.TorchCompile || compiles(r.launch)
+	if j.Compile {
+		j.Loss = forward.CompiledLoss
+		if j.Recompute != nil {
+			j.Recompute.Compiled = true
+		}
+	}
+	if err := r.modules(); err != nil {
+		return err
+	}
+	if r.training != nil && r.training.UseLigerKernel {
+		r.liger()
+	}
+	if f := r.Inputs.framework; f != nil && f.LigerModules {
+		loss := j.Loss
+		r.liger()
+		j.Loss = loss
+	}
+	if f := r.Inputs.framework; f != nil && f.Diverges {
+		if j.Compile {
+			return fault.File(f.File).Inputf("torch.compile is on: a compiled divergence is not planned yet").
+				WithHint("turn it off to plan the job without it")
+		}
+		j.Loss = forward.DivergentLoss
+		return nil
+	}
+	return r.namedLoss()
+}
+
+// namedLoss sets the loss that a flag names.
+func (r *resolver) namedLoss() error {
+	name := r.Loss
+	if name == "" && r.FusedLoss {
+		name = "fused"
+	}
+	switch name {
+	case "":
+	case "fp32":
+		r.job.Loss = forward.ShiftLabels
+	case "native":
+		r.job.Loss = forward.NativeLoss
+	case "chunked":
+		r.job.Loss = forward.ChunkedLoss
+	case "fused":
+		r.job.Loss = forward.FusedLoss
+	default:
+		return fault.Inputf("unknown loss %q", name).WithHint("expected one of " + strings.Join(Losses, ", "))
+	}
+	return nil
+}
+
+// ligerModels are the model types with kernels in liger-kernel 0.6
+// (MODEL_TYPE_TO_APPLY_LIGER_FN in liger_kernel/transformers/monkey_patch.py).
+var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama llama4 mistral mixtral olmo2 phi3 qwen2 " +
+	"qwen3 qwen3_moe qwen3_next smollm3 granite")
+
+// liger replaces modules by those of liger-kernel. The Trainer leaves a model
+// alone that liger-kernel does not know.
+func (r *resolver) liger() {
+	if len(r.job.Model.Network.Towers) > 0 {
+		r.assume("use_liger_kernel is not planned for models that read images: the job takes less")
+		return
+	}
+	if !slices.Contains(ligerModels, r.job.Model.Type) {
+		r.assume("use_liger_kernel has no effect: liger-kernel has no kernels for %s", r.job.Model.Type)
+		return
+	}
+	r.job.Liger = true
+	r.job.Loss = forward.FusedLoss
+	if r.job.Model.Type == "granite" { // whose logits are scaled
+		r.job.Loss = forward.InPlaceLoss
+	}
+}
+
+// ClampsScores reports whether eager attention takes the maximum of scores and
+// their type's least number: LLaMA from 4.28 to 4.30, and OPT until 4.48.
+func (j *Job) ClampsScores() bool {
+	v := j.Versions.Transformers
+	switch {
+	case !j.OfTransformers():
+	case j.Model.Type == "llama":
+		return v.AtLeast(4, 28, 0) && !v.AtLeast(4, 31, 0)
+	case j.Model.Type == "opt":
+		return !v.AtLeast(4, 49, 0)
+	}
+	return false
+}
+
+// Libraries of modules.
+const (
+	transformersModules = "transformers"
+	litgptModules       = "litgpt"
+)
+
+// OfTransformers reports whether the model consists of transformers' modules.
+func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
+
+// RepeatsKeys reports whether keys and values are copied for all heads before
+// SDPA: integrations/sdpa_attention.py shares them since 4.54, with torch 2.5, and
+// the attention classes before it never did.
+func (j *Job) RepeatsKeys() bool {
+	return j.OfTransformers() && !(j.Versions.Transformers.AtLeast(4, 54, 0) && j.Versions.Torch.AtLeast(2, 5, 0))
+}
+
+// ContiguousHeads reports whether transformers makes queries, keys and values
+// contiguous before SDPA without a mask.
+func (j *Job) ContiguousHeads() bool {
+	v := j.Versions.Transformers
+	return j.OfTransformers() && v.AtLeast(4, 48, 0) && !v.AtLeast(4, 56, 0)
+}
+
+// SharesWindow reports whether transformers makes the mask of a window once for
+// all blocks, in the type of the weights (_update_causal_mask). Since
+// masking_utils.py every block converts a mask of booleans.
+func (j *Job) SharesWindow() bool {
+	return j.OfTransformers() && !j.Versions.Transformers.AtLeast(4, 53, 0)
+}
+
+// modules sets the library of the model's modules and the settings that follow
+// from it.
+func (r *resolver) modules() error {
+	j := r.job
+	j.Modules = r.Modules
+	switch r.Modules {
+	case "", transformersModules:
+	case litgptModules: // litgpt/model.py, litgpt/utils.py
+		j.FusedActivations, j.FusedQKV = true, true
+		if j.Loss != forward.CompiledLoss {
+			j.Loss = forward.ChunkedLoss
+		}
+	case "torchtitan": // the training loop deletes the outputs before the backward pass
+		j.HoldsOutputs, j.KeepsLastBlock = false, true
+		if j.Loss == forward.CompiledLoss && !j.Versions.Torch.AtLeast(2, 8, 0) {
+			j.Loss = forward.ShiftLabels // only the blocks were compiled
+		}
+	default:
+		return fault.Inputf("unknown model library %q", r.Modules).
+			WithHint("expected " + fault.OneOf(ModelLibraries...))
+	}
+	return nil
+}
+
+// compiles reports whether the launcher compiles the model with torch.compile.
+func compiles(l *recipe.Accelerate) bool {
+	return l != nil && strings.EqualFold(l.CompileBackend, "inductor")
+}

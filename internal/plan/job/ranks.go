@@ -1,0 +1,75 @@
+package job
+
+import (
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/gpu"
+)
+
+// ranks sets the number of ranks and the devices that they run on.
+func (r *resolver) ranks() error {
+	j := r.job
+	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
+	if l := r.launch; l != nil {
+		if r.Nodes == 0 && l.Machines > 0 {
+			j.Nodes = l.Machines
+		}
+		switch {
+		case r.GPUs > 0:
+		case l.Processes > 0:
+			j.RanksPerNode = max(1, l.Processes/j.Nodes)
+		case len(l.GPUs) > 0 && l.Engine != "none":
+			j.RanksPerNode = len(l.GPUs)
+		}
+	}
+	if r.GPUs < 0 || r.Nodes < 0 {
+		return fault.Inputf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)
+	}
+	if r.GPUMemory < 0 || r.HostMemory < 0 {
+		return fault.Inputf("--gpu-memory %v and --host-memory %v: sizes cannot be negative", r.GPUMemory, r.HostMemory)
+	}
+	j.OnCPU = r.CPU || r.training != nil && r.training.OnCPU || r.launch != nil && r.launch.OnCPU
+	if l := r.launch; l != nil && l.OnCPU && (r.GPU != "" || r.GPUMemory > 0) {
+		return fault.File(l.File).Inputf("distributed_type or use_cpu says that the CPU trains, but a GPU is given").
+			WithHint("leave --gpu out, or set distributed_type to MULTI_GPU and use_cpu to false")
+	}
+	if j.OnCPU && (r.GPUs > 0 && r.CPU || r.GPU != "" || r.GPUMemory > 0 || j.DeepSpeed != nil || j.FSDP != nil ||
+		r.Request.FSDP != "") {
+		return fault.Inputf("plimsoll plans training on the CPU only without GPUs, DeepSpeed and FSDP").
+			WithHint("leave --cpu out")
+	}
+	if j.RanksPerNode == 0 {
+		j.RanksPerNode = 1
+		if !j.OnCPU {
+			r.assume("one GPU: --gpus was not given")
+		}
+	}
+	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
+		return fault.Inputf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)
+	}
+	j.World = j.Nodes * j.RanksPerNode
+	if r.GPU != "" {
+		g, err := gpu.Find(r.GPU)
+		if err != nil && r.GPUMemory == 0 {
+			return err
+		}
+		j.GPU = g
+		if err != nil {
+			j.GPU = gpu.Model{Name: r.GPU}
+		}
+	} else {
+		j.GPU = gpu.Model{Name: "GPU"}
+		if r.GPUMemory == 0 && !j.OnCPU {
+			r.assume("the GPU's memory is unknown: for a verdict on it give --gpu or --gpu-memory")
+		}
+	}
+	if r.GPUMemory > 0 {
+		j.GPU.Memory = r.GPUMemory
+	}
+	if r.NUMANodes < 0 || r.NUMANodes > 1024 {
+		return fault.Inputf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)
+	}
+	j.HostMemory, j.NUMANodes = r.HostMemory, r.NUMANodes
+	return nil
+}
+
+const maxRanks = 1 << 20

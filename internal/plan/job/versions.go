@@ -1,0 +1,100 @@
+package job
+
+import (
+	"cmp"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe"
+)
+
+// versions parses the versions. It assumes the newest known release of torch and
+// of DeepSpeed, and releases of the other programs from torch's time.
+func (r *resolver) versions() error {
+	v := &r.job.Versions
+	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
+	if err != nil {
+		return &fault.Input{What: "--torch", Err: err}
+	}
+	beside := contemporaries(torch)
+	r.job.AssumesTransformers = r.Transformers == ""
+	for _, program := range []struct {
+		flag, text, name, newest string
+		to                       *version.Version
+		used                     bool
+	}{
+		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
+		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
+		{"--accelerate-version", r.AccelerateVersion, "accelerate", beside.accelerate, &v.Accelerate,
+			r.preparedByAccelerate()},
+		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
+			r.Inputs.quantization != nil && r.Inputs.quantization.Method == ""},
+		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", recipe.NewestDeepSpeed.String(), &v.DeepSpeed,
+			r.job.DeepSpeed != nil},
+	} {
+		text := program.text
+		if text == "" {
+			text = program.newest
+			if program.used {
+				r.assume("%s %s: no version was given", program.name, program.newest)
+			}
+		}
+		parsed, err := version.Parse(text)
+		if err != nil {
+			return &fault.Input{What: program.flag, Err: err}
+		}
+		*program.to = parsed
+	}
+	switch {
+	case r.Modules == litgptModules:
+		r.job.Model = r.job.Model.Untied()
+	case (r.Modules == "" || r.Modules == transformersModules) && v.Transformers.AtLeast(5, 0, 0):
+		r.job.Model = r.fused()
+	}
+	return nil
+}
+
+// deepSpeedRelease returns the release of DeepSpeed, which the reading of its configuration depends on.
+func (q Request) deepSpeedRelease() (version.Version, error) {
+	release, err := version.Parse(cmp.Or(q.DeepSpeedVersion, recipe.NewestDeepSpeed.String()))
+	if err != nil {
+		return release, &fault.Input{What: "--deepspeed-version", Err: err}
+	}
+	return release, nil
+}
+
+// release is a release of torch with the newest releases of its time.
+type release struct {
+	torch                                  version.Version
+	transformers, accelerate, bitsandbytes string
+}
+
+// releases are in the order of time, by the dates on PyPI.
+var releases = []release{
+	{version.Version{Major: 1, Minor: 0}, "4.16.0", "0.5.1", "0.26.0"},
+	{version.Version{Major: 1, Minor: 12}, "4.20.0", "0.10.0", "0.31.0"},
+	{version.Version{Major: 1, Minor: 13}, "4.24.0", "0.13.2", "0.35.0"},
+	{version.Version{Major: 2, Minor: 0}, "4.27.0", "0.17.1", "0.37.0"},
+	{version.Version{Major: 2, Minor: 1}, "4.36.0", "0.23.0", "0.41.0"},
+	{version.Version{Major: 2, Minor: 2}, "4.38.0", "0.26.1", "0.42.0"},
+	{version.Version{Major: 2, Minor: 3}, "4.40.0", "0.29.3", "0.43.0"},
+	{version.Version{Major: 2, Minor: 4}, "4.43.0", "0.33.0", "0.43.0"},
+	{version.Version{Major: 2, Minor: 5}, "4.46.0", "1.0.1", "0.44.0"},
+	{version.Version{Major: 2, Minor: 6}, "4.48.0", "1.3.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 7}, "4.51.0", "1.6.0", "0.45.0"},
+	{version.Version{Major: 2, Minor: 8}, "4.55.0", "1.9.0", "0.46.0"},
+	{version.Version{Major: 2, Minor: 9}, "4.57.0", "1.10.1", "0.48.0"},
+	{version.Version{Major: 2, Minor: 10}, "5.0.0", "1.12.0", "0.49.0"},
+	{version.Version{Major: 2, Minor: 13}, "5.23.0", "1.15.0", "0.49.0"},
+}
+
+// contemporaries returns the newest releases at the time of a release of torch.
+func contemporaries(torch version.Version) release {
+	last := releases[0]
+	for _, r := range releases {
+		if torch.AtLeast(r.torch.Major, r.torch.Minor, 0) {
+			last = r
+		}
+	}
+	return last
+}

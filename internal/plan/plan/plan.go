@@ -1,0 +1,199 @@
+// Package plan predicts what every device of a training job holds in every
+// phase, and whether the job fits.
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/roads"
+	"plimsoll/internal/plan/simulate"
+)
+
+// Plan is the predicted memory of a job.
+type Plan struct {
+	Job *job.Job
+	// Elements are those of all parameters, and Trained those that are trained.
+	Elements, Trained int64
+	Devices           []ledger.Device
+	Verdict           Verdict
+	// Spread says how far a run may be from the plan.
+	Spread Spread
+	// Estimate is the peak of a GPU with an estimate of activations. It is 0 if the
+	// plan has them.
+	Estimate ledger.Bytes
+	// StateFormats lists the size of the optimizer state in Plimsoll's own formats, in
+	// the memory of one node. It is nil for optimizers that the formats do not hold.
+	StateFormats []StateFormat
+	offloaded    []roads.Parameter // of a rank, if the job offloads states
+}
+
+// Result says whether a job fits.
+type Result string
+
+// The results. A job fits if the upper end of its interval does. A tight job may fit: the plan does, at least if the
+// allocator loses nothing to fragmentation.
+const (
+	Fits       Result = "fits"
+	Tight      Result = "tight"
+	DoesNotFit Result = "does not fit"
+	Unknown    Result = "unknown" // no capacity was given
+)
+
+// Verdict is the result for the device that is nearest to its limit.
+type Verdict struct {
+	Result    Result
+	Device    ledger.Kind
+	Phase     ledger.PhaseName
+	Iteration ledger.Iteration
+	Needed    ledger.Bytes
+	Least     ledger.Bytes // Needed without fragmentation in the allocator
+	Capacity  ledger.Bytes
+	// Lower and Upper are the ends of the device's interval. Source makes it widest.
+	Lower, Upper ledger.Bytes
+	Source       string
+}
+
+// New plans a job. If the operations of the model are unknown, the plan is without
+// activations, and only its estimate has them.
+func New(j *job.Job) (*Plan, error) {
+	p, err := withOperations(j)
+	if err != nil || j.Model.Network.Opaque == nil {
+		return p, err
+	}
+	with := *j
+	with.Model = j.Model.EstimatesActivations()
+	estimated, err := withOperations(&with)
+	if err != nil {
+		return nil, err
+	}
+	p.Estimate = estimated.Devices[0].Peak().PeakUsed
+	Widen(&p.Devices[0], ledger.Source{Name: "activations", Above: p.Estimate - p.Devices[0].Peak().PeakUsed,
+		Reason: "the operations of the model are unknown: every matrix may keep its input and result in fp32"})
+	if p.Verdict.Result != DoesNotFit {
+		p.Verdict.Result = Unknown
+	}
+	return p, nil
+}
+
+// Within plans a job on its GPU only. It returns no plan for one that needs more than the GPU has, which it finds out
+// in a part of the time of New. Of a pipeline it plans the stages that may hold most.
+func Within(j *job.Job) (*Plan, error) {
+	simulated := simulate.RunHeaviest
+	if j.Adapter != nil || j.Offload != nil {
+		simulated = simulate.Run // such a plan counts what all stages train
+	}
+	p, err := newWithin(j, j.GPU.Memory, simulated)
+	if errors.As(err, new(*allocator.OutOfMemory)) {
+		return nil, nil
+	}
+	return p, err
+}
+
+// withOperations plans a job with the operations that its model has.
+func withOperations(j *job.Job) (*Plan, error) {
+	// At the GPU's capacity the allocator frees cached blocks before it runs out
+	// of memory. If the job still does not fit, the plan shows what it needs
+	// without a limit.
+	if j.GPU.Memory > 0 && !j.OnCPU {
+		p, err := newWithin(j, j.GPU.Memory, simulate.Run)
+		var full *allocator.OutOfMemory
+		if !errors.As(err, &full) {
+			return p, err
+		}
+	}
+	return newWithin(j, 0, simulate.Run)
+}
+
+// simulator simulates a job on GPUs of a capacity.
+type simulator func(*job.Job, ledger.Bytes) ([]simulate.RankClass, error)
+
+// newWithin plans a job on a GPU of a capacity; 0 is no limit.
+func newWithin(j *job.Job, capacity ledger.Bytes, simulated simulator) (*Plan, error) {
+	classes, err := simulated(j, capacity)
+	if err != nil {
+		return nil, err
+	}
+	var trained int64
+	for _, c := range classes {
+		trained += c.Trained
+	}
+	p := &Plan{Job: j, Elements: j.Model.Elements(), Trained: j.Model.Elements(),
+		StateFormats: stateFormats(j, trained), offloaded: classes[0].Offloaded}
+	if j.Adapter != nil {
+		p.Trained = trained
+	}
+	if j.HostExperts != nil {
+		p.Elements += j.HostExperts.Elements
+	}
+	p.Spread = spreadOf(j, classes[0])
+	for _, c := range classes {
+		if c.GPU != nil {
+			p.Devices = append(p.Devices, gpuOf(j, c))
+			spreadOf(j, c).setIntervals(p.Devices[len(p.Devices)-1:])
+		}
+	}
+	gpus := len(p.Devices)
+	if j.Pipeline != nil {
+		classes = []simulate.RankClass{largestOnHost(classes, j.World)}
+	}
+	for _, c := range classes {
+		p.Devices = append(p.Devices, nodeOf(j, c))
+	}
+	p.Spread.setIntervals(p.Devices[gpus:])
+	setOrigins(p.Devices, originsOf(j, classes[0].Engine))
+	p.judge()
+	return p, nil
+}
+
+// largestOnHost returns the class that needs most host memory, as if all ranks were of it: a node may have ranks of
+// several pipeline stages.
+func largestOnHost(classes []simulate.RankClass, world int) simulate.RankClass {
+	largest := slices.MaxFunc(classes, func(a, b simulate.RankClass) int {
+		return cmp.Compare(peakOf(a.Host), peakOf(b.Host))
+	})
+	largest.First, largest.Ranks = 0, world
+	return largest
+}
+
+// least returns what a phase needs at its peak without fragmentation.
+func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
+
+// judge sets the verdict.
+func (p *Plan) judge() { p.Verdict = Judge(p.Devices) }
+
+// Judge returns the result of the device that is nearest to its limit.
+func Judge(devices []ledger.Device) Verdict {
+	verdict := Verdict{Result: Unknown}
+	rank := map[Result]int{Unknown: 0, Fits: 1, Tight: 2, DoesNotFit: 3}
+	var nearest float64
+	for i := range devices {
+		d := &devices[i]
+		if d.Capacity == 0 {
+			continue
+		}
+		phase := d.Peak()
+		result := Fits
+		switch {
+		case slices.ContainsFunc(d.Phases, func(phase ledger.Phase) bool { return least(&phase) > d.Capacity }):
+			result = DoesNotFit
+		case d.Interval.Upper > d.Capacity:
+			result = Tight
+		}
+		filled := float64(d.Interval.Upper) / float64(d.Capacity)
+		if r := rank[result] - rank[verdict.Result]; r > 0 || r == 0 && filled > nearest {
+			nearest = filled
+			verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
+				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
+				Lower: d.Interval.Lower, Upper: d.Interval.Upper}
+			if source := d.Interval.Largest(); source != nil {
+				verdict.Source = source.Name
+			}
+		}
+	}
+	return verdict
+}

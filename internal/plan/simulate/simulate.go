@@ -1,0 +1,375 @@
+// Package simulate runs the training of a rank without the bytes: it replays the
+// allocations and frees of the loop and its engine in their order.
+package simulate
+
+import (
+	"fmt"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/autograd"
+	"plimsoll/internal/plan/forward"
+	"plimsoll/internal/plan/job"
+)
+
+// sharding is an engine that shards, moves and updates the parameters of a
+// rank. A simulation calls it as a training loop calls the real engine.
+type sharding interface {
+	forward.Hooks
+	// load puts the parameters in their places once the model has been made.
+	load()
+	// initialize allocates what the engine makes before the first batch.
+	initialize()
+	// gradient follows the completion of a parameter's gradient.
+	gradient(p *autograd.Parameter)
+	// whyGradients returns the reason for the size of the gradients: the tape allocates them, and the engine decides
+	// how long they live.
+	whyGradients() string
+	// endForward follows every run of the model, with its loss.
+	endForward()
+	// endBackward follows the backward pass of every micro batch. An optimizer
+	// step follows if it is the last.
+	endBackward(last bool)
+	step()
+	// zeroGradients follows the step and precedes the next forward pass.
+	zeroGradients()
+	// save writes a checkpoint.
+	save()
+}
+
+// simulation is the training of one rank, on its GPU and its host.
+type simulation struct {
+	*job.Job
+	gpu, host     *trace
+	tape          *autograd.Tape
+	parameters    []*autograd.Parameter
+	trained       []*autograd.Parameter
+	modules       forward.Parameters
+	engine        sharding
+	stepped       bool // the optimizer states exist
+	workspaces    int
+	micro, micros int            // index of the micro batch, and their number
+	sequence      int64          // tokens of a sequence in this micro batch
+	held          forward.Result // outputs of the previous step that the loop holds
+	offloaded     offloadedActivations
+	pipeline      pipeline
+	states        *heldStates  // nil where the optimizer's states stay where it makes them
+	experts       *hostExperts // nil where the experts are a part of the model
+	reference     *simulation  // of the frozen model beside the trained one; nil without
+	frozen        bool         // this is such a model
+}
+
+// newSimulation makes the parameters of a rank. The engine gives them storage
+// when it loads them.
+func newSimulation(j *job.Job, gpu, host *trace) *simulation {
+	s := &simulation{Job: j, gpu: gpu, host: host}
+	s.tape = autograd.NewTape(gpu, func() string { return s.engine.whyGradients() })
+	s.modules, s.parameters = makeParameters(j)
+	onGradient := func(p *autograd.Parameter) { s.engine.gradient(p) }
+	for i, p := range s.parameters {
+		p.Index, p.OnGradient = i, onGradient
+		if p.Trainable {
+			s.trained = append(s.trained, p)
+		}
+	}
+	if j.OffloadActivations != nil {
+		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
+	}
+	s.chooseEngine()
+	s.experts = newHostExperts(s)
+	if j.Reference != nil {
+		s.reference = newReference(s)
+	}
+	return s
+}
+
+// chooseEngine makes the engine of the job.
+func (s *simulation) chooseEngine() {
+	switch {
+	case s.Job.FSDP != nil:
+		s.engine = newFSDP(s)
+	case s.Job.DeepSpeed != nil:
+		s.engine = newDeepSpeed(s)
+	default:
+		s.engine = &ddp{simulation: s}
+	}
+}
+
+// weights returns the component of the model's weights.
+func (s *simulation) weights() ledger.Component {
+	if s.frozen {
+		return ledger.ReferenceModel
+	}
+	return ledger.Parameters
+}
+
+// options returns the options of a forward pass.
+func (s *simulation) options() forward.Options {
+	return forward.Options{
+		Batch:                  s.Sequences(),
+		Sequence:               s.sequence,
+		Images:                 s.Images,
+		Attention:              s.Attention,
+		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
+		WeightType:             s.ComputeType(),
+		Autocast:               s.AutocastType,
+		Recompute:              s.Recompute,
+		Offload:                s.OffloadActivations,
+		OffloadMemory:          s.offloaded,
+		QAT:                    s.QAT,
+		Loss:                   s.Loss,
+		ChunksHead:             s.FusedQKV && s.Adapter != nil,
+		FusedActivations:       s.FusedActivations,
+		FusedQKV:               s.FusedQKV,
+		RecomputeEvery:         s.RecomputeEvery,
+		RecomputeFirst:         s.RecomputeFirst,
+		FusesPointwise:         s.Compile,
+		Liger:                  s.Liger,
+		ScattersExperts:        s.ScattersExperts,
+		Tiles:                  s.Tiles(s.sequence),
+		ClampsScores:           s.ClampsScores(),
+		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
+		RepeatsKeys:            s.RepeatsKeys(),
+		ContiguousHeads:        s.ContiguousHeads(),
+		SharesWindow:           s.SharesWindow(),
+		MasksCausally:          s.Compile && s.OfTransformers(),
+		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
+		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
+		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
+		HoldsCache:             s.Recompute == nil && s.Model.Network.Generates() && s.OfTransformers(),
+		HooksImages:            s.Recompute != nil && s.hooksImages(),
+		ContextParallel:        s.Parallel.Context,
+		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
+		DeepSpeedUlysses:       s.Parallel.DeepSpeedUlysses,
+		ExchangesHeads:         s.Parallel.Ulysses,
+		TensorParallel:         s.Parallel.Tensor,
+		Hooks:                  s.engine,
+		HasLogits:              func() {},
+		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
+		Compares:               s.Answers != nil,
+		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
+		WideLogits:             (s.Answers != nil || s.diverges()) && s.casts(),
+		JudgedType:             s.judgedType(),
+		WeighsEntropy:          s.WeighsEntropy,
+		HostRanks:              s.hostRanks(),
+		KeepsHidden:            s.KeepsHidden,
+		LossTwice:              s.LossTwice,
+	}
+}
+
+// hostRanks returns the number of ranks whose tokens the experts on the host take.
+func (s *simulation) hostRanks() int64 {
+	if s.HostExperts == nil {
+		return 0
+	}
+	return int64(s.World)
+}
+
+// hooksImages reports whether gradient checkpointing makes the patches of images or the rows of sound need a gradient,
+// frozen or not (enable_input_require_grads in transformers/modeling_utils.py).
+func (s *simulation) hooksImages() bool {
+	reads := len(s.Model.Network.Towers) > 0 || s.Model.Network.Sound() != nil && s.Adapter != nil
+	return reads && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
+}
+
+// phase runs body as a phase of both devices.
+func (s *simulation) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
+	if s.OnCPU {
+		s.host.phase(name, iteration, body)
+		return
+	}
+	s.host.phase(name, iteration, func() { s.gpu.phase(name, iteration, body) })
+}
+
+// run runs the job. It runs two steps: the first, and one that stands for all others.
+func (s *simulation) run() {
+	s.phase(ledger.Load, ledger.Once, func() {
+		s.experts.load()
+		s.engine.load()
+		s.gpu.hold(s.Model.Network.Masks, ledger.Buffers, because("masks that modules keep: a byte for each pair of "+
+			"positions that the model knows, never sharded"))
+		if s.reference != nil {
+			s.reference.loadFrozen()
+		}
+	})
+	s.phase(ledger.Initialize, ledger.Once, func() {
+		s.engine.initialize()
+		s.experts.initialize()
+	})
+	s.iterate(ledger.First)
+	s.iterate(ledger.Steady)
+	s.phase(ledger.Checkpoint, ledger.Once, func() {
+		s.engine.save()
+		s.experts.save()
+	})
+}
+
+// iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
+// makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
+func (s *simulation) iterate(iteration ledger.Iteration) {
+	if s.Stage != nil {
+		s.iteratePipeline(iteration)
+		return
+	}
+	most := 2
+	if s.FSDP != nil && !s.SyncEachBatch {
+		most = 3
+	}
+	micros := min(max(s.Accumulation, 1), most)
+	for micro := range micros {
+		s.micro, s.micros, s.sequence = micro, micros, s.UsualSequence
+		if s.sequence == 0 || micro == 0 && iteration == ledger.First {
+			s.sequence = s.Sequence
+		}
+		batch := s.gpu.Allocate(ledger.Bytes(s.BatchTensors*8*s.Sequences()*s.sequence+s.pixelBytes()), ledger.Batch,
+			s.whyBatch)
+		if s.Parallel.DeepSpeedUlysses { // the batches of all ranks that share a sequence (UlyssesSPDataLoaderAdapter)
+			s.gpu.briefly(s.Parallel.Context*s.BatchTensors*8*s.Sequences()*s.sequence, ledger.Batch, s.whyBatch)
+		}
+		var result forward.Result
+		s.phase(ledger.Forward, iteration, func() {
+			s.workspace()
+			s.experts.beforeForward()
+			if s.OffloadActivations != nil && s.OffloadActivations.Tracks && s.Quantization != nil {
+				s.gpu.emptyCache() // OffloadActivations.__enter__ of TRL, where bitsandbytes is loaded
+			}
+			options := s.options()
+			options.HasLogits = func() {
+				s.drop(s.held)
+				s.held = forward.Result{}
+			}
+			result = s.passes(options)
+			options.HasLogits() // for passes without logits, which do not call it
+			if s.HoldsOutputs {
+				s.held = result
+			} else {
+				s.drop(forward.Result{Logits: result.Logits, RouterLogits: result.RouterLogits})
+			}
+		})
+		s.states.left()
+		s.phase(ledger.Backward, iteration, func() {
+			if micro == micros-1 {
+				s.states.prefetch()
+			}
+			s.workspace()
+			s.experts.beforeBackward()
+			s.tape.Backward(result.Loss)
+			s.engine.endBackward(micro == micros-1)
+			s.experts.endBackward()
+		})
+		if !s.HoldsOutputs {
+			s.tape.Drop(result.Loss)
+		}
+		s.gpu.Free(batch)
+	}
+	s.phase(ledger.Step, iteration, func() {
+		s.engine.step()
+		s.experts.step(iteration == ledger.First)
+	})
+	s.engine.zeroGradients()
+}
+
+func (s *simulation) whyBatch() string {
+	what := map[int64]string{1: "labels", 2: "token ids and mask", 3: "token ids, labels and mask",
+		6: "token ids, labels and mask of answers and of mismatched answers"}[s.BatchTensors]
+	if s.Model.Network.OnlyImages() {
+		return fmt.Sprintf("pixels of %d images of %d x %d in fp32", s.Images.Count, s.Images.Height, s.Images.Width)
+	}
+	images := ""
+	if s.Images.Count > 0 {
+		images = fmt.Sprintf("; pixels of %d images in fp32", s.Images.Count)
+	}
+	if h := s.Model.Network.Sound(); h != nil {
+		images = fmt.Sprintf("; spectra of %s frames x %d in fp32", ledger.Count(h.Frames()), h.Bins)
+	}
+	return fmt.Sprintf("%s in int64: %d x %s tokens x %d x 8 B%s", what, s.Sequences(), ledger.Count(s.Sequence),
+		s.BatchTensors, images)
+}
+
+// pixelBytes returns the size of the images or the sound of a micro batch, in fp32.
+func (s *simulation) pixelBytes() int64 {
+	var sum int64
+	if h := s.Model.Network.Sound(); h != nil {
+		sum = 4 * s.Sequences() * h.Bins * h.Frames()
+	}
+	for _, t := range s.Model.Network.Towers {
+		sum += 4 * s.Images.Pixels(t)
+	}
+	return sum
+}
+
+// drop releases the outputs of a forward pass that the training loop holds.
+func (s *simulation) drop(r forward.Result) {
+	if r.Loss != nil {
+		s.tape.Drop(r.Loss)
+	}
+	if r.Logits != nil {
+		s.tape.Drop(r.Logits)
+	}
+	s.tape.Drop(r.RouterLogits...)
+}
+
+// allocate allocates a block that is never freed.
+func allocate(t *trace, bytes int64, component ledger.Component, why func() string) {
+	t.Allocate(ledger.Bytes(bytes), component, why)
+}
+
+// bytesOf returns the size of parameters in a type.
+func bytesOf(parameters []*autograd.Parameter, t dtype.Type) int64 {
+	var sum int64
+	for _, p := range parameters {
+		sum += p.Elements * t.Size()
+	}
+	return sum
+}
+
+// trainedElements returns the number of trainable elements.
+func (s *simulation) trainedElements() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements
+	}
+	return sum
+}
+
+// trainedCount returns the number of trainable elements as text.
+func (s *simulation) trainedCount() string { return ledger.Count(s.trainedElements()) }
+
+// storedBytes returns the size of all parameters.
+func (s *simulation) storedBytes() int64 {
+	var sum int64
+	for _, p := range s.parameters {
+		sum += p.Bytes()
+	}
+	return sum
+}
+
+// trainedBytes returns the size of the trainable parameters.
+func (s *simulation) trainedBytes() int64 {
+	var sum int64
+	for _, p := range s.trained {
+		sum += p.Elements * p.DType.Size()
+	}
+	return sum
+}
+
+// cpuWorkspace is the memory that MKL and oneDNN hold after their first matmul,
+// measured with torch 2.15 on two cores.
+const cpuWorkspace = 64 * ledger.MiB
+
+// workspace allocates the workspace of matmuls. cuBLAS takes one from torch's
+// allocator for every thread, and the backward pass has a thread of its own.
+func (s *simulation) workspace() {
+	switch {
+	case s.OnCPU && s.workspaces < 1:
+		allocate(s.host, int64(cpuWorkspace), ledger.MatmulWorkspaces,
+			because("buffers of MKL and oneDNN, from the first product of matrices on"))
+	case s.OnCPU || s.workspaces == 2:
+		return
+	default:
+		allocate(s.gpu, int64(s.GPU.Workspace()), ledger.MatmulWorkspaces,
+			because("cuBLAS: %v for each handle; the backward pass has a thread, and so a handle, of its own "+
+				"(CublasHandlePool.cpp)", s.GPU.Workspace()))
+	}
+	s.workspaces++
+}

@@ -1,0 +1,241 @@
+// Package steptime predicts how long a training step takes, from operations, bytes, the data sheet of the GPU, and the
+// shares of it that programs achieve. docs/step-time.md derives the model.
+package steptime
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
+	"plimsoll/internal/plan/forward"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/roads"
+)
+
+// Time is a prediction: what is expected, and the two ends of its interval.
+type Time struct{ Expected, Least, Most time.Duration }
+
+// Step is the time of an optimizer step with all of its micro batches. Communication and Optimizer are what the passes
+// do not hide. With pipeline stages the parts are those of the stage that has most to do, and Pipeline is how long it
+// waits for others.
+type Step struct {
+	Forward, Backward, Communication, Pipeline, Optimizer Time
+	Total                                                 Time
+	// HiddenFrom is the number of tokens of a GPU's micro batch from which on the next forward pass hides an exact
+	// update by the optimizer service; 0 where it is not known.
+	HiddenFrom float64
+	// Tokens are those of all ranks.
+	Tokens int64
+}
+
+// take adds what an end of the interval says. Faster passes hide less, so the best end need not be the least.
+func (t *Time) take(d time.Duration, end int) {
+	if end == expected {
+		*t = Time{d, d, d}
+	}
+	t.Least, t.Most = min(t.Least, d), max(t.Most, d)
+}
+
+// Machine is what is known of the machine beside the data sheet of its GPUs. 0 is unknown.
+type Machine struct {
+	roads.Rates
+	Network float64 // bytes a second that a GPU sends to other nodes
+}
+
+// share is what programs achieve of a data sheet at each end: expected, worst and best.
+type share [3]float64
+
+// expected is the first end.
+const expected = 0
+
+// shares are stated, and not fitted to step times.
+var shares = struct{ dense, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
+	dense:         share{0.70, 0.45, 0.88},
+	experts:       share{0.50, 0.30, 0.70},
+	flash:         share{0.60, 0.30, 0.73},
+	flashOnHopper: share{0.40, 0.30, 0.75},
+	memory:        share{0.80, 0.70, 0.92},
+	link:          share{0.85, 0.80, 0.90},
+	peer:          share{0.78, 0.60, 0.85},
+	network:       share{0.80, 0.60, 0.95},
+	host:          share{1, 0.80, 1.10}, // of the bandwidth that is given or measured
+}
+
+// kernelTime is how long Python takes to start a kernel, and collectiveTime is the latency of a collective operation.
+const (
+	kernelTime     = 6e-6
+	collectiveTime = 25e-6
+)
+
+// Refusal returns why the model has no basis for a job on a machine, as a *fault.Input, or nil.
+func Refusal(j *job.Job, m Machine) error {
+	var lacks []string
+	switch {
+	case j.OnCPU:
+		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
+	case j.Model.Network.Opaque != nil:
+		return fault.Inputf("the operations of %s are unknown, so their time is, too", j.Model.Name).
+			WithHint("name a model whose architecture Plimsoll knows")
+	}
+	if what := unmodelled(j); what != "" {
+		return fault.Inputf("the time of %s is not modelled", what).WithHint("plan its memory only")
+	}
+	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
+		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
+	}
+	if m.Device == 0 && j.GPU.Bandwidth == 0 {
+		lacks = append(lacks, "the bandwidth of the GPU's memory (--gpu)")
+	}
+	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
+		lacks = append(lacks, "the rate of the network between nodes (--network)")
+	}
+	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
+		lacks = append(lacks, "the rate of the links between GPUs (--gpu)")
+	}
+	if d := j.DeepSpeed; d != nil && (d.ZenFlow != nil || d.OffloadOptimizer.Device == "nvme" ||
+		d.OffloadParameters.Device == "nvme") {
+		return fault.File(d.File).Inputf("the time of ZenFlow and of offloading to NVMe is not modelled").
+			WithHint("plan it with offloading to the CPU")
+	}
+	if UsesHost(j) && m.Host == 0 {
+		lacks = append(lacks, "the bandwidth of the host's memory (--host-bandwidth, --machine, or plimsoll tune)")
+	}
+	if UsesHost(j) && m.Link.In == 0 && j.GPU.Speed.Host == 0 {
+		lacks = append(lacks, "the rate of the link to the GPU (--link-in, --link-out)")
+	}
+	if len(lacks) > 0 {
+		return fault.Inputf("the time of a step is unknown without %s", strings.Join(lacks, ", ")).
+			WithHint("give the flag that it names")
+	}
+	return nil
+}
+
+// unmodelled returns what a job does whose time has no basis, or "".
+func unmodelled(j *job.Job) string {
+	switch {
+	case j.Images.Count > 0:
+		return "encoders of images"
+	case j.Model.Network.Sound() != nil:
+		return "encoders of sound"
+	case slices.ContainsFunc(j.Model.Network.Blocks(), func(b model.Block) bool { return b.Attention.Delta != nil }):
+		return "recurrent layers"
+	case j.Answers != nil && j.Answers.Mismatched != job.Never:
+		return "passes on answers to other prompts"
+	case j.OffloadActivations != nil:
+		return "activations on the host"
+	case j.QAT != nil:
+		return "fake quantization"
+	case j.HostExperts != nil:
+		return "experts on the host"
+	case j.Pipeline != nil && j.DeepSpeed != nil:
+		return "DeepSpeed's pipeline engine"
+	case j.Pipeline != nil && j.Pipeline.Divides() && j.Recompute != nil:
+		return "recomputation in a divided backward pass"
+	}
+	return ""
+}
+
+// UsesHost reports whether states or parameters rest on the host.
+func UsesHost(j *job.Job) bool {
+	return j.Offload != nil || j.FSDP != nil && j.FSDP.OffloadParameters ||
+		j.DeepSpeed != nil && (j.DeepSpeed.OffloadOptimizer.Device == "cpu" ||
+			j.DeepSpeed.OffloadParameters.Device == "cpu")
+}
+
+// Predict returns the time of a step. Trained is the number of the model's parameters that are trained, and offloaded
+// are those of a rank whose states rest on the host. An error is that of Refusal.
+func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) (*Step, error) {
+	if err := Refusal(j, m); err != nil {
+		return nil, err
+	}
+	s := &Step{Tokens: j.Sequences() * sequenceOf(j) * int64(j.Accumulation) * int64(j.World) /
+		(j.Parallel.Tensor * j.Parallel.Context)}
+	var parts func(rates) (parts, error)
+	if j.Pipeline != nil {
+		s.Tokens = s.Tokens * int64(j.Pipeline.Micros) / j.Pipeline.Degree
+		parts = newStages(j, float64(trained)).parts
+	} else {
+		parts = onOneStage(j, float64(trained), offloaded)
+	}
+	for end := range 3 {
+		found, err := parts(ratesAt(j, m, end))
+		if err != nil {
+			return nil, err
+		}
+		s.take(found, end)
+	}
+	if j.Pipeline == nil {
+		s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
+	}
+	return s, nil
+}
+
+// onOneStage returns what computes the parts of a job without pipeline stages.
+func onOneStage(j *job.Job, trained float64, offloaded []roads.Parameter) func(rates) (parts, error) {
+	w := workOf(j)
+	return func(r rates) (parts, error) {
+		p := predictor{job: j, rates: r, trained: trained, offloaded: offloaded}
+		p.predict(w)
+		return p.total(), nil
+	}
+}
+
+// parts are those of a Step at one end of the interval, in seconds.
+type parts struct{ forward, backward, communication, pipeline, optimizer float64 }
+
+// take adds what an end of the interval says.
+func (s *Step) take(p parts, end int) {
+	for _, part := range []struct {
+		to      *Time
+		seconds float64
+	}{{&s.Forward, p.forward}, {&s.Backward, p.backward}, {&s.Communication, p.communication},
+		{&s.Pipeline, p.pipeline}, {&s.Optimizer, p.optimizer},
+		{&s.Total, p.forward + p.backward + p.communication + p.pipeline + p.optimizer}} {
+		part.to.take(seconds(part.seconds), end)
+	}
+}
+
+// rates are what a rank achieves at one end of the interval, in operations and bytes a second.
+type rates struct {
+	roads.Rates
+	dense, experts, attention float64
+	peer, network             float64
+	given                     bool // FLOPS was: it holds for the passes with all that they do
+}
+
+// ratesAt returns the rates at an end of the interval: expected, worst, best.
+func ratesAt(j *job.Job, m Machine, end int) rates {
+	const giga = 1e9
+	r := rates{Rates: m.Rates, given: m.FLOPS > 0}
+	type16 := j.ComputeType()
+	if j.AutocastType != dtype.Invalid {
+		type16 = j.AutocastType
+	}
+	peak := j.GPU.FLOPS(type16.Size(), type16 == dtype.BF16)
+	flash := shares.flash
+	if j.GPU.Capability >= 90 && j.GPU.Capability < 120 { // GeForce multiplies as Ampere does
+		flash = shares.flashOnHopper
+	}
+	if j.Attention == forward.Eager {
+		flash = shares.dense
+	}
+	r.dense, r.experts, r.attention = peak*shares.dense[end], peak*shares.experts[end], peak*flash[end]
+	if r.Device == 0 {
+		r.Device = j.GPU.Bandwidth * giga * shares.memory[end]
+	}
+	if r.Link.In == 0 || r.Link.Out == 0 {
+		each := j.GPU.Speed.Host * giga * shares.link[end]
+		r.Link = roads.Link{In: each, Out: each}
+	}
+	r.Host *= shares.host[end]
+	r.peer = j.GPU.Speed.Peer * giga * shares.peer[end]
+	r.network = j.GPU.Speed.Network * giga
+	if m.Network > 0 {
+		r.network = m.Network
+	}
+	r.network *= shares.network[end]
+	return r
+}

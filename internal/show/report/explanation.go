@@ -1,0 +1,114 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/internal/after/explain"
+)
+
+// ExplanationPage shows why a job has failed: first the answer, then what it rests on and what to do.
+func ExplanationPage(e *explain.Explanation) *Page {
+	p := &Page{Title: "Why the job failed", Document: e, Narrow: true,
+		Sections: []Section{{Paragraph(e.Cause.Text + ".")}, {explainedFacts(e)}}}
+	if e.Cause.Resource == explain.None {
+		p.Title = "No failure"
+	}
+	for _, section := range []struct {
+		title string
+		items []string
+	}{
+		{"evidence", evidenceItems(e)},
+		{"who held it", holderItems(e)},
+		{"what it is not", ruledOutItems(e)},
+		{"what to change", editItems(e)},
+		{"what to collect", collectItems(e)},
+		{"notes", e.Notes},
+	} {
+		if len(section.items) > 0 {
+			p.Sections = append(p.Sections, Section{Paragraph(section.title + ":"), List(section.items)})
+		}
+	}
+	return p
+}
+
+func explainedFacts(e *explain.Explanation) Facts {
+	var facts Facts
+	resource := string(e.Cause.Resource)
+	switch {
+	case e.Cause.Resource == explain.Undetermined:
+		resource = "not known"
+	case e.Cause.Detail != "":
+		resource += ", " + e.Cause.Detail
+	}
+	facts.add("ran out", "%s", resource)
+	facts.add("confidence", "%s", e.Confidence)
+	victims := []string{}
+	for _, v := range e.Victims {
+		victims = append(victims, fmt.Sprint(v.Rank))
+	}
+	if len(victims) > 0 {
+		facts.add("took along", "rank %s", strings.Join(victims, ", "))
+	}
+	return facts
+}
+
+// place is a line of a file, as compilers write it.
+func place(file string, line int) string {
+	if line == 0 {
+		return file
+	}
+	return fmt.Sprintf("%s:%d", file, line)
+}
+
+// evidenceItems keep what the line says, and its text where it is short.
+func evidenceItems(e *explain.Explanation) []string {
+	var items []string
+	for _, f := range e.Evidence {
+		items = append(items, place(f.File, f.Line)+": "+f.Says)
+	}
+	return items
+}
+
+func holderItems(e *explain.Explanation) []string {
+	var items []string
+	for _, h := range e.Holders {
+		items = append(items, fmt.Sprintf("%v: %s (%s)", h.Bytes, h.Text, h.Component))
+	}
+	return items
+}
+
+func ruledOutItems(e *explain.Explanation) []string {
+	var items []string
+	for _, r := range e.RuledOut {
+		items = append(items, string(r.Resource)+": "+r.Why)
+	}
+	return items
+}
+
+func editItems(e *explain.Explanation) []string {
+	var items []string
+	for _, edit := range e.Edits {
+		text := edit.Key + ": "
+		if edit.File != "" {
+			text = edit.File + ": " + text
+		}
+		if edit.From != "" {
+			text += edit.From + " -> "
+		}
+		text += edit.To
+		if edit.Frees > 0 {
+			text += fmt.Sprintf(" frees %v", edit.Frees)
+		}
+		items = append(items, text+"; "+edit.Why)
+	}
+	return items
+}
+
+func collectItems(e *explain.Explanation) []string {
+	var items []string
+	for _, c := range e.Collect {
+		items = append(items, c.Command+": "+c.Why)
+	}
+	return items
+}

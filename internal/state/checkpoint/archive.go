@@ -1,0 +1,234 @@
+package checkpoint
+
+import (
+	"archive/zip"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// maxPickle is far above the size of a document without numbers.
+const maxPickle = 128 << 20
+
+// archive is what torch.save writes: a zip archive with a pickle, and the numbers of
+// every storage in an entry of their own.
+type archive struct {
+	path    string
+	data    io.ReaderAt // of the archive, while its file is open
+	base    int64       // where it begins in the file
+	size    int64
+	kind    kind
+	zip     *zip.Reader
+	entries map[string]*zip.File // by their names behind the prefix of all entries
+	located map[string]bool      // keys of the storages whose numbers were located, if it is not nil
+}
+
+// kind is a kind of checkpoint of another program.
+type kind struct{ name, hint string }
+
+// wrong returns the error for a file that is not of its kind.
+func (k kind) wrong(path, format string, arguments ...any) error {
+	return fault.File(path).Inputf("this is no %s: %s", k.name, fmt.Sprintf(format, arguments...)).WithHint(k.hint)
+}
+
+func (a *archive) wrong(format string, arguments ...any) error {
+	return a.kind.wrong(a.path, format, arguments...)
+}
+
+func (a *archive) open() error {
+	var err error
+	if a.zip, err = zip.NewReader(a.data, a.size); err != nil {
+		return a.wrong("%v", err)
+	}
+	if err := a.checkSizes(); err != nil {
+		return err
+	}
+	prefix := ""
+	for _, f := range a.zip.File {
+		if found, ok := strings.CutSuffix(f.Name, "data.pkl"); ok {
+			prefix = found
+		}
+	}
+	a.entries = map[string]*zip.File{}
+	for _, f := range a.zip.File {
+		if name, ok := strings.CutPrefix(f.Name, prefix); ok {
+			a.entries[name] = f
+		}
+	}
+	if order, err := a.entry("byteorder", 16); err == nil && string(order) != "little" {
+		return a.wrong("its numbers are %s-endian, expected little-endian", order)
+	}
+	return nil
+}
+
+// document opens the archive and reads its pickle. Objects of the admitted classes may
+// be in it.
+func (a *archive) document(admitted func(class) bool) (any, error) {
+	if err := a.open(); err != nil {
+		return nil, err
+	}
+	text, err := a.entry("data.pkl", maxPickle)
+	if err != nil {
+		return nil, err
+	}
+	document, err := unpickle(text, admitted)
+	if err != nil {
+		return nil, a.wrong("%v", err)
+	}
+	return document, nil
+}
+
+// checkSizes checks the sizes of the entries against the size of the archive: torch.save
+// does not compress, and no two entries share bytes. So a file cannot claim to hold
+// more bytes than it has.
+func (a *archive) checkSizes() error {
+	var sum uint64
+	for _, f := range a.zip.File {
+		size := f.UncompressedSize64
+		if f.Method != zip.Store || size != f.CompressedSize64 {
+			return a.wrong("%.60q in the archive is compressed, and torch.save does not compress", f.Name)
+		}
+		if size > uint64(a.size)-sum {
+			return a.wrong("the entries of the archive have more bytes than the file, %d", a.size)
+		}
+		sum += size
+	}
+	return nil
+}
+
+// entry reads a small entry.
+func (a *archive) entry(name string, limit uint64) ([]byte, error) {
+	f := a.entries[name]
+	if f == nil || f.UncompressedSize64 > limit {
+		return nil, a.wrong("the archive has no %s, or one of more than %d bytes", name, limit)
+	}
+	r, err := f.Open()
+	if err != nil {
+		return nil, a.wrong("%s: %v", name, err)
+	}
+	defer r.Close()
+	text := make([]byte, f.UncompressedSize64) // no more than the file has: see checkSizes
+	if _, err := io.ReadFull(r, text); err != nil {
+		return nil, a.wrong("%s: %v", name, err)
+	}
+	return text, nil
+}
+
+// locate returns where the numbers of an fp32 tensor begin in the file. The tensor has a
+// shape.
+func (a *archive) locate(tensor torchTensor, shape []int64) (location, error) {
+	if tensor.kind != "FloatStorage" {
+		return location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
+	}
+	return a.locateBytes(tensor, shape, 4)
+}
+
+// locateBytes is locate for elements of some bytes each.
+func (a *archive) locateBytes(tensor torchTensor, shape []int64, width int64) (location, error) {
+	if !slices.Equal(tensor.shape, shape) || !contiguous(tensor) {
+		return location{}, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
+			tensor.shape, tensor.strides, shape)
+	}
+	count, err := shard.Piece{Shape: shape}.Elements()
+	if err != nil {
+		return location{}, err
+	}
+	f := a.entries["data/"+tensor.key]
+	if f == nil {
+		return location{}, fmt.Errorf("the archive has no data/%s", tensor.key)
+	}
+	if size := f.UncompressedSize64; int64(size)/width-tensor.offset < count {
+		return location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
+			tensor.key, size, count, tensor.offset)
+	}
+	if a.located != nil {
+		a.located[tensor.key] = true
+	}
+	at, err := f.DataOffset()
+	return location{a.path, a.base + at + width*tensor.offset}, err
+}
+
+func contiguous(t torchTensor) bool {
+	if len(t.strides) != len(t.shape) {
+		return false
+	}
+	want := int64(1)
+	for i := len(t.shape) - 1; i >= 0; i-- {
+		if t.shape[i] != 1 && t.strides[i] != want {
+			return false
+		}
+		want *= t.shape[i] // a validated shape does not overflow
+	}
+	return true
+}
+
+// stepOf returns the step of a parameter. SGD and Lion count no steps. If there is a
+// moment, the first step is over, which is a special one of SGD.
+func (a *archive) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
+	var number float64
+	switch s := step.(type) {
+	case nil:
+		if algorithm != kernel.SGD && algorithm != kernel.Lion {
+			return 0, fmt.Errorf("it has no step, which %v needs", algorithm)
+		}
+		number = 1
+	case int64:
+		number = float64(s)
+	case float64:
+		number = s
+	case torchTensor:
+		at, err := a.locate(s, nil)
+		if err != nil {
+			return 0, fmt.Errorf("its step is no number: %w", err)
+		}
+		var bytes [4]byte
+		if _, err := a.data.ReadAt(bytes[:], at.offset-a.base); err != nil {
+			return 0, err
+		}
+		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))
+	default:
+		return 0, fmt.Errorf("its step is %s, expected a number", shown(step))
+	}
+	if !(number >= 0 && number <= 1<<53) || number != math.Trunc(number) {
+		return 0, fmt.Errorf("its step is %v, expected a whole number", number)
+	}
+	return int64(number), nil
+}
+
+// verify verifies the archive's checksums of all entries.
+func (a *archive) verify(ctx context.Context, progress func(bytes int64)) error {
+	buffer := make([]byte, min(1<<20, a.size))
+	for _, f := range a.zip.File {
+		r, err := f.Open()
+		if err != nil {
+			return a.wrong("%s: %v", f.Name, err)
+		}
+		for {
+			n, err := r.Read(buffer)
+			if progress != nil {
+				progress(int64(n))
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return broken(a.path, "damaged: %s: %v", f.Name, err)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		if err := r.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,513 @@
+//go:build linux
+
+package checkpoint
+
+import (
+	"archive/zip"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// manifestOf returns the manifest of a small shard.
+func manifestOf(f failer, format kernel.Format, pieces []shard.Piece) *manifest {
+	s := Shard{World: 1, Part: "bf16", Format: format, Pieces: pieces}
+	of, err := shard.NewLayout(format, 100, shard.Sections(pieces))
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	l, err := newLayout(of, pieces)
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	header, err := safetensorsHeader(ShardSchema, 3, l.tensors())
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	return newManifest(s, l, 3, header, []byte(`{"epoch":1}`))
+}
+
+// FuzzManifest: an accepted manifest describes a file whose chunks can all be found.
+func FuzzManifest(f *testing.F) {
+	for _, format := range []kernel.Format{splitFormat,
+		format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.F16)} {
+		for _, pieces := range [][]shard.Piece{cutModel(smallModel, mixed(format.Moments))[0], nil} {
+			text, err := json.Marshal(manifestOf(f, format, pieces))
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m := &manifest{}
+		if json.Unmarshal(text, m) != nil {
+			return
+		}
+		l, err := m.layout()
+		if err != nil {
+			return
+		}
+		chunks := []int{0, l.Chunks / 2, l.Chunks - 1}
+		if l.Chunks == 0 { // of a replica that had nothing to save
+			chunks = nil
+		}
+		for _, chunk := range chunks {
+			c := l.Chunk(chunk)
+			if c.Count < 1 || c.Intersect(l.Range()) != c.Range || l.ChunkAt(c.First) != c ||
+				l.ChunkAt(c.End()-1) != c {
+				t.Fatalf("chunk %d of %d is %+v of %d", chunk, l.Chunks, c, l.Elements)
+			}
+			for _, r := range l.regions(chunk) {
+				stream := l.saved[r.stream]
+				if r.bytes < 1 || r.offset < stream.offset || r.offset+r.bytes > stream.end() ||
+					r.sum >= len(m.Streams[r.stream].Sums) {
+					t.Fatalf("chunk %d is %+v of the stream %+v", chunk, r, stream)
+				}
+			}
+		}
+		if _, err := assemble("folder", []savedFile{&file{path: "file", manifest: m, layout: l}}, nil); err == nil {
+			if _, err := safetensorsHeader(ShardSchema, m.Step, l.tensors()); err != nil {
+				t.Log(err) // tensors may have the same name
+			}
+		}
+	})
+}
+
+// FuzzSealed: an accepted document was sealed.
+func FuzzSealed(f *testing.F) {
+	text, err := seal(&index{Schema: IndexSchema, Manifests: []stamp{stampOf("rank-00000-of-00001-bf16.json", nil)}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add([]byte(`{"crc32c":"00000000",`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var x index
+		if unseal(text, &x) == nil && x.validate() == nil {
+			for _, m := range x.Manifests {
+				if filepath.Base(m.File) != m.File {
+					t.Fatalf("the index names %q, which is not beside it", m.File)
+				}
+			}
+		}
+	})
+}
+
+// pickles are documents as WriteTorch writes them.
+func pickles(f *testing.F) [][]byte {
+	var documents [][]byte
+	for _, a := range []kernel.Algorithm{kernel.Adam, kernel.SGD} {
+		c, err := assembleShards(folder{path: "folder", world: 1},
+			[]savedFile{fileOf(f, format(a, kernel.FP32, kernel.MomentsFP32, dtype.F32))})
+		if err != nil {
+			f.Fatal(err)
+		}
+		documents = append(documents, newExporter(c, &bytes.Buffer{}, nil).pickle())
+	}
+	return documents
+}
+
+// FuzzUnpickle: every pickle is read to its end or refused. Its document is understood or
+// refused.
+func FuzzUnpickle(f *testing.F) {
+	for _, document := range pickles(f) {
+		f.Add(document)
+	}
+	f.Add([]byte("\x80\x02]q\x00(h\x00K\x01\x8a\x01\xffG\x00\x00\x00\x00\x00\x00\x00\x00\x85e."))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		document, err := unpickle(text, nil)
+		if err != nil {
+			return
+		}
+		file := &torchFile{archive: &archive{path: "file.pt", data: bytes.NewReader(nil)}}
+		if err := file.understand(document); err == nil && len(file.pieces) > 0 {
+			t.Fatalf("a file without numbers has the parameters %v", file.pieces)
+		}
+	})
+}
+
+// FuzzTorch: every pickle in an archive gives a checkpoint whose elements can all be read,
+// or an input error.
+func FuzzTorch(f *testing.F) {
+	for _, document := range pickles(f) {
+		f.Add(document)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(t.TempDir(), "file.pt")
+		if err := os.WriteFile(path, archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenTorch(t.Context(), path, BesideTorch{}, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// readAll reads every chunk of every file.
+func readAll(t *testing.T, c *Checkpoint) {
+	r := c.newReader()
+	defer r.Close()
+	for number, f := range c.files {
+		for chunk := range f.layout.Chunks {
+			if _, err := r.read(number, chunk); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func fileOf(f failer, format kernel.Format) *file {
+	pieces := []shard.Piece{
+		{Name: "a", Shape: []int64{2, 3}, Range: shard.Range{Count: 6}},
+		{Name: "b", Shape: []int64{}, Group: 1, Range: shard.Range{Count: 1}},
+	}
+	m := manifestOf(f, format, pieces)
+	l, err := m.layout()
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	return &file{path: "file", manifest: m, layout: l}
+}
+
+// archiveOf returns a file as torch.save writes it, with a document and a few numbers.
+func archiveOf(t *testing.T, document []byte) []byte {
+	entries := []zipEntry{{"archive/data.pkl", zip.Store, document}}
+	for _, key := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
+		entries = append(entries, zipEntry{"archive/data/" + key, zip.Store, make([]byte, 4096)})
+	}
+	return zipOf(t, entries...)
+}
+
+// zipEntry is an entry of an archive.
+type zipEntry struct {
+	name    string
+	method  uint16
+	content []byte
+}
+
+// zipOf returns an archive.
+func zipOf(t *testing.T, entries ...zipEntry) []byte {
+	t.Helper()
+	var archive bytes.Buffer
+	z := zip.NewWriter(&archive)
+	for _, e := range entries {
+		w, err := z.CreateHeader(&zip.FileHeader{Name: e.name, Method: e.method})
+		if err == nil {
+			_, err = w.Write(e.content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return archive.Bytes()
+}
+
+// FuzzDistributed: metadata of torch.distributed.checkpoint is understood or refused. An
+// understood checkpoint can be read.
+func FuzzDistributed(f *testing.F) {
+	folder := filepath.Join("../../..", "examples", "fsdp")
+	metadata, err := os.ReadFile(filepath.Join(folder, metadataName))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(metadata)
+	names, err := filepath.Glob(filepath.Join(folder, "*.distcp"))
+	if err != nil || len(names) != 2 {
+		f.Fatal(names, err)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range names {
+			path, err := filepath.Abs(name)
+			if err == nil {
+				err = os.Symlink(path, filepath.Join(own, filepath.Base(name)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDistributed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzMegatron: metadata of Megatron's dist_checkpointing are understood or refused. An
+// understood checkpoint can be read.
+func FuzzMegatron(f *testing.F) {
+	c, err := OpenDistributed(f.Context(), filepath.Join("../../..", "examples", "fsdp"), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	folder := f.TempDir()
+	d := &distcpWriter{exporter: newExporter(c, io.Discard, nil), limit: 100}
+	var file bytes.Buffer
+	d.file = &counter{w: &file}
+	for _, p := range d.parameters[:2] { // one of all layers, and one of its own
+		for i, component := range []string{"param", "exp_avg", "exp_avg_sq"} {
+			path := []any{"optimizer", "state", component, "layers" + p.Name}
+			if len(p.Shape) > 1 {
+				path[3] = "layers.w" + p.Name
+			}
+			if err := d.tensor(f.Context(), path, p.Piece, d.roles[i]); err != nil {
+				f.Fatal(err)
+			}
+		}
+	}
+	common := dictOf(func(p *pickler) {
+		p.text("optimizer")
+		p.dict(func() {
+			p.text("param_groups")
+			p.list(func() { p.dict(func() { p.text("step"); p.int(3) }) })
+		})
+	})
+	if err := saveTorch(filepath.Join(folder, "common.pt"), common, nil); err != nil {
+		f.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"metadata.json": []byte(`{"sharded_backend": "torch_dist"}`), distcpFile: file.Bytes(), metadataName: d.metadata(),
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
+			f.Fatal(err)
+		}
+	}
+	if _, err := OpenMegatron(f.Context(), folder, nil); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(d.metadata())
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		for _, name := range []string{"metadata.json", "common.pt", distcpFile} {
+			if err := os.Symlink(filepath.Join(folder, name), filepath.Join(own, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(own, metadataName), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenMegatron(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzQuantized: documents with states of torchao are understood or refused. An understood
+// checkpoint can be read.
+func FuzzQuantized(f *testing.F) {
+	var data []*zip.File
+	for _, name := range []string{"AdamW8bit", "AdamWFp8", "AdamW4bit"} {
+		archive, err := zip.OpenReader(torchaoFile(name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		defer archive.Close()
+		for _, entry := range archive.File {
+			if filepath.Base(entry.Name) == "data.pkl" {
+				f.Add(contentOf(f, entry))
+			}
+		}
+		data = archive.File
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(t.TempDir(), "file.pt")
+		var entries []zipEntry
+		for _, entry := range data {
+			content := text
+			if filepath.Base(entry.Name) != "data.pkl" {
+				content = contentOf(t, entry)
+			}
+			entries = append(entries, zipEntry{entry.Name, zip.Store, content})
+		}
+		if err := os.WriteFile(path, zipOf(t, entries...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenTorch(t.Context(), path, BesideTorch{}, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// contentOf reads an entry of an archive.
+func contentOf(f failer, entry *zip.File) []byte {
+	r, err := entry.Open()
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	defer r.Close()
+	content, err := io.ReadAll(r)
+	if err != nil {
+		f.Fatalf("%v", err)
+	}
+	return content
+}
+
+// FuzzDeepSpeed: what a rank of ZeRO has saved is understood or refused. An understood
+// checkpoint can be read.
+func FuzzDeepSpeed(f *testing.F) {
+	const rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	folder := filepath.Join("../../..", "examples", "deepspeed", "global_step3")
+	archive, err := zip.OpenReader(filepath.Join(folder, rank1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer archive.Close()
+	for _, entry := range archive.File {
+		if filepath.Base(entry.Name) != "data.pkl" {
+			continue
+		}
+		f.Add(contentOf(f, entry))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		own := t.TempDir()
+		if err := os.CopyFS(own, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(own, rank1), archiveOf(t, text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := OpenDeepSpeed(t.Context(), own, nil)
+		readOrRefuse(t, c, err)
+	})
+}
+
+// FuzzZeroLike: a state goes into the place of what a rank of ZeRO has saved, or that is refused.
+func FuzzZeroLike(f *testing.F) {
+	const rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+	folder := filepath.Join("../../..", "examples", "deepspeed", "global_step3")
+	c, err := OpenDeepSpeed(f.Context(), folder, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	archive, err := zip.OpenReader(filepath.Join(folder, rank1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer archive.Close()
+	var rest []zipEntry
+	var whole []byte
+	for _, entry := range archive.File {
+		if filepath.Base(entry.Name) == "data.pkl" {
+			whole = contentOf(f, entry)
+			f.Add(whole, int64(3))
+			f.Add(whole, int64(70_000))
+		} else {
+			rest = append(rest, zipEntry{entry.Name, zip.Store, contentOf(f, entry)})
+		}
+	}
+	prefix, _, _ := strings.Cut(archive.File[0].Name, "/")
+	f.Fuzz(func(t *testing.T, text []byte, step int64) {
+		own, like := *c, filepath.Join(t.TempDir(), "like")
+		own.step = step & (1<<24 - 1) // all fp32 numbers
+		if err := os.CopyFS(like, os.DirFS(folder)); err != nil {
+			t.Fatal(err)
+		}
+		entries := append([]zipEntry{{prefix + "/data.pkl", zip.Store, text}}, rest...)
+		if err := os.WriteFile(filepath.Join(like, rank1), zipOf(t, entries...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out := t.TempDir()
+		if err := own.WriteDeepSpeed(t.Context(), out, like, nil); err != nil {
+			if bytes.Equal(text, whole) {
+				t.Error(err)
+			}
+			readOrRefuse(t, nil, err)
+			return
+		}
+		got, err := OpenDeepSpeed(t.Context(), out, nil)
+		if err != nil || got.step != own.step {
+			t.Fatal(err)
+		}
+		for _, name := range c.names {
+			for _, role := range componentRoles {
+				if a, b := digestOf(t, got, name, role), digestOf(t, c, name, role); a != b {
+					t.Errorf("role %v of %s is not the state's", role, name)
+				}
+			}
+		}
+	})
+}
+
+// readOrRefuse expects a checkpoint that can be read, or an input error.
+func readOrRefuse(t *testing.T, c *Checkpoint, err error) {
+	t.Helper()
+	var input *fault.Input
+	switch {
+	case err == nil:
+		readAll(t, c)
+	case !errors.As(err, &input):
+		t.Fatalf("%v is no input error", err)
+	}
+}
+
+// FuzzTorchLike: the state_dict of an optimizer is refused, or what is written in its place is read again, with its
+// groups.
+func FuzzTorchLike(f *testing.F) {
+	c, err := assembleShards(folder{path: "folder", world: 1},
+		[]savedFile{fileOf(f, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32))})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, document := range pickles(f) {
+		f.Add(document)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		document, err := unpickle(text, quantizedClass)
+		if err != nil {
+			return
+		}
+		like, err := c.likeOf("optimizer.pt", document, nil)
+		if err != nil {
+			return
+		}
+		e := newExporter(c, io.Discard, nil)
+		e.like, e.parameters = like, like.parameters
+		written, err := unpickle(e.pickle(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := items(member(written, "param_groups")); len(got) != len(like.groups) {
+			t.Fatalf("%d groups, want %d", len(got), len(like.groups))
+		}
+	})
+}
+
+// FuzzSpliceSteps: a pickle is refused, or differs in its steps only.
+func FuzzSpliceSteps(f *testing.F) {
+	var p pickler
+	p.WriteString(opProto)
+	p.value(&dict{entries: []entry{{"step", int64(3)}, {"lr", 3.0}, {"common_step", 3.0}}})
+	p.WriteString(opStop)
+	f.Add(p.Bytes())
+	f.Fuzz(func(t *testing.T, text []byte) {
+		places, err := findSteps(text)
+		if err != nil || len(places) == 0 || places[0].value != 3 {
+			return
+		}
+		spliced, err := spliceSteps(text, len(places), 3, 4)
+		if err != nil {
+			return
+		}
+		back, err := spliceSteps(spliced, len(places), 4, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := spliceSteps(back, len(places), 3, 4)
+		if err != nil || !bytes.Equal(again, spliced) {
+			t.Fatalf("%q is %q, and then %q: %v", text, spliced, again, err)
+		}
+	})
+}

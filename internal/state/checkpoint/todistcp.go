@@ -1,0 +1,292 @@
+package checkpoint
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// Keys of a checkpoint of torch.distributed.checkpoint, as of {"model": ..., "optim": ...}
+// with the dicts of get_state_dict.
+const (
+	modelKey = "model"
+	optimKey = "optim"
+)
+
+// maxBlob bounds the numbers of a chunk of a tensor. Ranks read full chunks to take their
+// part of them.
+const maxBlob = 16 << 20
+
+// distcpFile is the file of all chunks.
+const distcpFile = "__0_0.distcp"
+
+// WriteDistributed writes the checkpoint as a folder of torch.distributed.checkpoint, which
+// any number of ranks load. Its metadata are written last. Memory does not grow with
+// the state.
+func (c *Checkpoint) WriteDistributed(ctx context.Context, path string, progress func(bytes int64)) error {
+	return c.writeDistributed(ctx, path, maxBlob, progress)
+}
+
+func (c *Checkpoint) writeDistributed(
+	ctx context.Context, path string, limit int64, progress func(bytes int64),
+) error {
+	if c.Algorithm() == kernel.SGD && c.step == 0 {
+		return fault.File(c.path).Inputf("it is the state of SGD before its first step, which has no momentum yet").
+			WithHint("use --to torch")
+	}
+	return writeFolder(path, func(folder string) error {
+		d := &distcpWriter{exporter: newExporter(c, io.Discard, progress), limit: limit}
+		err := writeNew(filepath.Join(folder, distcpFile), func(w io.Writer) error {
+			d.file = &counter{w: w}
+			return d.write(ctx)
+		})
+		if err != nil {
+			return err
+		}
+		return writeNew(filepath.Join(folder, metadataName), func(w io.Writer) error {
+			_, err := w.Write(d.metadata())
+			return err
+		})
+	})
+}
+
+// distcpWriter writes the files of a checkpoint of torch.distributed.checkpoint.
+type distcpWriter struct {
+	*exporter // says which parameters and streams there are, and in which order
+	limit     int64
+	file      *counter
+	saved     []savedItem
+}
+
+// savedItem is a tensor or, without shape, another object.
+type savedItem struct {
+	path   []any // of keys and numbers, in the dict that is saved
+	shape  []int64
+	chunks []savedChunk
+}
+
+// key is the name of the item: its path in one text.
+func (s *savedItem) key() string {
+	key := fmt.Sprint(s.path[0])
+	for _, part := range s.path[1:] {
+		key += fmt.Sprintf(".%v", part)
+	}
+	return key
+}
+
+func (d *distcpWriter) write(ctx context.Context) error {
+	for _, p := range d.parameters {
+		paths := [][]any{{modelKey, p.Name}}
+		for _, component := range d.components {
+			paths = append(paths, []any{optimKey, "state", p.Name, component})
+		}
+		for i, role := range d.roles {
+			if err := d.tensor(ctx, paths[i], p.Piece, role); err != nil {
+				return err
+			}
+		}
+		step := savedItem{path: []any{optimKey, "state", p.Name, "step"}, shape: []int64{}}
+		step.chunks = []savedChunk{{}}
+		err := d.blob(&step.chunks[0], scalar, func(w io.Writer) error {
+			_, err := w.Write(stepBytes(d.c.stepOf(p.Name)))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		d.saved = append(d.saved, step)
+	}
+	return d.groups()
+}
+
+// tensor writes a stream of a parameter, in chunks of rows.
+func (d *distcpWriter) tensor(ctx context.Context, path []any, p shard.Piece, role kernel.Role) error {
+	item := savedItem{path: path, shape: slices.Clone(p.Shape)}
+	for _, c := range chunksOf(p, d.limit) {
+		own := p
+		own.Range, _ = rowsOf(c, p.Shape) // is rows
+		err := d.blob(&c, func(w *pickler) { w.tensor("0", c.sizes) }, func(w io.Writer) error {
+			return d.c.export(ctx, own, role, w, d.progress)
+		})
+		if err != nil {
+			return err
+		}
+		item.chunks = append(item.chunks, c)
+	}
+	d.saved = append(d.saved, item)
+	return nil
+}
+
+// chunksOf cuts a parameter into chunks of rows of at most limit numbers, or of one row.
+func chunksOf(p shard.Piece, limit int64) []savedChunk {
+	if len(p.Shape) == 0 {
+		return []savedChunk{{}}
+	}
+	rows := p.Shape[0]
+	each := max(1, limit/max(1, p.Count/max(1, rows)))
+	var chunks []savedChunk
+	for first := int64(0); first < rows; first += each {
+		c := savedChunk{offsets: make([]int64, len(p.Shape)), sizes: slices.Clone(p.Shape)}
+		c.offsets[0], c.sizes[0] = first, min(each, rows-first)
+		chunks = append(chunks, c)
+	}
+	return chunks
+}
+
+// groups writes the names of the parameters in each group. Hyperparameters are the
+// trainer's: a loader that expects them finds no such key, and says so.
+func (d *distcpWriter) groups() error {
+	for number, group := range d.byGroup() {
+		item := savedItem{path: []any{optimKey, "param_groups", number, "params"}, chunks: []savedChunk{{}}}
+		err := d.blob(&item.chunks[0], func(w *pickler) {
+			w.list(func() {
+				for _, p := range group {
+					w.text(p.Name)
+				}
+			})
+		}, nil)
+		if err != nil {
+			return err
+		}
+		d.saved = append(d.saved, item)
+	}
+	return nil
+}
+
+// blob writes an archive, and notes its place.
+func (d *distcpWriter) blob(c *savedChunk, document func(*pickler), numbers func(io.Writer) error) error {
+	c.blob = blob{distcpFile, shard.Range{First: d.file.written}}
+	if err := writeArchive(d.file, document, numbers); err != nil {
+		return err
+	}
+	c.blob.Count = d.file.written - c.blob.First
+	return nil
+}
+
+// Modules of the classes in the metadata.
+const (
+	metadataModule   = "torch.distributed.checkpoint.metadata"
+	filesystemModule = "torch.distributed.checkpoint.filesystem"
+)
+
+// metadata returns the pickle that says what is where.
+func (d *distcpWriter) metadata() []byte {
+	p := &distcpPickler{}
+	p.WriteString(opProto)
+	p.object(metadataModule, "Metadata", func() {
+		p.dict(func() {
+			p.text("state_dict_metadata")
+			p.dict(func() { p.each(d.saved, p.item) })
+			p.text("planner_data")
+			p.dict(func() { p.each(d.saved, func(item *savedItem) { p.path(item.path) }) })
+			p.text("storage_data")
+			p.dict(func() { p.places(d.saved) })
+		})
+	})
+	p.WriteString(opStop)
+	return p.Bytes()
+}
+
+// distcpPickler writes the classes of torch.distributed.checkpoint.
+type distcpPickler struct{ pickler }
+
+// each writes the key of each item and what value writes.
+func (p *distcpPickler) each(saved []savedItem, value func(*savedItem)) {
+	for i := range saved {
+		p.text(saved[i].key())
+		value(&saved[i])
+	}
+}
+
+func (p *distcpPickler) path(path []any) {
+	p.tuple(func() {
+		for _, part := range path {
+			if number, ok := part.(int); ok {
+				p.int(int64(number))
+			} else {
+				p.text(fmt.Sprint(part))
+			}
+		}
+	})
+}
+
+func (p *distcpPickler) size(numbers []int64) {
+	p.call("torch", "Size", func() { p.ints(numbers) })
+}
+
+// item writes what kind of object an item is.
+func (p *distcpPickler) item(item *savedItem) {
+	if item.shape == nil {
+		p.object(metadataModule, "BytesStorageMetadata", func() { p.WriteString(opEmptyDict) })
+		return
+	}
+	p.object(metadataModule, "TensorStorageMetadata", func() {
+		p.dict(func() {
+			p.text("properties")
+			p.object(metadataModule, "TensorProperties", p.properties)
+			p.text("size")
+			p.size(item.shape)
+			p.text("chunks")
+			p.list(func() {
+				for _, c := range item.chunks {
+					p.object(metadataModule, "ChunkStorageMetadata", func() {
+						p.dict(func() {
+							p.text("offsets")
+							p.size(c.offsets)
+							p.text("sizes")
+							p.size(c.sizes)
+						})
+					})
+				}
+			})
+		})
+	})
+}
+
+// properties writes the state of TensorProperties that all releases read: dtype, layout,
+// requires_grad, memory format and pin_memory.
+func (p *distcpPickler) properties() {
+	p.tuple(func() {
+		p.global("torch", "float32")
+		p.call("torch.serialization", "_get_layout", func() { p.text("torch.strided") })
+		p.WriteString(opNewFalse)
+		p.call(metadataModule, "_MEM_FORMAT_ENCODING", func() { p.int(0) }) // contiguous
+		p.WriteString(opNewFalse)
+	})
+}
+
+// places writes where every chunk and object is.
+func (p *distcpPickler) places(saved []savedItem) {
+	for i := range saved {
+		for number, c := range saved[i].chunks {
+			p.object(metadataModule, "MetadataIndex", func() {
+				p.dict(func() {
+					p.text("fqn")
+					p.text(saved[i].key())
+					if saved[i].shape != nil {
+						p.text("offset")
+						p.size(c.offsets)
+						p.text("index")
+						p.int(int64(number))
+					}
+				})
+			})
+			p.object(filesystemModule, "_StorageInfo", func() {
+				p.dict(func() {
+					p.text("relative_path")
+					p.text(c.blob.file)
+					p.text("offset")
+					p.int(c.blob.First)
+					p.text("length")
+					p.int(c.blob.Count)
+				})
+			})
+		}
+	}
+}

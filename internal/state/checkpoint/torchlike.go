@@ -1,0 +1,195 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// torchLike is an optimizer as torch.save has written its state_dict: the order of its parameters, and its groups with
+// their options.
+type torchLike struct {
+	parameters []*parameter
+	keys       []any  // of the parameters in the state
+	stepless   []bool // parameters whose group counts the steps
+	groups     []any
+}
+
+// WriteTorchLike is WriteTorch for an optimizer whose state_dict is in the file like: trainers load the file in place
+// of it. Parameters have its order, and groups its options. names is a file with the names of its parameters, where
+// like has none.
+func (c *Checkpoint) WriteTorchLike(
+	ctx context.Context, path, like, names string, progress func(bytes int64),
+) error {
+	list, err := readNames(names)
+	if err != nil {
+		return err
+	}
+	var l *torchLike
+	err = withArchive(ctx, like, torchKind, quantizedClass, nil, func(a *archive, document any) (err error) {
+		l, err = c.likeOf(like, document, list)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.writeTorch(ctx, path, l, progress)
+}
+
+// likeOf finds the checkpoint's parameters in the state_dict of an optimizer. Both have the same ones.
+func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLike, error) {
+	all, err := parametersOf(document, names)
+	if err != nil {
+		return nil, err
+	}
+	l := &torchLike{groups: items(member(document, "param_groups"))}
+	isIn := func(name string) bool {
+		return slices.ContainsFunc(all, func(p torchParameter) bool { return p.name == name })
+	}
+	taken, states := map[string]bool{}, stateByKey(member(document, "state"))
+	for _, p := range all {
+		own := c.parameters[p.name]
+		if own == nil {
+			return nil, c.absent(like, p.name, isIn)
+		}
+		taken[p.name] = true
+		if err := c.checkLike(own.Piece, states[p.key]); err != nil {
+			return nil, fmt.Errorf("parameter %q: %w", p.name, err)
+		}
+		l.parameters, l.keys = append(l.parameters, own), append(l.keys, p.key)
+		state := states[p.key]
+		l.stepless = append(l.stepless, state != nil && member(state, "step") == nil)
+	}
+	for _, name := range c.names {
+		if !taken[name] {
+			return nil, fault.File(c.path).Inputf("parameter %q is not in the optimizer that shall load it", name)
+		}
+	}
+	left := maxOptions
+	counts := func(group any) bool { return member(group, "step") != nil }
+	if slices.ContainsFunc(l.groups, counts) || slices.Contains(l.stepless, true) && c.Algorithm() == kernel.Adam {
+		if err := c.oneStep("an optimizer that counts the steps of a parameter group"); err != nil {
+			return nil, err
+		}
+	}
+	for number, group := range l.groups {
+		if err := checkOptions(group, &left); err != nil {
+			return nil, fmt.Errorf("parameter group %d: %w", number, err)
+		}
+	}
+	return l, nil
+}
+
+// checkLike refuses the state of another algorithm, of another shape, or in another format. There is none before the
+// first step.
+func (c *Checkpoint) checkLike(own shard.Piece, state any) error {
+	if state == nil {
+		return nil
+	}
+	algorithm, moments, err := momentsIn(state)
+	if err != nil {
+		return err
+	}
+	if algorithm != c.Algorithm() {
+		return fmt.Errorf("it has the state of %v, and the checkpoint that of %v", algorithm, c.Algorithm())
+	}
+	for _, component := range moments {
+		tensor, ok := member(state, component).(torchTensor)
+		if !ok {
+			return fmt.Errorf("%s is %s, expected a tensor", component, shown(member(state, component)))
+		}
+		if fmt.Sprint(tensor.shape) != fmt.Sprint(own.Shape) {
+			return fmt.Errorf("%s has the shape %v, and in the checkpoint %v", component, tensor.shape, own.Shape)
+		}
+	}
+	return nil
+}
+
+// Bounds of the options of an optimizer, far above what any has.
+const (
+	maxOptions = 1 << 16 // objects, without the parameters
+	maxOption  = 1 << 12 // bytes of a text
+)
+
+// checkOptions refuses options that cannot be written again.
+func checkOptions(group any, left *int) error {
+	if member(group, muonOptions[0]) != nil || member(group, muonOptions[1]) == true {
+		return errMuon
+	}
+	for _, e := range entries(group) {
+		name, ok := e.key.(string)
+		switch {
+		case !ok:
+			return fmt.Errorf("an option has the name %s", shown(e.key))
+		case name == "params": // were checked
+			continue
+		case name == "param_names":
+			if _, err := namesOf(items(e.value)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := checkPlain(name, left); err != nil {
+			return err
+		}
+		if err := checkPlain(e.value, left); err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// checkPlain refuses what pickler.value does not write. A list may be in itself, so objects are counted.
+func checkPlain(x any, left *int) error {
+	if *left--; *left < 0 {
+		return fmt.Errorf("its options have more than %d objects", maxOptions)
+	}
+	var parts []any
+	switch x := x.(type) {
+	case nil, bool, int64, float64:
+	case string:
+		if len(x) > maxOption {
+			return fmt.Errorf("a text has %d bytes, expected at most %d", len(x), maxOption)
+		}
+	case tuple:
+		parts = x
+	case *list:
+		parts = x.items
+	case *dict:
+		for _, e := range x.entries {
+			if e.key == nil {
+				return errors.New("a key that is no number and no text")
+			}
+			parts = append(parts, e.key, e.value)
+		}
+	default:
+		return fmt.Errorf("it is %s, expected a number or a text: a learning rate in a tensor is not written", shown(x))
+	}
+	for _, part := range parts {
+		if err := checkPlain(part, left); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeGroups writes the parameter groups. A step that a group counts, as FusedAdam's, is the checkpoint's.
+func (l *torchLike) writeGroups(p *pickler, step int64) {
+	for _, group := range l.groups {
+		p.dict(func() {
+			for _, e := range entries(group) {
+				p.value(e.key)
+				if e.key == any("step") {
+					p.int(step)
+				} else {
+					p.value(e.value)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,218 @@
+package checkpoint
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/state/optim/kernel"
+)
+
+// oldestUniversal is the release of DeepSpeed that brought universal checkpoints. A
+// checkpoint names the release that has written it.
+const oldestUniversal = "0.14.0"
+
+// WriteUniversal writes the checkpoint as a universal one of DeepSpeed, which any number
+// of ranks load with "checkpoint": {"load_universal": true}. It is a folder in the
+// directory, and a file there names it. Memory does not grow with the state.
+func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progress func(bytes int64)) error {
+	tag := fmt.Sprintf("global_step%d", c.step)
+	path := filepath.Join(directory, tag)
+	if c.Algorithm() != kernel.Adam {
+		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
+			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
+	}
+	if err := c.oneStep("DeepSpeed"); err != nil {
+		return err
+	}
+	err := writeFolder(path, func(folder string) error {
+		u := &universalWriter{exporter: newExporter(c, io.Discard, progress), folder: folder}
+		return u.write(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if err := files.Replace(filepath.Join(directory, "latest_universal"), []byte(tag)); err != nil {
+		return err
+	}
+	return syncFolder(directory)
+}
+
+// writeFolder writes a folder that is complete or not there: in a hidden one beside it,
+// which gets its name at the end.
+func writeFolder(path string, write func(folder string) error) error {
+	if exists(path) {
+		return fault.File(path).Inputf("a file or folder of this name is here already").WithHint("name another folder")
+	}
+	directory := filepath.Dir(path)
+	if err := os.MkdirAll(directory, 0o755); err != nil {
+		return cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
+	}
+	folder, err := os.MkdirTemp(directory, savingPrefix+filepath.Base(path)+"-")
+	if err != nil {
+		return cause(directory, "checkpoints cannot be written here", err)
+	}
+	err = os.Chmod(folder, 0o755)
+	if err == nil {
+		err = write(folder)
+	}
+	if err == nil {
+		err = syncFolder(folder)
+	}
+	if err == nil {
+		err = os.Rename(folder, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(folder))
+	}
+	return syncFolder(directory)
+}
+
+// universalWriter writes the files of a universal checkpoint.
+type universalWriter struct {
+	*exporter // says which parameters and streams there are, and in which order
+	folder    string
+}
+
+func (u *universalWriter) write(ctx context.Context) error {
+	for _, p := range u.parameters {
+		if filepath.Base(p.Name) != p.Name || p.Name == "../../.." || p.Name == "." {
+			return fault.File(u.c.path).Inputf("parameter %q cannot name a folder", p.Name)
+		}
+		own := filepath.Join(u.folder, universalFolder, p.Name)
+		if err := os.MkdirAll(own, 0o755); err != nil {
+			return err
+		}
+		for i, role := range u.roles {
+			document := func(d *pickler) { d.text(paramMember); d.tensor("0", p.Shape) }
+			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), dictOf(document), func(w io.Writer) error {
+				return u.c.export(ctx, p.Piece, role, w, u.progress)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		err := saveTorch(filepath.Join(own, "step.pt"), scalar, func(w io.Writer) error {
+			_, err := w.Write(stepBytes(u.c.step))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	global := filepath.Join(u.folder, universalFolder, "optimizer_state.pt")
+	if err := saveTorch(global, dictOf(u.global), nil); err != nil {
+		return err
+	}
+	for _, stage := range []string{"", "zero_pp_rank_0_"} { // ZeRO 3 reads the latter
+		file := filepath.Join(u.folder, stage+"mp_rank_00_model_states.pt")
+		if err := saveTorch(file, dictOf(u.model), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scalar writes a number, and dictOf a dict with members.
+func scalar(p *pickler) { p.tensor("0", nil) }
+
+func dictOf(members func(*pickler)) func(*pickler) {
+	return func(p *pickler) { p.dict(func() { members(p) }) }
+}
+
+// saveTorch writes a file of torch.save: a document, and the numbers of the one tensor in it, if it has one.
+func saveTorch(path string, document func(*pickler), numbers func(io.Writer) error) error {
+	return writeNew(path, func(w io.Writer) error { return writeArchive(w, document, numbers) })
+}
+
+// writeNew writes a new file, and brings it to the disk.
+func writeNew(path string, write func(io.Writer) error) error {
+	file, _, err := files.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	buffer := bufio.NewWriterSize(file, 1<<16)
+	if err = write(buffer); err == nil {
+		err = buffer.Flush()
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return file.Close()
+}
+
+// global writes what all parameters have in common. The optimizer's hyperparameters are
+// the trainer's. ZeRO 3 takes the step from here, and gives the same object to all its
+// subgroups, each of which adds 1 to it. So it is no tensor, which would count all their
+// steps, but an int, as DeepSpeed's own optimizers have it. Those of torch.optim refuse it.
+func (u *universalWriter) global(p *pickler) {
+	p.text("ds_version")
+	p.text(oldestUniversal)
+	u.paramGroups(p)
+	p.text("optimizer_state_dict")
+	p.dict(func() {
+		p.text("state")
+		p.dict(func() {
+			p.int(0)
+			p.dict(func() {
+				p.text("step")
+				p.int(u.c.step)
+			})
+		})
+		u.paramGroups(p)
+	})
+}
+
+// paramGroups writes the parameter groups. DeepSpeed has one flat parameter in each.
+func (u *universalWriter) paramGroups(p *pickler) {
+	p.text("param_groups")
+	p.list(func() {
+		for number := range u.byGroup() {
+			p.dict(func() {
+				p.text("params")
+				p.list(func() { p.int(int64(number)) })
+			})
+		}
+	})
+}
+
+// model writes what DeepSpeed reads beside the state. The weights are in the state.
+func (u *universalWriter) model(p *pickler) {
+	p.text("module")
+	p.dict(func() {})
+	p.text("param_shapes")
+	p.list(func() {
+		for _, group := range u.byGroup() {
+			p.dict(func() {
+				for _, parameter := range group {
+					p.text(parameter.Name)
+					p.ints(parameter.Shape)
+				}
+			})
+		}
+	})
+	p.text("lr_scheduler")
+	p.WriteString(opNone)
+	p.text("skipped_steps")
+	p.int(0)
+	p.text("global_steps")
+	p.int(u.c.step)
+	for _, size := range []string{"dp_world_size", "mp_world_size"} {
+		p.text(size)
+		p.int(1)
+	}
+	p.text("ds_config")
+	p.dict(func() {})
+	p.text("ds_version")
+	p.text(oldestUniversal)
+}

@@ -1,0 +1,143 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/optim/kernel"
+)
+
+// The journal lies in pages that outlive the process. It holds what another process needs to finish an update: its
+// number, its constants, which sections take which of them and how many steps these have had, and which chunks are
+// done. It also holds a slot for each worker: the undo log of the chunk that the worker is changing.
+//
+// To finish a step, a process restores the chunks that were being changed, goes on in
+// the same slots, and then updates the chunks that are not done. Accumulations
+// (accumulate.go) use the same marks and slots, and writes of moments (write.go) the
+// same slots. Only one of the three is under way at any time.
+//
+// The journal protects against the end of a process, not of a host. A thread that is
+// killed has made all stores before some instruction and none after it, so only the
+// order of each thread's own stores counts.
+
+const (
+	// journalSlots is the number of slots of a large shard, and so the most
+	// workers that it can have. It does not depend on the number of workers:
+	// another process may finish a step with another number.
+	journalSlots = 256
+
+	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
+	journalVersion = 5
+
+	cacheLine = 64
+)
+
+// journalHead is the beginning of a journal.
+type journalHead struct {
+	magic, version uint64
+	layout         [sha256.Size]byte // fingerprint of the configuration
+	counters
+	accumulations accumulations
+	// writing is true while slots are the undo logs of a write of moments.
+	writing atomic.Bool
+}
+
+// journalLayout holds the offsets of the parts of a journal.
+type journalLayout struct {
+	slots, slotSize int64
+	// Offsets.
+	constants, rows, done, slotsBegin int64
+	own                               [2]int64
+	size                              int64
+}
+
+func (c ShardConfig) journalLayout() journalLayout {
+	l := journalLayout{slots: min(int64(c.Chunks), journalSlots)}
+	for section := range c.Sections() {
+		l.slotSize = max(l.slotSize, cacheLine+int64(c.FormatOf(section).UndoBytes()))
+	}
+	sections := int64(len(c.Sections()))
+	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
+	l.rows = l.constants + wholeLines(sections*int64(unsafe.Sizeof(kernel.Constants{})))
+	l.own[0] = l.rows + wholeLines(4*sections)
+	l.own[1] = l.own[0] + wholeLines(8*sections)
+	l.done = l.own[1] + wholeLines(8*sections)
+	l.slotsBegin = l.done + wholeLines(4*int64(c.Chunks))
+	l.size = l.slotsBegin + l.slots*l.slotSize
+	return l
+}
+
+// wholeLines rounds a size up to full cache lines.
+func wholeLines(size int64) int64 { return (size + cacheLine - 1) / cacheLine * cacheLine }
+
+func (c ShardConfig) journalArena() arena.Plan {
+	l := c.journalLayout()
+	return arena.Plan{
+		Component: ledger.StepJournal,
+		Size:      ledger.Bytes(l.size),
+		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+
+			"are done; %d B: step, and the constants and steps of %s parameters; rounded up to lines of %d B",
+			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, ledger.Count(int64(len(c.Sections()))),
+			cacheLine),
+	}
+}
+
+// fingerprint identifies everything that the layout and the meaning of the journal
+// depend on.
+func (c ShardConfig) fingerprint() [sha256.Size]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%d %d %v %v %v",
+		c.ChunkElements, c.Elements, c.Format, c.Sections(), c.journalLayout()))
+}
+
+// openJournal lays the progress out over the arena of the journal.
+func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
+	l, bytes := c.journalLayout(), a.Bytes()
+	head := at[journalHead](bytes, 0)
+	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
+	sections := len(c.Sections())
+	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), sections)
+	p.rows = unsafe.Slice(at[uint32](bytes, l.rows), sections)
+	for i := range p.own {
+		p.own[i] = unsafe.Slice(at[int64](bytes, l.own[i]), sections)
+	}
+	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.Chunks)
+	for i := range l.slots {
+		begin := l.slotsBegin + i*l.slotSize
+		p.slots = append(p.slots, slot{
+			at[atomic.Int64](bytes, begin),
+			kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize]),
+		})
+	}
+	return head
+}
+
+// at returns a pointer to the value at an offset.
+func at[T any](bytes []byte, offset int64) *T { return (*T)(unsafe.Pointer(&bytes[offset])) }
+
+// init initializes the head for a shard without steps.
+func (h *journalHead) init(c ShardConfig) {
+	h.magic, h.version, h.layout = journalMagic, journalVersion, c.fingerprint()
+}
+
+// check refuses the journal of another shard, or a damaged one.
+func (h *journalHead) check(c ShardConfig) error {
+	switch {
+	case h.magic != journalMagic:
+		return errors.New("it is no journal")
+	case h.version != journalVersion:
+		return fmt.Errorf("its version is %d, expected %d", h.version, journalVersion)
+	case h.layout != c.fingerprint():
+		return errors.New("it was written for a shard of other sections, format or chunks")
+	case h.begun.Load()-h.finished.Load() > 1:
+		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
+	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
+		return fmt.Errorf("%d accumulations of gradients were begun and %d finished",
+			h.accumulations.begun.Load(), h.accumulations.finished.Load())
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+package engine
+
+import (
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// WriteMoment writes values of the first (number 0) or second (1) moment, beginning
+// at element first. With a journal, a kill leaves no block of int8 moments half
+// written once [Shard.Finish] was called. Writing the same values twice gives the
+// same bits as writing them once.
+func (s *Shard) WriteMoment(number int, first int64, values []float32) {
+	if s.Wait(); s.isUnderway() || s.isAccumulating() {
+		panic("engine: moments are written while a step or an accumulation is under way")
+	}
+	if s.slots != nil {
+		s.clearLogs()
+		s.writing.Store(true)
+		defer s.writing.Store(false)
+	}
+	all := shard.Range{First: first, Count: int64(len(values))}
+	s.start(s.config.ChunksOf(all), helping, func(worker, unit int) {
+		c := s.chunks[unit]
+		own := c.Intersect(all)
+		s.writeUnit(worker, unit, number, int(own.First-c.First), values[own.First-first:own.End()-first])
+	})
+	s.wait()
+}
+
+// writeUnit writes values of a moment, beginning at an element of a chunk.
+func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
+	undo := kernel.Undo{}
+	if s.slots != nil {
+		undo = s.slots[worker].undo
+		s.slots[worker].begin(unit)
+	}
+	c := s.chunk(unit)
+	c.state().PutMoment(c.section.format, number, from, values, undo)
+}
+
+// undoWrite restores the blocks that a killed process was writing.
+func (s *Shard) undoWrite() {
+	if s.slots == nil || !s.writing.Load() {
+		return
+	}
+	for _, slot := range s.slots {
+		if slot.undo.Begun() {
+			c := s.chunk(int(slot.unit.Load()))
+			slot.undo.RestoreMoments(c.section.format, c.state())
+		}
+	}
+	s.writing.Store(false)
+}
