@@ -59,7 +59,7 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 			excused[name] = true
 		}
 	}
-	used, fields := usedFields(t, "plimsoll/recipe")
+	used, fields := usedFields(t, "plimsoll/internal/input/recipe")
 	for _, name := range fields {
 		switch {
 		case !used[name] && !excused[name]:

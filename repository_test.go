@@ -80,17 +80,16 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 	}
 }
 
-// TestImportsPointDownwards compares the imports with the list of packages in docs/architecture.md. Packages for tests
-// are imported by tests only.
+// TestImportsPointDownwards compares the imports with the lists of packages in docs/architecture.md, one for each wing.
+// Packages for tests are imported by tests only.
 func TestImportsPointDownwards(t *testing.T) {
-	_, list, found := strings.Cut(read(t, "docs/architecture.md"), "```packages\n")
-	list, _, closed := strings.Cut(list, "```")
-	if !found || !closed {
-		t.Fatal("docs/architecture.md has no list of packages")
-	}
 	level := map[string]int{}
-	for i, line := range strings.Split(strings.TrimSpace(list), "\n") {
-		level["plimsoll/"+strings.Fields(line)[0]] = i
+	wings := regexp.MustCompile("(?s)```packages (\\S+)\n(.*?)\n```").
+		FindAllStringSubmatch(read(t, "docs/architecture.md"), -1)
+	for _, wing := range wings {
+		for line := range strings.Lines(wing[2]) {
+			level["plimsoll/"+wing[1]+"/"+strings.Fields(line)[0]] = len(level)
+		}
 	}
 	for _, p := range listed(t) {
 		if p.ImportPath == "plimsoll" {

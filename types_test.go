@@ -3,6 +3,7 @@ package plimsoll
 import (
 	"go/ast"
 	"go/types"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,12 +41,12 @@ func typedPackages(t *testing.T) []*packages.Package {
 // name that another package makes up.
 func TestComponentsAreTheLedgers(t *testing.T) {
 	for _, p := range typedPackages(t) {
-		if p.PkgPath == "plimsoll/ledger" {
+		if p.PkgPath == "plimsoll/internal/base/ledger" {
 			continue
 		}
 		for expression, value := range p.TypesInfo.Types {
 			literal, isLiteral := expression.(*ast.BasicLit)
-			if isLiteral && literal.Value != `""` && types.TypeString(value.Type, nil) == "plimsoll/ledger.Component" {
+			if isLiteral && literal.Value != `""` && types.TypeString(value.Type, nil) == "plimsoll/internal/base/ledger.Component" {
 				t.Errorf("%v: %s is no constant of package ledger", p.Fset.Position(literal.Pos()), literal.Value)
 			}
 		}
@@ -54,8 +55,8 @@ func TestComponentsAreTheLedgers(t *testing.T) {
 
 // ownRanges are the structs that may have a range of their own, with the reason.
 var ownRanges = map[string]string{
-	"plimsoll/shard.Range":     "it is the type that others are to use",
-	"plimsoll/checkpoint.walk": "bytes of a file, not elements",
+	"plimsoll/internal/state/shard.Range":     "it is the type that others are to use",
+	"plimsoll/internal/state/checkpoint.walk": "bytes of a file, not elements",
 }
 
 // TestRangesAreTheShards: consecutive elements of a shard are a [shard.Range]. A struct with fields such as first and
@@ -66,7 +67,7 @@ func TestRangesAreTheShards(t *testing.T) {
 	holders := []string{"shard", "engine", "checkpoint", "service", "rehearse", "bench"} // of shards
 	used := map[string]bool{}
 	for _, p := range typedPackages(t) {
-		if !slices.Contains(holders, strings.TrimPrefix(p.PkgPath, "plimsoll/")) {
+		if !slices.Contains(holders, path.Base(p.PkgPath)) {
 			continue
 		}
 		for _, name := range p.Types.Scope().Names() {
@@ -104,7 +105,7 @@ func TestRangesAreTheShards(t *testing.T) {
 func TestOnlyReadReadsFiles(t *testing.T) {
 	reads := 0
 	for _, p := range typedPackages(t) {
-		if p.PkgPath != "plimsoll/job" {
+		if p.PkgPath != "plimsoll/internal/plan/job" {
 			continue
 		}
 		for id, object := range p.TypesInfo.Uses {

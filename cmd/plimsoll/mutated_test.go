@@ -43,27 +43,31 @@ type mutated struct {
 	ends      []int    // the exit codes that the verb documents, beside those of done and refused
 }
 
+// input is the folder of the packages that read what people bring.
+const input = "../../internal/input/"
+
 // Documents of the repository, and of a folder beside it that not every checkout has.
 var (
-	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", "../../internal/input/recipe/testdata/good/*.json",
+	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", input + "recipe/testdata/good/*.json",
 		"../../../shared/data/configs/*.json", "../../../shared/data/configs/*.y*ml",
 		"FOLDER: ../../../shared/data/reports/*/*.yaml", "../../../shared/data/topologies/*"}
-	models = []string{"../../examples/config.json", "../../internal/input/model/testdata/multimodal/*.json",
-		"../../internal/input/model/testdata/ranged-multimodal/*.json", "../../internal/input/model/testdata/variants/*.json",
-		"../../internal/input/model/testdata/remote/*.json"}
+	models = []string{"../../examples/config.json", input + "model/testdata/multimodal/*.json",
+		input + "model/testdata/ranged-multimodal/*.json", input + "model/testdata/variants/*.json",
+		input + "model/testdata/remote/*.json"}
 	logs = []string{"../../examples/failures/*", "../../examples/slurm-job.txtar", "../../examples/recordings/*",
 		"testdata/failures/*", "testdata/failures/*/*", "../../../shared/data/failures/*/*.txt",
-		"../../../shared/data/failures/*", "../../../shared/data/reports/*/*.sh", "../../internal/after/snapshot/testdata/*"}
-	snapshots  = []string{"../../internal/after/snapshot/testdata/*"}
+		"../../../shared/data/failures/*", "../../../shared/data/reports/*/*.sh",
+		"../../examples/snapshots/*"}
+	snapshots  = []string{"../../examples/snapshots/*"}
 	plans      = []string{"MADE plan-*.json", "../../examples/recordings/plan.json"}
 	recordings = []string{"../../examples/recordings/run.jsonl"}
 	machines   = []string{"../../internal/machine/host/testdata/*.txtar"}
-	deepspeeds = []string{"../../internal/input/recipe/testdata/good/*.json", "../../examples/zero2*.json",
+	deepspeeds = []string{input + "recipe/testdata/good/*.json", "../../examples/zero2*.json",
 		"../../../shared/data/configs/*ds*config*.json"}
 	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
-	adapters    = []string{"../../examples/adapter_config.json", "../../internal/input/recipe/testdata/good/*.json"}
+	adapters    = []string{"../../examples/adapter_config.json", input + "recipe/testdata/good/*.json"}
 	trainings   = []string{"../../examples/training_args.json", "../../examples/llama_factory.yaml"}
-	checkpoints = []string{"FOLDER: ../../internal/input/model/testdata/checkpoint/*"}
+	checkpoints = []string{"FOLDER: " + input + "model/testdata/checkpoint/*"}
 	archives    = []string{"MADE bundle.*"}
 )
 

@@ -27,7 +27,8 @@ var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad
 // TestPlanRefuses runs the command lines of testdata/plan/bad.txtar, also beside a folder with weights alone.
 func TestPlanRefuses(t *testing.T) {
 	folder := t.TempDir()
-	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), os.DirFS("../../internal/input/model/testdata/checkpoint")); err != nil {
+	from := os.DirFS("../../internal/input/model/testdata/checkpoint")
+	if err := os.CopyFS(filepath.Join(folder, "checkpoint"), from); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(folder, "checkpoint", "config.json")); err != nil {

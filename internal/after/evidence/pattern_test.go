@@ -25,7 +25,8 @@ func TestPatternsFindWhatTheirExpressionsFind(t *testing.T) {
 			}
 		}
 	}
-	folders := []string{"../../../examples", "../../../cmd/plimsoll/testdata/failures", "testdata", "../explain/testdata"}
+	folders := []string{"../../../examples", "../../../cmd/plimsoll/testdata/failures", "testdata",
+		"../explain/testdata"}
 	for _, folder := range folders {
 		err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || !e.Type().IsRegular() {

@@ -46,7 +46,8 @@ type measurement struct {
 // command returns the script and its arguments.
 func (c trial) command(t *testing.T, device string) []string {
 	t.Helper()
-	arguments := []string{"../../../scripts/measure/train.py", "--config", "../../input/model/catalog/" + c.config + ".json",
+	arguments := []string{"../../../scripts/measure/train.py",
+		"--config", "../../input/model/catalog/" + c.config + ".json",
 		"--device", device, "--layers", strconv.Itoa(c.layers),
 		"--batch", strconv.Itoa(c.batch), "--seq-len", strconv.Itoa(c.length), "--steps", "2", "--json"}
 	if c.adapter != "" {

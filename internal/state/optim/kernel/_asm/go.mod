@@ -11,4 +11,4 @@ require (
 	plimsoll v0.0.0
 )
 
-replace plimsoll => ../../..
+replace plimsoll => ../../../../..

@@ -29,7 +29,7 @@ var stubs = flag.String("dispatch", "", "write stubs and dispatch to this file")
 
 func main() {
 	flag.Parse()
-	Package("plimsoll/optim/kernel/abi")
+	Package("plimsoll/internal/state/optim/kernel/abi")
 	ConstraintExpr("amd64,!purego")
 	for _, s := range instructionSets {
 		for state := range abi.States {
