@@ -61,7 +61,7 @@ var (
 	snapshots  = []string{"../../examples/snapshots/*"}
 	plans      = []string{"MADE plan-*.json", "../../examples/recordings/plan.json"}
 	recordings = []string{"../../examples/recordings/run.jsonl"}
-	machines   = []string{"../../internal/machine/host/testdata/*.txtar"}
+	machines   = []string{"../../examples/machines/*.txtar"}
 	deepspeeds = []string{input + "recipe/testdata/good/*.json", "../../examples/zero2*.json",
 		"../../../shared/data/configs/*ds*config*.json"}
 	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
@@ -297,7 +297,7 @@ exec cp "$4/record.json" "$4/snapshot.pickle" "$(printf %s "$PLIMSOLL_STAGE" | s
 // makeHostProfile writes what tune would have measured of a recorded machine and of this one.
 func makeHostProfile(t *testing.T, path string) {
 	t.Helper()
-	recorded, err := host.Of("../../examples/two-socket.txtar")
+	recorded, err := host.Of("../../examples/machines/two-socket.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,10 +32,10 @@ func TestPlanAnywhere(t *testing.T) {
 	}
 	for _, arguments := range [][]string{
 		{"fit", "--model", "gpt2", "--gpu", "H100-80GB"},
-		{"topology", "--fsroot", "../../examples/two-socket.txtar"},
+		{"topology", "--fsroot", "../../examples/machines/two-socket.txtar"},
 		{"explain", "../../examples/failures/see_memory_usage.log"},
 		{"checkpoint", "inspect", "../../examples/checkpoints"},
-		{"binding", "--ranks", "2", "--fsroot", "../../examples/two-socket.txtar"},
+		{"binding", "--ranks", "2", "--fsroot", "../../examples/machines/two-socket.txtar"},
 	} {
 		if stdout, stderr, code := runs(arguments...); code != exitDone || stdout == "" {
 			t.Errorf("%s: exit code %d: %s%s", arguments, code, stdout, stderr)

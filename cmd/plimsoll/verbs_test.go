@@ -108,7 +108,7 @@ const unknown = "no-such-value"
 var reaching = map[string]string{
 	"bench":                      "--workers 99999",
 	"bench peer":                 "--optimizer lion",
-	"binding":                    "--fsroot ../../examples/two-socket.txtar",
+	"binding":                    "--fsroot ../../examples/machines/two-socket.txtar",
 	"checkpoint convert":         "../../examples/checkpoints OUT",
 	"explain":                    "--model gpt2 ../../examples/failures/killed.log",
 	"explain model":              "../../examples/failures/killed.log",
@@ -141,7 +141,7 @@ var reaching = map[string]string{
 	"serve":                      "--socket private/socket --reserve 99999",
 	"serve reserve":              "--metrics nowhere",
 	"tune":                       "--ranks 99999",
-	"topology":                   "--fsroot ../../examples/two-socket.txtar",
+	"topology":                   "--fsroot ../../examples/machines/two-socket.txtar",
 }
 
 // TestCompletionsAreAccepted holds what the shell completes against what the program accepts: no completion is refused

@@ -10,16 +10,16 @@ import (
 	"plimsoll/internal/after/snapshot/snapshottest"
 )
 
-var update = flag.Bool("update", false, "write the files of testdata")
+var update = flag.Bool("update", false, "write the files of examples/snapshots")
 
 // examples are the files that the documentation shows.
 var examples = map[string]snapshottest.Training{
-	"testdata/before.pickle.gz": {Layers: 8, Steps: 2, Hidden: 13 << 20, Frames: 6},
-	"testdata/oom.pickle.gz": {Layers: 8, Steps: 3, Hidden: 15 << 20, Frames: 6, OutOfMemory: true,
+	"../../../examples/snapshots/before.pickle.gz": {Layers: 8, Steps: 2, Hidden: 13 << 20, Frames: 6},
+	"../../../examples/snapshots/oom.pickle.gz": {Layers: 8, Steps: 3, Hidden: 15 << 20, Frames: 6, OutOfMemory: true,
 		Settings: "max_split_size_mb:512"},
 }
 
-// TestExamples holds the files of testdata against their generator.
+// TestExamples holds the files of examples/snapshots against their generator.
 func TestExamples(t *testing.T) {
 	for name, training := range examples {
 		file, _ := written(t, training, snapshottest.Python4)

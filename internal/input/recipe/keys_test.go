@@ -88,7 +88,7 @@ func takesPath(info *types.Info, call *ast.CallExpr) bool {
 		return false
 	}
 	method, is := info.Uses[selector.Sel].(*types.Func)
-	if !is || method.Pkg().Path() != "plimsoll/recipe/strict" {
+	if !is || method.Pkg().Path() != "plimsoll/internal/input/recipe/strict" {
 		return false
 	}
 	receiver := method.Signature().Recv()

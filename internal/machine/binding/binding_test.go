@@ -261,7 +261,7 @@ func TestPlans(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			names := []string{}
 			for _, name := range test.machine {
-				names = append(names, "../host/testdata/"+name+".txtar")
+				names = append(names, "../../../examples/machines/"+name+".txtar")
 			}
 			h := hosttest.ReadText(t, names...).Discover(t)
 			if problem := check(h, test.request); problem != "" {
@@ -292,7 +292,7 @@ func TestPlans(t *testing.T) {
 }
 
 func TestBadRequests(t *testing.T) {
-	h := hosttest.ReadText(t, "../../../examples/two-socket.txtar").Discover(t)
+	h := hosttest.ReadText(t, "../../../examples/machines/two-socket.txtar").Discover(t)
 	for _, test := range []struct {
 		request binding.Request
 		want    string
@@ -352,7 +352,7 @@ func BenchmarkDiscoverAndSplit2048(b *testing.B) {
 
 // TestAddresses: tools write PCI addresses in several ways.
 func TestAddresses(t *testing.T) {
-	h := hosttest.ReadText(t, "../../../examples/two-socket.txtar").Discover(t)
+	h := hosttest.ReadText(t, "../../../examples/machines/two-socket.txtar").Discover(t)
 	for _, address := range []string{"0000:b1:00.0", "B1:00.0", "00000000:B1:00.0"} {
 		plan, err := binding.Split(h, binding.Request{Ranks: 2, GPUs: []string{address, ""}})
 		if err != nil || plan.Ranks[0].OptimizerCPUs.String() != "3-5" {

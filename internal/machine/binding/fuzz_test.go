@@ -18,7 +18,7 @@ import (
 // CPUs, all of them its own.
 func FuzzSplit(f *testing.F) {
 	for _, name := range []string{"two-socket", "slurm", "container", "virtual-machine"} {
-		data, err := os.ReadFile("../host/testdata/" + name + ".txtar")
+		data, err := os.ReadFile("../../../examples/machines/" + name + ".txtar")
 		if err != nil {
 			f.Fatal(err)
 		}

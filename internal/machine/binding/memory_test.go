@@ -35,7 +35,7 @@ func TestMemory(t *testing.T) {
 	} {
 		names := []string{}
 		for _, name := range test.machine {
-			names = append(names, "../host/testdata/"+name+".txtar")
+			names = append(names, "../../../examples/machines/"+name+".txtar")
 		}
 		h := hosttest.ReadText(t, names...).Discover(t)
 		plan, err := binding.Split(h, binding.Request{Ranks: test.ranks, MemoryPolicy: test.ask})

@@ -24,7 +24,7 @@ func TestTrainerShare(t *testing.T) {
 
 // TestWholeShare gives a rank without an optimizer all of its cores.
 func TestWholeShare(t *testing.T) {
-	h := hosttest.ReadText(t, "../../../examples/two-socket.txtar").Discover(t)
+	h := hosttest.ReadText(t, "../../../examples/machines/two-socket.txtar").Discover(t)
 	plan, err := binding.Split(h, binding.Request{Ranks: 2, TrainerCores: binding.WholeTrainerShare})
 	if err != nil {
 		t.Fatal(err)

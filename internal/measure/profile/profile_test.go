@@ -38,7 +38,7 @@ func measuredOf(h *host.Host) Profile {
 
 func recorded(t *testing.T) *host.Host {
 	t.Helper()
-	h, err := host.Of(filepath.Join("../../..", "host", "testdata", "two-socket.txtar"))
+	h, err := host.Of("../../../examples/machines/two-socket.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestDamagedFilesAreRefusedWithTheirPlace(t *testing.T) {
 
 // FuzzParse: whatever is read can be written, and is read the same again.
 func FuzzParse(f *testing.F) {
-	h, err := host.Of(filepath.Join("../../..", "host", "testdata", "two-socket.txtar"))
+	h, err := host.Of("../../../examples/machines/two-socket.txtar")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 // twoSockets returns a host with cores (0,6) to (2,8) on one socket and (3,9) to (5,11)
 // on the other.
 func twoSockets(t *testing.T) *host.Host {
-	return hosttest.ReadText(t, "../../../examples/two-socket.txtar").Discover(t)
+	return hosttest.ReadText(t, "../../../examples/machines/two-socket.txtar").Discover(t)
 }
 
 func within(t *testing.T, h *host.Host, cpus string) *host.Host {
@@ -117,7 +117,7 @@ var gpuUUIDs = []string{"GPU-8a56a4bc-0000-4000-8000-000000000001", "GPU-8a99b1e
 // instances.
 func withDriver(t *testing.T, divided ...int) *host.Host {
 	t.Helper()
-	m := hosttest.ReadText(t, "../../../examples/two-socket.txtar")
+	m := hosttest.ReadText(t, "../../../examples/machines/two-socket.txtar")
 	for i, address := range []string{"0000:17:00.0", "0000:b1:00.0"} {
 		m.Files.Set("proc/driver/nvidia/gpus/"+address+"/information",
 			fmt.Appendf(nil, "Model: \t\t NVIDIA L40\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\n",

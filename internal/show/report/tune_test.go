@@ -33,7 +33,7 @@ func TestTuningOfManyCores(t *testing.T) {
 	ofNode := p.Curves[0]
 	ofNode.Ranks, ofNode.NUMANode = 1, 1
 	p.Curves = append(p.Curves, ofNode)
-	h, err := host.Of("../../../examples/two-socket.txtar")
+	h, err := host.Of("../../../examples/machines/two-socket.txtar")
 	if err != nil {
 		t.Fatal(err)
 	}
