@@ -56,10 +56,10 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
 		Setup: func(e *testscript.Env) error {
-			hosts, err := filepath.Abs(filepath.Join("..", "..", "host", "testdata"))
-			e.Setenv("HOSTS", hosts)
-			e.Setenv("EXAMPLES", filepath.Join(hosts, "..", "..", "examples"))
-			e.Setenv("SNAPSHOTS", filepath.Join(hosts, "..", "..", "snapshot", "testdata"))
+			examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
+			e.Setenv("EXAMPLES", examples)
+			e.Setenv("HOSTS", filepath.Join(examples, "machines"))
+			e.Setenv("SNAPSHOTS", filepath.Join(examples, "snapshots"))
 			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, negated bool, arguments []string){

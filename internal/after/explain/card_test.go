@@ -114,7 +114,7 @@ func TestMessagesOfGPUs(t *testing.T) {
 // shared returns the lines of a file of failures that lies beside the repository.
 func shared(t *testing.T, name string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../../..", "../../..", "shared", "data", "failures", name))
+	text, err := os.ReadFile(filepath.Join("../../../../shared/data/failures", name))
 	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ var commit = regexp.MustCompile(`^[0-9a-f]+$`)
 // is not that of a file.
 func IsRepository(name string) bool {
 	extension := filepath.Ext(name)
-	return repository.MatchString(name) && !strings.Contains(name, "../../..") && !strings.Contains(name, "--") &&
+	return repository.MatchString(name) && !strings.Contains(name, "..") && !strings.Contains(name, "--") &&
 		extension != ".json" && extension != ".safetensors"
 }
 

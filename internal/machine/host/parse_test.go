@@ -196,7 +196,7 @@ func FuzzMounts(f *testing.F) {
 			groups := controlGroups{members: parseMemberships(members), mounts: mounts}
 			for _, l := range groups.levels("cpu") {
 				if strings.HasPrefix(l.directory, "/") || strings.Contains("/"+l.directory+"/", "/../") &&
-					!strings.Contains(members+info+table, "../../..") {
+					!strings.Contains(members+info+table, "..") {
 					t.Errorf("directory %q", l.directory)
 				}
 			}

@@ -37,7 +37,7 @@ func ParseVariation(text string) (Variation, error) {
 		return v, fault.Inputf("--vary is %q, expected a name with values", text).
 			WithHint("write --vary batch=1,2,4 or --vary batch=1..64, and {batch} in the program's arguments")
 	}
-	if low, high, found := strings.Cut(values, "../../.."); found {
+	if low, high, found := strings.Cut(values, ".."); found {
 		v.Values, v.Range = []string{low, high}, true
 		from, err := strconv.Atoi(low)
 		to, errTo := strconv.Atoi(high)

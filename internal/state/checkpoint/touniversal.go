@@ -82,7 +82,7 @@ type universalWriter struct {
 
 func (u *universalWriter) write(ctx context.Context) error {
 	for _, p := range u.parameters {
-		if filepath.Base(p.Name) != p.Name || p.Name == "../../.." || p.Name == "." {
+		if filepath.Base(p.Name) != p.Name || p.Name == ".." || p.Name == "." {
 			return fault.File(u.c.path).Inputf("parameter %q cannot name a folder", p.Name)
 		}
 		own := filepath.Join(u.folder, universalFolder, p.Name)

@@ -99,7 +99,7 @@ func readUniversal(
 		if p.Count == 0 {
 			continue
 		}
-		if filepath.Base(name) != name || name == "../../.." || name == "." {
+		if filepath.Base(name) != name || name == ".." || name == "." {
 			return fmt.Errorf("parameter %q has no folder of its name", name)
 		}
 		own := filepath.Join(z.path, universalFolder, name)
