@@ -36,7 +36,8 @@ func TestPipelineAgainstPyTorch(t *testing.T) {
 			t.Parallel()
 			const layers, length = 5, 512
 			arguments := fmt.Sprintf("../../../scripts/measure/pipeline.py --config "+
-				"../../input/model/catalog/smollm2-135m.json --untied --layers %d --stages %d --stage %d --chunks %d --micros %d --schedule %s --seq-len %d %s",
+				"../../input/model/catalog/smollm2-135m.json --untied --layers %d --stages %d --stage %d "+
+				"--chunks %d --micros %d --schedule %s --seq-len %d %s",
 				layers, c.stages, c.stage, c.chunks, c.micros, c.schedule, length, c.flags)
 			m := torchtest.Answer[measurement](t, imported, strings.Fields(arguments)...)
 			planned := trial{config: "smollm2-135m", layers: layers, batch: 1, length: length, untied: true,
