@@ -20,11 +20,11 @@ import (
 	"plimsoll/internal/machine/host/hosttest"
 )
 
-// machines is the folder of recorded machines.
-const machines = "../../../examples/machines/"
+// recordedMachines is the folder of recorded machines.
+const recordedMachines = "../../../examples/machines/"
 
 func TestTwoSocket(t *testing.T) {
-	h := hosttest.ReadText(t, machines+"two-socket.txtar").Discover(t)
+	h := hosttest.ReadText(t, recordedMachines+"two-socket.txtar").Discover(t)
 	checkInvariants(t, h)
 	equal(t, "name", h.Name, "Two Socket Server CPU @ 2.00GHz")
 	equal(t, "kernel", h.Kernel, "6.8.0-generic")
@@ -48,7 +48,7 @@ func TestTwoSocket(t *testing.T) {
 }
 
 func TestSlurm(t *testing.T) {
-	h := hosttest.ReadText(t, machines+"two-socket.txtar", machines+"slurm.txtar").Discover(t)
+	h := hosttest.ReadText(t, recordedMachines+"two-socket.txtar", recordedMachines+"slurm.txtar").Discover(t)
 	checkInvariants(t, h)
 	equal(t, "usable", h.CPUs.String(), "1,3-5,9-10")
 	equal(t, "cpuset of the job", h.Cpuset.String(), "1,3-5,7,9-11")
@@ -62,7 +62,7 @@ func TestSlurm(t *testing.T) {
 }
 
 func TestContainer(t *testing.T) {
-	h := hosttest.ReadText(t, machines+"two-socket.txtar", machines+"container.txtar").Discover(t)
+	h := hosttest.ReadText(t, recordedMachines+"two-socket.txtar", recordedMachines+"container.txtar").Discover(t)
 	checkInvariants(t, h)
 	equal(t, "quota", h.Quota, 3.5)
 	equal(t, "quota from", h.QuotaFrom, "cgroup /pod cpu.max")
@@ -77,7 +77,7 @@ func TestContainer(t *testing.T) {
 }
 
 func TestVirtualMachine(t *testing.T) {
-	h := hosttest.ReadText(t, machines+"virtual-machine.txtar").Discover(t)
+	h := hosttest.ReadText(t, recordedMachines+"virtual-machine.txtar").Discover(t)
 	checkInvariants(t, h)
 	equal(t, "cores", len(h.UsableCores()), 2)
 	equal(t, "caches", len(h.Caches), 0)
@@ -254,7 +254,7 @@ func BenchmarkDiscover2048(b *testing.B) {
 func FuzzDiscover(f *testing.F) {
 	names := []string{"two-socket", "slurm", "container", "virtual-machine"}
 	for _, name := range names {
-		data, err := os.ReadFile(machines + name + ".txtar")
+		data, err := os.ReadFile(recordedMachines + name + ".txtar")
 		if err != nil {
 			f.Fatal(err)
 		}

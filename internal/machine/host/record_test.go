@@ -59,14 +59,14 @@ func TestRecord(t *testing.T) {
 		checkRecord(t, s.Machine)
 	}
 	for _, overlay := range []string{"slurm", "container"} {
-		checkRecord(t, hosttest.ReadText(t, machines+"two-socket.txtar", machines+overlay+".txtar"))
+		checkRecord(t, hosttest.ReadText(t, recordedMachines+"two-socket.txtar", recordedMachines+overlay+".txtar"))
 	}
-	checkRecord(t, hosttest.ReadText(t, machines+"virtual-machine.txtar"))
+	checkRecord(t, hosttest.ReadText(t, recordedMachines+"virtual-machine.txtar"))
 }
 
 // TestRecordIsNotPrivate puts secrets where real machines have them.
 func TestRecordIsNotPrivate(t *testing.T) {
-	m := hosttest.ReadText(t, machines+"two-socket.txtar", machines+"slurm.txtar")
+	m := hosttest.ReadText(t, recordedMachines+"two-socket.txtar", recordedMachines+"slurm.txtar")
 	add := func(name, text string) {
 		old, _ := m.Files.ReadFile(name)
 		m.Files.Set(name, append(old, text...))
@@ -95,7 +95,7 @@ func TestRecordIsNotPrivate(t *testing.T) {
 
 // TestRootWithSpecialFiles uses a directory with special files in place of regular ones as a machine.
 func TestRootWithSpecialFiles(t *testing.T) {
-	m := hosttest.ReadText(t, machines+"virtual-machine.txtar")
+	m := hosttest.ReadText(t, recordedMachines+"virtual-machine.txtar")
 	for kind, make := range filestest.Special {
 		directory := t.TempDir()
 		for _, name := range []string{
