@@ -49,6 +49,9 @@ type Request struct {
 	WhatIf []string
 	// Keep is given the snapshot of the first rank's memory, if it is not nil.
 	Keep func(io.Reader) error
+
+	post *post  // what ranks leave for each other; nil if this one is played alone
+	name string // of this rank in the post
 }
 
 // lastRank is the last rank, however many there are.
@@ -203,8 +206,12 @@ func withoutNetwork() *syscall.SysProcAttr {
 
 // settings are what the stage is told.
 func (r Request) settings(scratch string) map[string]any {
+	var post map[string]string
+	if r.post != nil {
+		post = map[string]string{"folder": r.post.folder, "name": r.name}
+	}
 	return map[string]any{
-		"scratch": scratch, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
+		"scratch": scratch, "post": post, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
 		"whole_history": r.Keep != nil, // in one file
 		"environment": map[string]string{
 			"LD_PRELOAD": os.Getenv("LD_PRELOAD"), "LD_LIBRARY_PATH": os.Getenv("LD_LIBRARY_PATH"),

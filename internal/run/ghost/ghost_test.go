@@ -509,6 +509,34 @@ func TestSpawns(t *testing.T) {
 	}
 }
 
+// TestStages plays a pipeline of three stages: the first and the last wait for the one between them, and it for both.
+func TestStages(t *testing.T) {
+	whole(t)
+	r := request(t, "stages.py")
+	r.Command = slices.Insert(r.Command, 1, "-m", "torch.distributed.run", "--nproc_per_node", "3")
+	r.GPUs = 3
+	job, err := r.Play(t.Context())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.Output)
+	}
+	if job.Last == nil {
+		t.Fatalf("the last stage was not played: %v", job.Notes)
+	}
+	held := func(record *Record) (bytes ledger.Bytes) {
+		steady := record.GPU.Phases[len(record.GPU.Phases)-1]
+		for _, h := range steady.Components {
+			if h.Component == ledger.Parameters {
+				bytes += h.Bytes
+			}
+		}
+		return bytes
+	}
+	// Widths are 512, 1024, 1536 and 2048.
+	if first, last := held(job.First), held(job.Last); first != 2*ledger.MiB || last != 12*ledger.MiB {
+		t.Errorf("the first stage holds parameters of %v, the last of %v", first, last)
+	}
+}
+
 // TestStarts records the program that a command starts, whether it trains or fails.
 func TestStarts(t *testing.T) {
 	whole(t)

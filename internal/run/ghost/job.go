@@ -27,12 +27,26 @@ type Job struct {
 
 // Play plays a job.
 func (r Request) Play(ctx context.Context) (*Job, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	alone := r.GPUs*r.Nodes == 1
+	r.name = "first"
 	last := r
-	last.Rank, last.Output, last.WhatIf, last.Keep = lastRank, io.Discard, nil, nil
+	last.Rank, last.Output, last.WhatIf, last.Keep, last.name = lastRank, io.Discard, nil, nil, "last"
+	names := []string{r.name, last.name}
+	if alone {
+		names = names[:1]
+	}
+	post, err := newPost(names...)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	defer post.close()
+	defer cancel()
+	r.post, last.post = post, post
+	post.serve(ctx, r)
 	var other result
 	ended := make(chan struct{})
-	alone := r.GPUs*r.Nodes == 1
-	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer close(ended)
 		if !alone { // so that the two run side by side
@@ -44,7 +58,6 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 		cancel()
 	}
 	<-ended
-	defer cancel()
 	if first.err != nil {
 		return nil, first.err
 	}
@@ -57,7 +70,7 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 			first.record.widenBelow(early.record)
 		}
 	}
-	j := &Job{First: first.record, Failed: first.failed, Notes: first.record.Notes}
+	j := &Job{First: first.record, Failed: first.failed, Notes: slices.Concat(first.record.Notes, post.notes())}
 	switch {
 	case other.err != nil && first.record.Ranks > 1:
 		j.Notes = append(j.Notes, Note{"ranks", fmt.Sprintf("the last rank was not played: %v", other.err)})
@@ -95,6 +108,8 @@ type result struct {
 // runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed,
 // and the record says what it would have needed.
 func (r Request) runOut(ctx context.Context) result {
+	r.post.began(r.name)
+	defer r.post.ended(r.name)
 	record, err := r.Run(ctx)
 	if err != nil || record.End.Kind != "failed" {
 		return result{record, "", err}

@@ -31,7 +31,7 @@ def main() -> int:
         recorder.install(torch)
 
     imports.after("torch", on_torch)
-    imports.after("torch.distributed", lambda module: world.install(module, recorder))
+    imports.after("torch.distributed", lambda module: world.install(module, settings, recorder))
     imports.after("torch.multiprocessing", lambda module: launchers.spawn_one(module, settings))
     imports.after("torch._dynamo.trace_rules", record.compile_nothing)
     imports.after("deepspeed.runtime.zero.utils", world.agree)

@@ -385,9 +385,10 @@ def _shapes(value: Any) -> Iterator[Any]:
 
 
 def _is_on_device(arguments: Any, options: Any) -> bool:
-    """Whether a backward pass begins on the device."""
-    tensors = arguments[0] if arguments else options.get("tensors", ())
-    return any(x.device.type == "cuda" for x in (tensors if isinstance(tensors, (list, tuple)) else [tensors]))
+    """Whether a backward pass begins on the device: with tensors, or with edges of the graph and gradients for them."""
+    given = [*arguments[:2], options.get("tensors"), options.get("grad_tensors")]
+    begins = [x for some in given for x in (some if isinstance(some, (list, tuple)) else [some])]
+    return any(x.device.type == "cuda" for x in begins if hasattr(x, "device"))
 
 
 def _place_of(error: BaseException) -> str:

@@ -4,12 +4,10 @@ import os
 import sys
 from typing import Any, Dict
 
-
-class Refused(Exception):
-    """Something that only another rank knows."""
+from plimsoll_stage import post
 
 
-def install(dist: Any, recorder: Any) -> None:
+def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> None:
     """Replaces what would wait for other processes."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     store_of = _store_of(dist)
@@ -63,10 +61,6 @@ def install(dist: Any, recorder: Any) -> None:
     def scatter(found, values, *arguments, **options):
         found[0] = values[0] if values else None
 
-    def receive(found, src=None, *arguments, **options):
-        raise Refused("recv_object_list waits for what another rank sends, which no rank computes: the sizes of a "
-                      "pipeline's activations, for one. Expected a program that states them")  # fmt: skip
-
     def nothing(*arguments, **options):
         return None
 
@@ -76,10 +70,9 @@ def install(dist: Any, recorder: Any) -> None:
         "all_gather_object": gather_to_all,
         "gather_object": gather,
         "scatter_object_list": scatter,
-        "broadcast_object_list": nothing,
-        "recv_object_list": receive,
         "barrier": nothing,
         "monitored_barrier": nothing,
+        **post.install(dist, settings, recorder),
     }
     if split is not None:
         replaced["split_group"] = split_group

@@ -1,0 +1,188 @@
+//go:build linux
+
+package ghost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+)
+
+// post is where ranks that are played leave what they send each other. A stage of a pipeline waits for sizes that the
+// stage before it sends. Once all ranks that are played wait, those that they wait for are played, too.
+type post struct {
+	folder string
+
+	mutex   sync.Mutex
+	running map[string]bool
+	played  map[int]error // ranks that were played for what they send, and how they ended
+	group   sync.WaitGroup
+}
+
+// mostPeers is how many ranks are played for what they send.
+const mostPeers = 64
+
+const waiting = ".waits" // the end of the name of a file in which a rank says what it waits for
+
+// wait is what a rank waits for.
+type wait struct {
+	Rank    int    `json:"rank"`    // that sends it
+	Message string `json:"message"` // the file of it
+	Needed  bool   `json:"needed"`  // else the program can go on without it
+}
+
+func newPost(names ...string) (*post, error) {
+	folder, err := os.MkdirTemp("", "plimsoll-ghost-post-")
+	p := &post{folder: folder, running: map[string]bool{}, played: map[int]error{}}
+	for _, name := range names {
+		p.running[name] = true
+	}
+	return p, err
+}
+
+func (p *post) close() {
+	p.group.Wait()
+	_ = os.RemoveAll(p.folder)
+}
+
+// began says that a rank may send something.
+func (p *post) began(name string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.running[name] = true
+}
+
+// ended says that a rank will send nothing more.
+func (p *post) ended(name string) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	delete(p.running, name)
+	_ = os.Remove(filepath.Join(p.folder, name+waiting))
+}
+
+// serve plays ranks that others wait for, until the context ends.
+func (p *post) serve(ctx context.Context, r Request) {
+	p.group.Go(func() {
+		look := time.NewTicker(20 * time.Millisecond)
+		defer look.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-look.C:
+			}
+			p.mutex.Lock()
+			for _, rank := range p.next(p.waits()) {
+				p.play(ctx, r, rank)
+			}
+			p.mutex.Unlock()
+		}
+	})
+}
+
+// waits returns what the ranks wait for that are played, if all of them wait.
+func (p *post) waits() []wait {
+	var all []wait
+	for name := range p.running {
+		text, err := files.Read(filepath.Join(p.folder, name+waiting), 1<<10)
+		if err != nil {
+			return nil // it does not wait
+		}
+		var w wait
+		if json.Unmarshal(text, &w) != nil || !messageName.MatchString(w.Message) {
+			return nil
+		}
+		for _, there := range []string{"", ".none"} {
+			if _, err := os.Stat(filepath.Join(p.folder, w.Message+there)); err == nil {
+				return nil // it has what it waits for
+			}
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+var messageName = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// next returns the ranks to play when all others wait. Those that need not wait go on first.
+func (p *post) next(all []wait) (ranks []int) {
+	isReleased := false
+	for _, w := range all {
+		if !w.Needed {
+			isReleased = true
+			p.refuse(w, "nobody sends it")
+		}
+	}
+	if isReleased {
+		return nil
+	}
+	for _, w := range all {
+		if _, known := p.played[w.Rank]; !known && len(p.played) < mostPeers {
+			p.played[w.Rank] = nil
+			ranks = append(ranks, w.Rank)
+		}
+	}
+	if len(ranks) > 0 {
+		return ranks
+	}
+	for _, w := range all {
+		why := "it waits, too"
+		if _, known := p.played[w.Rank]; !known {
+			why = fmt.Sprintf("more than %d ranks wait for each other", mostPeers)
+		} else if err := p.played[w.Rank]; err != nil {
+			why = fmt.Sprintf("it was played, and ended: %v", err)
+		}
+		p.refuse(w, why)
+	}
+	return nil
+}
+
+// refuse tells a rank that it waits in vain.
+func (p *post) refuse(w wait, why string) {
+	path := filepath.Join(p.folder, w.Message+".none")
+	if os.WriteFile(path+".part", []byte(why), 0o600) == nil {
+		_ = os.Rename(path+".part", path)
+	}
+}
+
+// play plays a rank for what it sends. It needs no plan, so its GPU has no limit.
+func (p *post) play(ctx context.Context, r Request, rank int) {
+	r.name = fmt.Sprintf("rank-%d", rank)
+	r.Rank, r.Output, r.WhatIf, r.Keep, r.GPU.Memory = rank, io.Discard, nil, nil, 0
+	p.running[r.name] = true
+	p.group.Go(func() {
+		defer p.ended(r.name)
+		record, err := r.Run(ctx)
+		if err == nil && record.End.Kind == "failed" {
+			err = fault.Inputf("%s", record.End.Message)
+		}
+		if err == nil {
+			err = errors.New("it sent nothing")
+		}
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
+		p.played[rank] = err
+	})
+}
+
+// notes says that ranks were played for what they send.
+func (p *post) notes() []Note {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if len(p.played) == 0 {
+		return nil
+	}
+	return []Note{{"ranks", fmt.Sprintf("beside the ranks of the plan, %d more ran for what these receive: sizes, "+
+		"for one", len(p.played))}}
+}
