@@ -42,6 +42,7 @@ type programOptions struct {
 	vary     string
 	whatIf   []string
 	snapshot string
+	data     string
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -148,6 +149,8 @@ func programFlags(c *cobra.Command, p *programOptions) {
 		"PYTORCH_CUDA_ALLOC_CONF, without running again; may be given again")
 	flags.StringVar(&p.snapshot, "snapshot", "", "keep the history of the GPU's memory in a `file`, for plimsoll "+
 		"explain and PyTorch's viewer")
+	flags.StringVar(&p.data, "data", "", "synthetic makes up data sets and tokenizers that are not here, in rows of "+
+		"--seq-len tokens; `synthetic:COLUMNS` names the columns, such as messages")
 	flags.DurationVar(&p.patience, "patience", planPatience, "how long a program may take to plan itself")
 }
 
@@ -397,7 +400,7 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if len(o.program.command) > 0 {
 		return planProgram(c, *o)
 	}
-	for _, flag := range []string{"patience", "vary", "what-if", "snapshot"} {
+	for _, flag := range []string{"patience", "vary", "what-if", "snapshot", "data"} {
 		if c.Flags().Changed(flag) {
 			return nil, fault.Inputf("--%s is given without a program", flag).
 				WithHint("give the program behind --, as in plimsoll plan -- python train.py")

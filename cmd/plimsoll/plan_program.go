@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,6 +96,13 @@ func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request
 	if q.GPUMemory > 0 {
 		request.GPU.Memory = q.GPUMemory
 	}
+	if p.data != "" {
+		data, err := dataOf(p.data, q.Sequence)
+		if err != nil {
+			return request, err
+		}
+		request.Data = data
+	}
 	if p.snapshot != "" {
 		request.Keep = func(from io.Reader) error {
 			return writeFile("--snapshot", p.snapshot, func(to io.Writer) error {
@@ -103,6 +112,28 @@ func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request
 		}
 	}
 	return request, nil
+}
+
+// dataOf reads --data: synthetic, or synthetic:COLUMNS.
+func dataOf(text string, tokens int) (*ghost.Data, error) {
+	kind, columns, _ := strings.Cut(text, ":")
+	if kind != "synthetic" {
+		return nil, fault.Inputf("--data is %q, expected synthetic", text).
+			WithHint("write --data synthetic, or --data synthetic:COLUMNS for rows of other columns than text")
+	}
+	if tokens == 0 {
+		return nil, fault.Inputf("--data synthetic makes up rows, and nothing says how long they are").
+			WithHint("give --seq-len, as in --data synthetic --seq-len 2048")
+	}
+	data := &ghost.Data{Tokens: tokens, Columns: []string{}}
+	if columns != "" {
+		data.Columns = strings.Split(columns, ",")
+	}
+	if slices.Contains(data.Columns, "") {
+		return nil, fault.Inputf("--data is %q, expected names of columns between commas", text).
+			WithHint("write --data synthetic:messages, for one")
+	}
+	return data, nil
 }
 
 // outputHead stands above what a program prints.

@@ -50,8 +50,17 @@ type Request struct {
 	// Keep is given the snapshot of the first rank's memory, if it is not nil.
 	Keep func(io.Reader) error
 
+	// Data are made up where data sets and tokenizers are not here; nil if they are to be here.
+	Data *Data
+
 	post *post  // what ranks leave for each other; nil if this one is played alone
 	name string // of this rank in the post
+}
+
+// Data says what the rows of data sets are like that are made up.
+type Data struct {
+	Tokens  int      `json:"tokens"`  // of a row
+	Columns []string `json:"columns"` // none: the usual ones of text
 }
 
 // lastRank is the last rank, however many there are.
@@ -211,7 +220,7 @@ func (r Request) settings(scratch string) map[string]any {
 		post = map[string]string{"folder": r.post.folder, "name": r.name}
 	}
 	return map[string]any{
-		"scratch": scratch, "post": post, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
+		"scratch": scratch, "post": post, "data": r.Data, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
 		"whole_history": r.Keep != nil, // in one file
 		"environment": map[string]string{
 			"LD_PRELOAD": os.Getenv("LD_PRELOAD"), "LD_LIBRARY_PATH": os.Getenv("LD_LIBRARY_PATH"),

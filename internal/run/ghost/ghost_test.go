@@ -574,6 +574,34 @@ func TestWeightsThatAreNotHere(t *testing.T) {
 	}
 }
 
+// TestDataThatAreNotHere makes up rows and a tokenizer if it is told to. Else it says that it can.
+func TestDataThatAreNotHere(t *testing.T) {
+	whole(t)
+	folder := t.TempDir()
+	const config = `{"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+		"num_attention_heads": 2, "vocab_size": 4096, "bos_token_id": 1, "eos_token_id": 2}`
+	if err := os.WriteFile(filepath.Join(folder, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := request(t, "madeup.py", folder)
+	_, err := r.Run(t.Context())
+	var bad *fault.Input
+	if !errors.As(err, &bad) || !strings.Contains(bad.Hint, "the data set nobody/texts is not here: --data synthetic") {
+		t.Errorf("%v: expected a hint at --data synthetic\n%s", err, r.Output)
+	}
+	r.Data = &Data{Tokens: 64, Columns: []string{}}
+	record := run(t, r)
+	made := 0
+	for _, n := range record.Notes {
+		if n.Kind == "data" {
+			made++
+		}
+	}
+	if record.Steps != 2 || made != 3 {
+		t.Errorf("%d steps, noted %v", record.Steps, record.Notes)
+	}
+}
+
 // TestTuned compiles each kernel once: no configuration is faster than another.
 func TestTuned(t *testing.T) {
 	whole(t)

@@ -64,6 +64,8 @@ type Record struct {
 		GPUs    int    `json:"gpus"` // of a launch on more of them than there were
 		Nodes   int    `json:"nodes"`
 		Place   string `json:"place"` // "file:line: text" of the program that failed
+		// Missing are data sets and tokenizers that the program asked for, and that are not here.
+		Missing []string `json:"missing"`
 	} `json:"end"`
 	Allocated    ledger.Bytes `json:"allocated_bytes"`
 	Reserved     ledger.Bytes `json:"reserved_bytes"`
@@ -224,13 +226,23 @@ func (r *Record) refused(of Request) error {
 func (r *Record) failed() error {
 	failed := fault.Inputf("the program failed: %s: %s", r.End.Type, r.End.Message)
 	var hints []string
-	if offline.MatchString(r.End.Type + ": " + r.End.Message) {
+	if len(r.End.Missing) > 0 {
+		hints = append(hints, fmt.Sprintf("%s not here: --data synthetic --seq-len 2048, for one, has such data "+
+			"made up", isOrAre(r.End.Missing)))
+	} else if offline.MatchString(r.End.Type + ": " + r.End.Message) {
 		hints = append(hints, "programs are planned without a network: have what it fetches on this host")
 	}
 	if r.End.Place != "" {
 		hints = append(hints, "see "+r.End.Place)
 	}
 	return failed.WithHint(strings.Join(hints, "; "))
+}
+
+func isOrAre(what []string) string {
+	if len(what) == 1 {
+		return what[0] + " is"
+	}
+	return strings.Join(what[:len(what)-1], ", ") + " and " + what[len(what)-1] + " are"
 }
 
 // offline recognizes errors of programs that look for a network.

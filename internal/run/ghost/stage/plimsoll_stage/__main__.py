@@ -16,7 +16,7 @@ def main() -> int:
         os.environ.pop(name, None)
         if settings["environment"].get(name):
             os.environ[name] = settings["environment"][name]
-    from plimsoll_stage import imports, launchers, operators, record, values, weights, world, writes
+    from plimsoll_stage import data, imports, launchers, operators, record, values, weights, world, writes
 
     writes.make_caches(settings)
     os.environ.update(settings["set"])
@@ -44,6 +44,9 @@ def main() -> int:
     imports.after("safetensors.torch", lambda module: writes.save_nothing(module, recorder))
     imports.after("transformers.tokenization_utils_base", lambda module: writes.save_no_tokenizer(module, recorder))
     imports.after("transformers.modeling_utils", lambda module: weights.install(module, settings, recorder))
+    imports.after("datasets", lambda module: data.install_datasets(module, settings, recorder))
+    for name in ("tokenization_utils_base", "models.auto.tokenization_auto"):
+        imports.after(f"transformers.{name}", lambda module: data.install_tokenizers(module, settings, recorder))
     imports.after("diffusers.models.modeling_utils", lambda module: weights.install_diffusers(module, settings, recorder))
     imports.after("timm.models._builder", lambda module: weights.install_timm(module, recorder))
     return recorder.run(lambda: launchers.run(sys.argv[1:], settings))

@@ -45,6 +45,7 @@ class Recorder:
             "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": [], "history": []
         }  # fmt: skip
         self._noted: set = set()
+        self._missing: List[str] = []
 
     @property
     def library(self) -> Any:
@@ -59,6 +60,11 @@ class Recorder:
         if (kind, text) not in self._noted and len(self._noted) < 1000:
             self._noted.add((kind, text))
             self.result["notes"].append({"kind": kind, "text": text})
+
+    def missing(self, what: str) -> None:
+        """Notes data that are not here, which an error may be about."""
+        if what not in self._missing:
+            self._missing.append(what)
 
     def phase(self, name: str, step: int) -> None:
         """A phase begins, and another ends."""
@@ -286,7 +292,8 @@ class Recorder:
                 print(stop.code, file=sys.stderr)
             ended = {"kind": "ended", "status": stop.code if isinstance(stop.code, int) else int(stop.code is not None)}
         except BaseException as error:
-            ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error)}
+            ended = {"kind": "failed", "type": type(error).__name__, "message": _message(error), "place": _place_of(error),
+                     "missing": self._missing[:9]}  # fmt: skip
             traceback.print_exc()
         self.result["end"] = ended
         if self._is_of_interest(ended["kind"]):
