@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/machine/host"
@@ -43,6 +44,7 @@ type programOptions struct {
 	whatIf   []string
 	snapshot string
 	data     string
+	memory   ledger.Bytes // of this host
 }
 
 // planCommand returns the command that plans a job on paper.
@@ -151,6 +153,8 @@ func programFlags(c *cobra.Command, p *programOptions) {
 		"explain and PyTorch's viewer")
 	flags.StringVar(&p.data, "data", "", "synthetic makes up data sets and tokenizers that are not here, in rows of "+
 		"--seq-len tokens; `synthetic:COLUMNS` names the columns, such as messages")
+	flags.Var((*bytesFlag)(&p.memory), "program-memory", "memory of this host that the program may take "+
+		"(default: 90 % of what is left)")
 	flags.DurationVar(&p.patience, "patience", planPatience, "how long a program may take to plan itself")
 }
 
@@ -400,7 +404,7 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if len(o.program.command) > 0 {
 		return planProgram(c, *o)
 	}
-	for _, flag := range []string{"patience", "vary", "what-if", "snapshot", "data"} {
+	for _, flag := range []string{"patience", "vary", "what-if", "snapshot", "data", "program-memory"} {
 		if c.Flags().Changed(flag) {
 			return nil, fault.Inputf("--%s is given without a program", flag).
 				WithHint("give the program behind --, as in plimsoll plan -- python train.py")

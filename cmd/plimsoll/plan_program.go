@@ -80,7 +80,8 @@ func planVaried(c *cobra.Command, o planOptions) (*report.Varied, error) {
 // request says what to run, and on what.
 func (p *programOptions) request(c *cobra.Command, q job.Request) (ghost.Request, error) {
 	request := ghost.Request{Command: p.command, GPUs: max(1, q.GPUs), Nodes: max(1, q.Nodes), Steps: planSteps,
-		Patience: p.patience, Output: &headed{to: c.ErrOrStderr(), head: outputHead}, WhatIf: p.whatIf}
+		Patience: p.patience, Output: &headed{to: c.ErrOrStderr(), head: outputHead}, WhatIf: p.whatIf,
+		HostLimit: p.memory}
 	for _, text := range p.whatIf {
 		if _, err := snapshot.ParseSettings(text); err != nil {
 			return request, &fault.Input{What: "--what-if", Err: err}

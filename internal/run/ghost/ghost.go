@@ -30,6 +30,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/machine/probe"
 	"plimsoll/internal/plan/simulate"
 )
 
@@ -50,9 +51,12 @@ type Request struct {
 	// Keep is given the snapshot of the first rank's memory, if it is not nil.
 	Keep func(io.Reader) error
 
+	// HostLimit is the memory of this host that the program may take; 0 is most of what is left.
+	HostLimit ledger.Bytes
 	// Data are made up where data sets and tokenizers are not here; nil if they are to be here.
 	Data *Data
 
+	host *budget
 	post *post  // what ranks leave for each other; nil if this one is played alone
 	name string // of this rank in the post
 }
@@ -87,6 +91,9 @@ func unlimited() ledger.Bytes {
 // Run runs a program, and returns its record. A program whose launcher wants more GPUs than the request has runs again
 // on as many.
 func (r Request) Run(ctx context.Context) (*Record, error) {
+	if r.host == nil {
+		r.host = newBudget(r.HostLimit)
+	}
 	record, err := r.run(ctx)
 	if err == nil && record.End.Kind == "more" {
 		r.GPUs, r.Nodes = record.End.GPUs, record.End.Nodes
@@ -160,13 +167,26 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 	if err != nil {
 		return fault.Inputf("%s cannot be started: %v", interpreter, err)
 	}
-	group := -command.Process.Pid
-	stop := context.AfterFunc(ctx, func() { _ = syscall.Kill(group, syscall.SIGKILL) })
+	root := command.Process.Pid
+	all := &troop{members: map[probe.Identity]bool{}}
+	ended, guarded := make(chan struct{}), make(chan struct{})
+	ctx, exceed := context.WithCancelCause(ctx)
+	defer exceed(nil)
+	go func() {
+		defer close(guarded)
+		if why := r.host.guard(all, root, scratch, ended); why != nil {
+			exceed(why)
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() { all.end(root) })
 	err = command.Wait()
 	stop()
-	_ = syscall.Kill(group, syscall.SIGKILL) // what it has started and left behind, and which may have the output open
+	close(ended)
+	<-guarded
+	_ = syscall.Kill(-root, syscall.SIGKILL)
+	all.end(root) // what it has started and left behind, and which may have the output open
 	<-said
-	if ctx.Err() == context.Canceled { // by a signal, or as another rank has failed
+	if ctx.Err() == context.Canceled { // by a signal, as another rank has failed, or as it took too much memory
 		return context.Cause(ctx)
 	}
 	if cause := context.Cause(ctx); cause != nil {
@@ -174,10 +194,14 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 			WithHint("give the program fewer layers or shorter sequences, or --patience more time")
 	}
 	var status *exec.ExitError
-	if errors.As(err, &status) {
-		return nil // the record says how it ended
+	if !errors.As(err, &status) {
+		return err
 	}
-	return err
+	if how, known := status.Sys().(syscall.WaitStatus); known && how.Signaled() {
+		return fault.Inputf("%s was ended by signal %d (%v)", strings.Join(r.Command, " "), int(how.Signal()),
+			how.Signal()).WithHint("its output may say why; the kernel ends a program with signal 9 where memory runs out")
+	}
+	return nil // the record says how it ended
 }
 
 // pipe returns a file whose content goes to the output. said is closed when nobody has the file open any more.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -404,6 +405,42 @@ func TestInterrupted(t *testing.T) {
 	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
 		t.Errorf("%v is left: %v", left, err)
+	}
+}
+
+// TestHostLimit ends a program that takes more than it may, and says where it did.
+func TestHostLimit(t *testing.T) {
+	r := request(t, "hungry.py", "600")
+	r.HostLimit = 256 * ledger.MiB
+	checkRefused(t, r, "more than the 256 MiB that it may take", "testdata/hungry.py:10")
+}
+
+// TestNothingStays ends processes that the program has put into sessions of their own, however the program ends.
+func TestNothingStays(t *testing.T) {
+	for _, way := range []string{"leaves", "stays"} {
+		var said bytes.Buffer
+		r := request(t, "hungry.py", "1", way)
+		r.Output = &said
+		if way == "stays" {
+			r.Patience = 2 * time.Second
+		}
+		if _, err := r.Run(t.Context()); err == nil {
+			t.Fatal("it has a plan")
+		}
+		left := strings.Fields(said.String())
+		if len(left) < 2 {
+			t.Fatalf("%s: it printed %q", way, said.String())
+		}
+		for _, word := range left[:2] {
+			pid, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil &&
+				!strings.Contains(string(stat), ") Z ") {
+				t.Errorf("%s: process %d is left: %s", way, pid, stat)
+			}
+		}
 	}
 }
 

@@ -29,6 +29,9 @@ type Job struct {
 func (r Request) Play(ctx context.Context) (*Job, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	alone := r.GPUs*r.Nodes == 1
+	if r.host == nil {
+		r.host = newBudget(r.HostLimit)
+	}
 	r.name = "first"
 	last := r
 	last.Rank, last.Output, last.WhatIf, last.Keep, last.name = lastRank, io.Discard, nil, nil, "last"

@@ -82,6 +82,7 @@ func (r Request) Vary(ctx context.Context, v Variation, host ledger.Bytes, progr
 		return nil, fault.Inputf("--vary names %s, but {%s} is not in the program's arguments", v.Name, v.Name).
 			WithHint("write it where the value stands, as in --batch-size {" + v.Name + "}")
 	}
+	r.host = newBudget(r.HostLimit)
 	all := r.play(ctx, v, first(v), host, progress)
 	for v.Range && ctx.Err() == nil {
 		value, found := between(all)

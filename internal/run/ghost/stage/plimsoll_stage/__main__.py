@@ -16,11 +16,12 @@ def main() -> int:
         os.environ.pop(name, None)
         if settings["environment"].get(name):
             os.environ[name] = settings["environment"][name]
-    from plimsoll_stage import data, imports, launchers, operators, record, values, weights, world, writes
+    from plimsoll_stage import data, host, imports, launchers, operators, record, values, weights, world, writes
 
     writes.make_caches(settings)
     os.environ.update(settings["set"])
     recorder = record.Recorder(settings)
+    recorder.keep(host.be_watched(settings))
     writes.guard(settings, recorder)
     launchers.follow(settings, staged)
 

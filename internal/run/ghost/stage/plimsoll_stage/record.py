@@ -307,6 +307,8 @@ class Recorder:
                 self._write()
         sys.stdout.flush()
         sys.stderr.flush()
+        if not self._settings.get("is_started"):
+            host.end_children()
         os._exit(0 if ended["kind"] != "failed" else 1)
 
     def _is_of_interest(self, kind: str) -> bool:
