@@ -294,6 +294,35 @@ func TestLaunchesOfNobody(t *testing.T) {
 	}
 }
 
+// TestHostsOfDeepSpeed counts the ranks of DeepSpeed's launcher, on nodes of 4 GPUs where nothing else is said.
+func TestHostsOfDeepSpeed(t *testing.T) {
+	whole(t)
+	folder := t.TempDir()
+	for name, text := range map[string]string{"hosts": "a slots=4\nb slots=4\n# no more\nc slots=4\n",
+		"uneven": "a slots=8\nb slots=4\n"} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var said bytes.Buffer
+	r := request(t, "hosts.py", folder)
+	r.Output = &said
+	_, _ = r.Run(t.Context()) // which is no training
+	for _, want := range []string{"<> (4, 1)", "<--num_gpus 2> (2, 1)", "<--num_nodes 2 --num_gpus 4> (4, 2)",
+		"<--include localhost:4,5,6> (3, 1)", "<--exclude localhost:0> (3, 1)", "<--hostfile hosts> (4, 3)",
+		"<--hostfile hosts --num_nodes 2> (4, 2)", "<--hostfile hosts --include a:0,1@b:2,3> (2, 2)",
+		"<--hostfile hosts --exclude c> (4, 2)", "<--hostfile hosts --exclude c:0> refused: a has 4 ranks, c has 3",
+		"<--hostfile uneven> refused: a has 8 ranks, b has 4", "<--hostfile uneven --num_gpus 4> (4, 2)",
+		"<--hostfile hosts --include d> refused: Hostname 'd' not found in hostfile",
+		"<--hostfile hostsx> refused: the hostfile", "<--hostfile hostsx --num_nodes 4 --num_gpus 8> (8, 4)",
+		"<--num_gpus 2 --include localhost:0> refused: Cannot specify num_nodes/gpus with include/exclude",
+		"<--autotuning run> refused: --autotuning"} {
+		if !strings.Contains(said.String(), want) {
+			t.Errorf("expected %q in\n%s", want, said.String())
+		}
+	}
+}
+
 // TestPythonWithoutAProgram has nothing to run.
 func TestPythonWithoutAProgram(t *testing.T) {
 	for _, arguments := range []string{"", "-c", "-m", "-W ignore", "-X dev -m"} {

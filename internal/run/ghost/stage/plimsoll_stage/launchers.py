@@ -7,7 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 
 class Refused(Exception):
@@ -85,13 +85,44 @@ def deepspeed(arguments: List[str], settings: Dict[str, Any]) -> None:
     from deepspeed.launcher import runner
 
     parsed = runner.parse_args(arguments)
-    local = parsed.num_gpus if parsed.num_gpus > 0 else settings["gpus"]
-    _world(local, max(1, parsed.num_nodes), settings)
+    _world(*hosts_of(runner, parsed, settings["gpus"]), settings)
     rest = [parsed.user_script, *parsed.user_args]
-    if parsed.module:
+    if getattr(parsed, "no_python", False):
+        run(rest, settings)
+    elif parsed.module:
         _run_module(rest[0], rest)
     else:
         _run_file(rest[0], rest if parsed.no_local_rank else [rest[0], "--local_rank=0", *rest[1:]])
+
+
+def hosts_of(runner: Any, parsed: Any, gpus: int) -> Tuple[int, int]:
+    """The ranks of a node and the number of nodes that DeepSpeed's launcher would start, by its own rules."""
+    if getattr(parsed, "autotuning", ""):
+        raise Refused("--autotuning starts many jobs: expected one of them")
+    nodes, local = max(0, parsed.num_nodes), max(0, parsed.num_gpus)
+    if (parsed.num_nodes >= 0 or parsed.num_gpus >= 0) and (parsed.include or parsed.exclude):
+        raise Refused("Cannot specify num_nodes/gpus with include/exclude")  # in DeepSpeed's words
+    if not os.path.isfile(parsed.hostfile):
+        if parsed.hostfile != runner.DLTS_HOSTFILE and not (nodes and local):
+            raise Refused(f"the hostfile {parsed.hostfile} is not here: expected it, or --num_nodes and --num_gpus")
+        if nodes > 1:
+            return local or gpus, nodes
+    try:
+        pool = runner.fetch_hostfile(parsed.hostfile) if os.path.isfile(parsed.hostfile) else None
+        if not pool:
+            named = [slot for _, slots in map(runner.parse_node_config, (parsed.include or "").split("@")) for slot in slots]
+            pool = {"localhost": max([gpus, *(slot + 1 for slot in named)])}
+        found = runner.parse_inclusion_exclusion(pool, parsed.include, parsed.exclude)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    counts = {host: local or len(slots) for host, slots in list(found.items())[: nodes or None]}
+    first = next(iter(counts), None)
+    if first is None:
+        raise Refused("--include and --exclude leave no GPU: expected one")
+    for host, count in counts.items():
+        if count != counts[first]:
+            raise Refused(f"{first} has {counts[first]} ranks, {host} has {count}: expected as many of each node")
+    return counts[first], len(counts)
 
 
 def follow(settings: Dict[str, Any], environment: Dict[str, str]) -> None:
