@@ -83,9 +83,9 @@ def install_datasets(datasets: Any, settings: Dict[str, Any], recorder: Any) -> 
 
 
 def _rows(wanted: Dict[str, Any], ranks: int) -> Dict[str, List[Any]]:
-    """Columns by name: those that were asked for, or the usual ones of text."""
+    """Columns by name: those that were asked for, or the usual ones of text. Trainers take one of labels for their own."""
     count = max(_FEWEST, 8 * ranks, min(_MOST, _MOST_WORDS // wanted["tokens"]))
-    names = wanted["columns"] or [*_WHOLE, *_FIRST, *_SECOND, *_PAIRS, "input", "label"]
+    names = wanted["columns"] or [*_WHOLE, *_FIRST, *_SECOND, *_PAIRS, "input"]
     return {name: [_value(name, wanted["tokens"])] * count for name in names}
 
 

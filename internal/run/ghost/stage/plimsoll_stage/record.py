@@ -313,7 +313,7 @@ class Recorder:
 
     def _is_of_interest(self, kind: str) -> bool:
         """Whether this process has more to say than one that it has started, or that has started it."""
-        if self.steps > 0:
+        if self.steps > 0 or kind == "more":
             return True
         if os.path.exists(os.path.join(self._settings["scratch"], "record.json")):
             return False
