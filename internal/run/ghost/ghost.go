@@ -199,7 +199,8 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 	}
 	if how, known := status.Sys().(syscall.WaitStatus); known && how.Signaled() {
 		return fault.Inputf("%s was ended by signal %d (%v)", strings.Join(r.Command, " "), int(how.Signal()),
-			how.Signal()).WithHint("its output may say why; the kernel ends a program with signal 9 where memory runs out")
+			how.Signal()).WithHint("its output may say why; the kernel ends a program with signal 9 where memory " +
+			"runs out")
 	}
 	return nil // the record says how it ended
 }
@@ -244,7 +245,8 @@ func (r Request) settings(scratch string) map[string]any {
 		post = map[string]string{"folder": r.post.folder, "name": r.name}
 	}
 	return map[string]any{
-		"scratch": scratch, "post": post, "data": r.Data, "gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
+		"scratch": scratch, "post": post, "data": r.Data,
+		"gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
 		"whole_history": r.Keep != nil, // in one file
 		"environment": map[string]string{
 			"LD_PRELOAD": os.Getenv("LD_PRELOAD"), "LD_LIBRARY_PATH": os.Getenv("LD_LIBRARY_PATH"),

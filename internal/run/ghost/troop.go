@@ -116,7 +116,7 @@ func (b *budget) leave(t *troop) {
 	delete(b.taken, t)
 }
 
-// guard watches a troop until it has taken too much or done is closed. Then it returns why the program must end, or nil.
+// guard watches a troop until it has taken too much or done is closed. It returns why the program must end, or nil.
 func (b *budget) guard(t *troop, root int, scratch string, done <-chan struct{}) error {
 	defer b.leave(t)
 	var members []probe.Identity
@@ -184,9 +184,9 @@ func (b *budget) refusal(members []probe.Identity, taken ledger.Bytes, scratch s
 	if place := placeOf(largest.PID, scratch); place != "" {
 		at = ", in " + place
 	}
-	return fault.Inputf("the program took %v of this host's memory%s%s: more than the %v that it may take (%s)", taken, of,
-		at, b.limit, b.from).WithHint("numbers that the program itself makes or reads take memory here: give it fewer " +
-		"of them, or --program-memory more")
+	return fault.Inputf("the program took %v of this host's memory%s%s: more than the %v that it may take (%s)", taken,
+		of, at, b.limit, b.from).WithHint("numbers that the program itself makes or reads take memory here: give it " +
+		"fewer of them, or --program-memory more")
 }
 
 // placeOf asks a process where it is, in its own code. It returns "" where it does not answer.

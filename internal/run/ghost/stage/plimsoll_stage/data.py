@@ -9,7 +9,9 @@ import os
 from typing import Any, Callable, Dict, List
 
 # Columns that programs look for by name. The last ones are tokens already, as a data set of the disk may have them.
-_WHOLE, _FIRST, _SECOND = ("text", "content"), ("prompt", "instruction", "question", "query"), ("completion", "output", "answer", "response", "chosen", "rejected")
+_WHOLE = ("text", "content")
+_FIRST = ("prompt", "instruction", "question", "query")
+_SECOND = ("completion", "output", "answer", "response", "chosen", "rejected")
 _PAIRS = ("sentence", "sentence1", "sentence2", "premise", "hypothesis")
 _TURNS = {"messages": ("role", "content", "user", "assistant"), "conversations": ("from", "value", "human", "gpt")}
 _TOKENS = ("input_ids", "attention_mask", "labels")
@@ -50,8 +52,10 @@ def install_datasets(datasets: Any, settings: Dict[str, Any], recorder: Any) -> 
         rows = _rows(wanted, max(1, settings["ranks"]))
         split, is_streamed = options.get("split"), options.get("streaming")
         if split is None:
-            made = datasets.DatasetDict({name: _dataset(datasets, rows) for name in _SPLITS})
-            return datasets.IterableDatasetDict({k: v.to_iterable_dataset() for k, v in made.items()}) if is_streamed else made
+            made = {name: _dataset(datasets, rows) for name in _SPLITS}
+            if is_streamed:
+                return datasets.IterableDatasetDict({name: x.to_iterable_dataset() for name, x in made.items()})
+            return datasets.DatasetDict(made)
         one = [_dataset(datasets, rows) for _ in (split if isinstance(split, list) else [split])]
         one = [x.to_iterable_dataset() for x in one] if is_streamed else one
         return one if isinstance(split, list) else one[0]
@@ -204,7 +208,8 @@ def _tokenizer(config: Any, options: Dict[str, Any]) -> Any:
     vocabulary = {special.get(i) or next(words): i for i in range(config.vocab_size)}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    given = {k: options[k] for k in ("padding_side", "truncation_side", "model_max_length") if options.get(k) is not None}
+    names = ("padding_side", "truncation_side", "model_max_length")
+    given = {name: options[name] for name in names if options.get(name) is not None}
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int):
         given.setdefault("model_max_length", most)

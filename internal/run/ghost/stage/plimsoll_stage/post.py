@@ -103,7 +103,8 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
         if text is None:
             raise Refused(_refusal(ranks[source], why))
         if len(text) != x.numel() * x.element_size():
-            raise Refused(f"rank {ranks[source]} sends {len(text)} bytes, and this one receives {x.numel() * x.element_size()}")
+            size = x.numel() * x.element_size()
+            raise Refused(f"rank {ranks[source]} sends {len(text)} bytes, and this one receives {size}")
         there = here(x)
         got = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(x.dtype).view(x.shape)
         torch.Tensor.copy_.__wrapped__(there, got)
