@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -115,20 +116,12 @@ func (p *post) waits() []wait {
 
 var messageName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// next returns the ranks to play when all others wait. Those that need not wait go on first.
+// next returns the ranks to play when all others wait. Where there are none, those that need not wait go on, and else
+// all are refused.
 func (p *post) next(all []wait) (ranks []int) {
-	isReleased := false
+	isNeeded := func(w wait) bool { return w.Needed }
 	for _, w := range all {
-		if !w.Needed {
-			isReleased = true
-			p.refuse(w, "nobody sends it")
-		}
-	}
-	if isReleased {
-		return nil
-	}
-	for _, w := range all {
-		if _, known := p.played[w.Rank]; !known && len(p.played) < mostPeers {
+		if _, known := p.played[w.Rank]; w.Needed && !known && len(p.played) < mostPeers {
 			p.played[w.Rank] = nil
 			ranks = append(ranks, w.Rank)
 		}
@@ -136,16 +129,25 @@ func (p *post) next(all []wait) (ranks []int) {
 	if len(ranks) > 0 {
 		return ranks
 	}
+	optional := slices.DeleteFunc(slices.Clone(all), isNeeded)
+	if len(optional) > 0 {
+		all = optional
+	}
 	for _, w := range all {
-		why := "it waits, too"
-		if _, known := p.played[w.Rank]; !known {
-			why = fmt.Sprintf("more than %d ranks wait for each other", mostPeers)
-		} else if err := p.played[w.Rank]; err != nil {
-			why = fmt.Sprintf("it was played, and ended: %v", err)
-		}
-		p.refuse(w, why)
+		p.refuse(w, p.why(w))
 	}
 	return nil
+}
+
+// why says why nobody sends what a rank waits for.
+func (p *post) why(w wait) string {
+	switch err, known := p.played[w.Rank]; {
+	case err != nil:
+		return fmt.Sprintf("it was played, and ended: %v", err)
+	case known || !w.Needed:
+		return "it waits, too"
+	}
+	return fmt.Sprintf("more than %d ranks wait for each other", mostPeers)
 }
 
 // refuse tells a rank that it waits in vain.

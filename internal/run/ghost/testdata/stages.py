@@ -16,6 +16,9 @@ after, before = torch.tensor([rank, width], device=device), torch.zeros(2, dtype
 ring = [dist.P2POp(dist.irecv, before, (rank - 1) % size), dist.P2POp(dist.isend, after, (rank + 1) % size)]
 for work in dist.batch_isend_irecv(ring):
     work.wait()
+again = dist.irecv(before.zero_(), (rank - 1) % size)  # each asks first, and sends then
+dist.isend(after, (rank + 1) % size).wait()
+again.wait()
 assert before.tolist() == [(rank - 1) % size, width], before
 layer = torch.nn.Linear(width * (rank + 1), width * (rank + 2), bias=False, device=device)
 stage = PipelineStage(layer, rank, size, device)

@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from plimsoll_stage import values
 
@@ -38,18 +38,17 @@ class Post:
 
     def send(self, ranks: List[int], source: int, to: Optional[int], text: bytes) -> None:
         """Sends a message to a rank of a group, or to all."""
-        path = self._path(ranks, source, to)
+        path = self.path(ranks, source, to)
         with _open(f"{path}.{self._settings['name']}", "wb") as file:
             file.write(text)
         _replace(file.name, path)
 
-    def receive(self, ranks: List[int], source: int, to: Optional[int], is_needed: bool) -> Any:
-        """Waits for a message. Returns it, or why nobody sends it."""
-        path = self._path(ranks, source, to)
+    def receive(self, path: str, source: int, is_needed: bool) -> Any:
+        """Waits for a message of a rank. Returns it, or why nobody sends it."""
         waits = os.path.join(self._settings["folder"], self._settings["name"] + ".waits")
         text, why = _read(path), None
         if text is None:
-            want = {"rank": ranks[source], "message": os.path.basename(path), "needed": is_needed}
+            want = {"rank": source, "message": os.path.basename(path), "needed": is_needed}
             with _open(waits + ".part", "w") as file:
                 json.dump(want, file)
             _replace(waits + ".part", waits)
@@ -59,7 +58,8 @@ class Post:
             _remove(waits)
         return (text, None) if text is not None else (None, why.decode(errors="replace"))
 
-    def _path(self, ranks: List[int], source: int, to: Optional[int]) -> str:
+    def path(self, ranks: List[int], source: int, to: Optional[int]) -> str:
+        """The file of the next message of a rank to another of its group, or to all."""
         way = (tuple(rank - ranks[0] for rank in ranks), source, to)
         number = self._sent[way] = self._sent.get(way, 0) + 1
         return os.path.join(self._settings["folder"], hashlib.sha256(repr((way, number)).encode()).hexdigest()[:32])
@@ -96,10 +96,18 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
             post.send(ranks, own, to, here(x).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def receive(x: Any, ranks: List[int], source: int) -> None:
+        expect(x, ranks, source)()
+
+    def expect(x: Any, ranks: List[int], source: int) -> Callable[[], None]:
+        """Takes the next message of a rank for a tensor. Returns what waits for it."""
         own = ranks.index(dist.get_rank())
         if not is_sent(x) or source == own:
-            return
-        text, why = post.receive(ranks, source, own, True)
+            return lambda: None
+        path = post.path(ranks, source, own)
+        return lambda: fill(x, ranks, source, path)
+
+    def fill(x: Any, ranks: List[int], source: int, path: str) -> None:
+        text, why = post.receive(path, ranks[source], True)
         if text is None:
             raise Refused(_refusal(ranks[source], why))
         if len(text) != x.numel() * x.element_size():
@@ -124,8 +132,12 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
             finally:
                 within.pop()
             ranks = members(group)
-            if dist.get_rank() in ranks:
-                act(tensor, ranks, options[on] if peer is None else ranks.index(peer))
+            if dist.get_rank() not in ranks:
+                return work
+            other = options[on] if peer is None else ranks.index(peer)
+            if name == "irecv" and is_sent(tensor):
+                return _Receipt(work, expect(tensor, ranks, other))
+            act(tensor, ranks, other)
             return work
 
         return call
@@ -167,7 +179,7 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
             if len(text) <= MOST:
                 post.send(ranks, own, None, text)
             return
-        text, _ = post.receive(ranks, source, None, False)
+        text, _ = post.receive(post.path(ranks, source, None), ranks[source], False)
         if text is not None:
             object_list[:] = pickle.loads(text)
         else:
@@ -179,6 +191,21 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
         "batch_isend_irecv": batch_isend_irecv, "recv_object_list": recv_object_list,
         "broadcast_object_list": broadcast_object_list,
     }  # fmt: skip
+
+
+class _Receipt:
+    """What a program waits for that has asked for a message."""
+
+    def __init__(self, work: Any, receive: Callable[[], None]):
+        self._work, self._receive = work, receive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def wait(self, *arguments: Any, **options: Any) -> Any:
+        receive, self._receive = self._receive, lambda: None
+        receive()
+        return self._work.wait(*arguments, **options)
 
 
 def _refusal(rank: Any, why: Optional[str]) -> str:

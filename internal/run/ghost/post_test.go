@@ -1,0 +1,55 @@
+//go:build linux
+
+package ghost
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPost plays ranks that others wait for once all wait, and refuses what nobody can send.
+func TestPost(t *testing.T) {
+	p, err := newPost("first", "last")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	message := strings.Repeat("ab", 16)
+	waits := func(name, text string) {
+		path := filepath.Join(p.folder, name+waiting)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waits("first", `{"rank": 3, "message": "`+message+`", "needed": true}`)
+	if all := p.waits(); all != nil {
+		t.Errorf("one of two waits: %v", all)
+	}
+	waits("last", `{"rank": 0, "message": "`+strings.Repeat("c", 32)+`", "needed": false}`)
+	if ranks := p.next(p.waits()); !slices.Equal(ranks, []int{3}) {
+		t.Errorf("it plays %v", ranks)
+	}
+	refused := func(message string) string {
+		text, _ := os.ReadFile(filepath.Join(p.folder, message+".none"))
+		return string(text)
+	}
+	p.played[3] = errors.New("no such file")
+	if ranks := p.next(p.waits()); ranks != nil || refused(strings.Repeat("c", 32)) == "" || refused(message) != "" {
+		t.Errorf("it plays %v, and the last goes on as %q", ranks, refused(strings.Repeat("c", 32)))
+	}
+	p.ended("last")
+	if p.next(p.waits()); refused(message) != "it was played, and ended: no such file" {
+		t.Errorf("the first was told %q", refused(message))
+	}
+	if all := p.waits(); all != nil {
+		t.Errorf("all are told, and wait for %v", all)
+	}
+	waits("first", `{"rank": 3, "message": "../../nowhere", "needed": true}`)
+	if all := p.waits(); all != nil {
+		t.Errorf("%v is no message", all)
+	}
+}
