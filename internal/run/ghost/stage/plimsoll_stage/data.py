@@ -8,7 +8,7 @@ import functools
 import os
 from typing import Any, Callable, Dict, List
 
-# Columns that programs look for by name. The last ones are tokens already, as a data set of the disk may have them.
+# Columns that programs look for by name. The last ones are tokens: a data set of the disk has been prepared.
 _WHOLE = ("text", "content")
 _FIRST = ("prompt", "instruction", "question", "query")
 _SECOND = ("completion", "output", "answer", "response", "chosen", "rejected")
@@ -72,10 +72,7 @@ def install_datasets(datasets: Any, settings: Dict[str, Any], recorder: Any) -> 
             return getattr(self["train"], name)
 
     def found(path, arguments, options):
-        rows = _rows(wanted, max(1, settings["ranks"]))
-        count = len(next(iter(rows.values())))
-        for name in _TOKENS:
-            rows[name] = [[1] * wanted["tokens"]] * count
+        rows = _rows({**wanted, "columns": wanted["columns"] or list(_TOKENS)}, max(1, settings["ranks"]))
         return Either({name: _dataset(datasets, rows) for name in _SPLITS})
 
     for name, make in (("load_dataset", loaded), ("load_from_disk", found)):
@@ -98,7 +95,9 @@ def _value(name: str, words: int) -> Any:
     if name in _TURNS:
         who, what, asks, answers = _TURNS[name]
         return [{who: asks, what: _words(first)}, {who: answers, what: _words(words - first)}]
-    if name in ("label", "labels"):
+    if name in _TOKENS:
+        return [1] * words
+    if name == "label":
         return 0
     if name == "input":  # beside an instruction
         return ""
