@@ -27,12 +27,13 @@ type post struct {
 
 	mutex   sync.Mutex
 	running map[string]bool
+	isFull  bool          // this host has no memory for another rank
 	played  map[int]error // ranks that were played for what they send, and how they ended
 	group   sync.WaitGroup
 }
 
 // mostPeers is how many ranks are played for what they send.
-const mostPeers = 64
+const mostPeers = 14
 
 const waiting = ".waits" // the end of the name of a file in which a rank says what it waits for
 
@@ -84,6 +85,7 @@ func (p *post) serve(ctx context.Context, r Request) {
 			case <-look.C:
 			}
 			p.mutex.Lock()
+			p.isFull = !r.host.hasRoom()
 			for _, rank := range p.next(p.waits()) {
 				p.play(ctx, r, rank)
 			}
@@ -121,7 +123,7 @@ var messageName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 func (p *post) next(all []wait) (ranks []int) {
 	isNeeded := func(w wait) bool { return w.Needed }
 	for _, w := range all {
-		if _, known := p.played[w.Rank]; w.Needed && !known && len(p.played) < mostPeers {
+		if _, known := p.played[w.Rank]; w.Needed && !known && !p.isFull && len(p.played) < mostPeers {
 			p.played[w.Rank] = nil
 			ranks = append(ranks, w.Rank)
 		}
@@ -146,6 +148,9 @@ func (p *post) why(w wait) string {
 		return fmt.Sprintf("it was played, and ended: %v", err)
 	case known || !w.Needed:
 		return "it waits, too"
+	}
+	if p.isFull {
+		return "this host has no memory to play it"
 	}
 	return fmt.Sprintf("more than %d ranks wait for each other", mostPeers)
 }

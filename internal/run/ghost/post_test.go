@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/base/ledger"
 )
 
 // TestPost plays ranks that others wait for once all wait, and refuses what nobody can send.
@@ -45,11 +47,34 @@ func TestPost(t *testing.T) {
 	if p.next(p.waits()); refused(message) != "it was played, and ended: no such file" {
 		t.Errorf("the first was told %q", refused(message))
 	}
+	p.isFull = true
+	waits("first", `{"rank": 4, "message": "`+strings.Repeat("d", 32)+`", "needed": true}`)
+	if ranks := p.next(p.waits()); ranks != nil || !strings.Contains(refused(strings.Repeat("d", 32)), "no memory") {
+		t.Errorf("it plays %v, and says %q", ranks, refused(strings.Repeat("d", 32)))
+	}
 	if all := p.waits(); all != nil {
 		t.Errorf("all are told, and wait for %v", all)
 	}
 	waits("first", `{"rank": 3, "message": "../../nowhere", "needed": true}`)
 	if all := p.waits(); all != nil {
 		t.Errorf("%v is no message", all)
+	}
+}
+
+// TestRoom leaves room for another program like the largest.
+func TestRoom(t *testing.T) {
+	b := newBudget(10 * ledger.GiB)
+	one, other := &troop{}, &troop{}
+	if b.exceeds(one, 4*ledger.GiB) || !b.hasRoom() {
+		t.Error("two of 4 GiB have no room in 10 GiB")
+	}
+	if b.exceeds(other, 3*ledger.GiB) || b.hasRoom() {
+		t.Error("a third has")
+	}
+	if b.exceeds(other, 7*ledger.GiB) != true || b.exceeds(one, 4*ledger.GiB) {
+		t.Error("not the largest is too much")
+	}
+	if b.leave(other); b.exceeds(one, 4*ledger.GiB) || !b.hasRoom() {
+		t.Error("one that has left counts")
 	}
 }

@@ -110,6 +110,17 @@ func (b *budget) exceeds(t *troop, bytes ledger.Bytes) bool {
 	return b.limit > 0 && sum > b.limit
 }
 
+// hasRoom reports whether another program like those that run would stay within the limit.
+func (b *budget) hasRoom() bool {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	var sum, most ledger.Bytes
+	for _, taken := range b.taken {
+		sum, most = sum+taken, max(most, taken)
+	}
+	return b.limit <= 0 || sum+most <= b.limit
+}
+
 func (b *budget) leave(t *troop) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()

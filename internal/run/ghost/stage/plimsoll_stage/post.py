@@ -31,6 +31,7 @@ class Post:
     def __init__(self, settings: Dict[str, Any]):
         self._settings = settings.get("post")
         self._sent: Dict[Any, int] = {}
+        self._own: Dict[Any, bytes] = {}  # the last message of this rank, by the group and how far it went
 
     @property
     def is_open(self) -> bool:
@@ -42,6 +43,12 @@ class Post:
         with _open(f"{path}.{self._settings['name']}", "wb") as file:
             file.write(text)
         _replace(file.name, path)
+        if to is not None:
+            self._own[tuple(ranks), (to - source) % len(ranks)] = text
+
+    def own(self, ranks: List[int], source: int, to: int) -> Optional[bytes]:
+        """What this rank has sent as far as it receives from another: ranks in a ring send what they are sent."""
+        return self._own.get((tuple(ranks), (to - source) % len(ranks)))
 
     def receive(self, path: str, source: int, is_needed: bool) -> Any:
         """Waits for a message of a rank. Returns it, or why nobody sends it."""
@@ -108,10 +115,13 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
 
     def fill(x: Any, ranks: List[int], source: int, path: str) -> None:
         text, why = post.receive(path, ranks[source], True)
+        size = x.numel() * x.element_size()
         if text is None:
-            raise Refused(_refusal(ranks[source], why))
-        if len(text) != x.numel() * x.element_size():
-            size = x.numel() * x.element_size()
+            text = post.own(ranks, source, ranks.index(dist.get_rank()))
+            if text is None or len(text) != size:
+                raise Refused(_refusal(ranks[source], why))
+            recorder.note("guesses", "integers that ranks send around: others send what this one does")
+        if len(text) != size:
             raise Refused(f"rank {ranks[source]} sends {len(text)} bytes, and this one receives {size}")
         there = here(x)
         got = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(x.dtype).view(x.shape)
@@ -122,7 +132,7 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
 
         @functools.wraps(really)
         def call(tensor, peer=None, group=None, *arguments, **options):
-            peer = options.pop({"dst": "dst", "src": "src"}[end], peer)
+            peer = options.pop(end, peer)
             on = f"group_{end}"
             if within or peer is None and options.get(on) is None:
                 return really(tensor, peer, group, *arguments, **options)
