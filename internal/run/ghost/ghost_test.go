@@ -450,10 +450,12 @@ func TestNothingStays(t *testing.T) {
 		var said bytes.Buffer
 		r := request(t, "hungry.py", "1", way)
 		r.Output = &said
+		ctx, cancel := context.WithCancel(t.Context())
 		if way == "stays" {
-			r.Patience = 2 * time.Second
+			r.Output = io.MultiWriter(&said, canceling(cancel))
 		}
-		if _, err := r.Run(t.Context()); err == nil {
+		_, err := r.Run(ctx)
+		if cancel(); err == nil {
 			t.Fatal("it has a plan")
 		}
 		left := strings.Fields(said.String())

@@ -7,9 +7,9 @@ try:
 except ImportError:
     sys.path.append(os.path.join(os.path.dirname(__file__), "stub"))
     import datasets
-import torch
 
 rows = datasets.load_dataset("nobody/texts")
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left")
