@@ -39,6 +39,8 @@ def main() -> int:
     imports.after("deepspeed.ops.op_builder.builder", lambda module: operators.install(module, recorder))
     imports.after("filelock", writes.lock_nothing)
     imports.after("triton.backends.nvidia.compiler", operators.assemble_nothing)
+    for name in ("triton.runtime.cache", "triton.compiler.compiler"):
+        imports.after(name, operators.key_nothing)
     imports.after("triton.runtime.autotuner", operators.tune_nothing)
     imports.after("torch._inductor.runtime.triton_heuristics", operators.compile_first)
     imports.after("torch._inductor.select_algorithm", operators.choose_first)

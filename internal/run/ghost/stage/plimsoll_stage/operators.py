@@ -49,6 +49,12 @@ def assemble_nothing(compiler: Any) -> None:
     compiler.CUDABackend.make_cubin = lambda *arguments: b"no code"
 
 
+def key_nothing(cache: Any) -> None:
+    """Triton reads all of itself for the keys of its cache, which begins empty and serves one run here."""
+    if hasattr(cache, "triton_key"):
+        cache.triton_key = lambda: "plimsoll"
+
+
 def compile_first(heuristics: Any) -> None:
     """Inductor's kernels: the first of their configurations that can be compiled, and no search for a faster one."""
     tuner = heuristics.CachingAutotuner

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import pickle
@@ -161,7 +162,8 @@ class Recorder:
         name = f"history-{os.getpid()}-{len(self.result['history'])}.pickle"
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e6)  # no other thread of Python allocates between the two
-        history = torch.cuda.memory._snapshot()
+        with _uncollected():
+            history = torch.cuda.memory._snapshot()
         self._remember()
         sys.setswitchinterval(interval)
         history["segments"] = []
@@ -342,7 +344,8 @@ class Recorder:
             for name in ("allocated_bytes", "reserved_bytes"):
                 result[name] = stats.get(f"{name}.all.peak", 0)
             result["retries"], result["failures"] = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
-            torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))
+            with _uncollected():
+                torch.cuda.memory._dump_snapshot(os.path.join(self._settings["scratch"], "snapshot.pickle"))
 
     def _write(self) -> None:
         path = os.path.join(self._settings["scratch"], "record.json")
@@ -374,6 +377,18 @@ class Recorder:
         while ask(len(found), *map(ctypes.byref, (begin, count, when))):
             found.append({"address": begin.value, "bytes": count.value, "time_us": when.value})
         return found
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector, which looks through each million of objects again and again while a history is made of them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def compile_nothing(rules: Any) -> None:
