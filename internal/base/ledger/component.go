@@ -95,6 +95,8 @@ const (
 	TransposedWeights      Component = "transposed_expert_weights"
 	AdapterCopies          Component = "adapter_copies"
 	ExpertBuffers          Component = "expert_buffers"
+	ManagedMemory          Component = "managed_memory"
+	OutsideTorch           Component = "allocated_outside_torch"
 	PythonProcess          Component = "python_process"
 	CUDAContext            Component = "cuda_context"
 	NCCL                   Component = "nccl"
@@ -191,6 +193,8 @@ var descriptions = map[Component]description{
 	TransposedWeights:      {title: "transposed weights of experts"},
 	AdapterCopies:          {title: "copies of adapters"},
 	ExpertBuffers:          {title: "buffers of experts"},
+	ManagedMemory:          {title: "managed memory"},
+	OutsideTorch:           {title: "allocated outside torch", partOf: OutsideAllocator},
 	PythonProcess:          {title: "Python and its libraries"},
 	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
 	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},

@@ -238,6 +238,42 @@ func TestHost(t *testing.T) {
 	}
 }
 
+// TestOutside takes memory without PyTorch's allocator: of the GPU, which is in use in the phases that hold it, and
+// managed memory, which is counted on the host, also where it is more than the GPU has.
+func TestOutside(t *testing.T) {
+	whole(t)
+	r := request(t, "outside.py")
+	r.GPU = gpu.Model{Name: "small", Memory: 2 * ledger.GiB, Capability: 80}
+	record := run(t, r)
+	checkPhases(t, record)
+	for _, p := range record.GPU.Phases {
+		want := 30 * ledger.MiB
+		if p.Name == ledger.Load {
+			want = 64 * ledger.MiB // 40 MiB passed
+		}
+		at := slices.IndexFunc(p.Components, func(h ledger.Holding) bool { return h.Component == ledger.OutsideTorch })
+		if at < 0 || p.Components[at].Bytes != want || !strings.Contains(p.Components[at].Why, "outside.py:12 take") {
+			t.Errorf("the %s %s has %v, want %v outside of torch", p.Iteration, p.Name, p.Components, want)
+		}
+		if got := p.PeakUsed - p.PeakReserved - record.GPU.Outside[0].Bytes; got != want {
+			t.Errorf("%v more than reserved are in use in the %s, want %v", got, p.Name, want)
+		}
+	}
+	held := map[ledger.Component]ledger.Holding{}
+	for _, h := range record.Host[len(record.Host)-1].holdings {
+		held[h.Component] = h
+	}
+	for component, want := range map[ledger.Component]ledger.Bytes{ledger.ManagedMemory: 4 * ledger.GiB,
+		ledger.ManagedOptimizerStates: 64 * ledger.MiB} {
+		if held[component].Bytes != want {
+			t.Errorf("%s: %+v, want %v", component, held[component], want)
+		}
+	}
+	if !slices.ContainsFunc(record.Notes, func(n Note) bool { return n.Kind == "managed" }) {
+		t.Errorf("no note of managed memory: %v", record.Notes)
+	}
+}
+
 // TestNames has lines ask for memory of the host whose files have names with tabs, line breaks and bytes that are no
 // text, and whose stacks are longer than any that is kept.
 func TestNames(t *testing.T) {

@@ -20,6 +20,7 @@ type hostPart struct {
 		Stack    int          `json:"stack"` // in Record.HostStacks
 		Pageable ledger.Bytes `json:"pageable_bytes"`
 		Pinned   ledger.Bytes `json:"pinned_bytes"`
+		Managed  ledger.Bytes `json:"managed_bytes"` // that the driver moves between the host and a device
 	} `json:"held"`
 	Process  ledger.Bytes `json:"process_bytes"` // that is resident beside them
 	Children ledger.Bytes `json:"children_bytes"`
@@ -49,19 +50,30 @@ func (r *Record) inPhase(p hostPhase) []ledger.Holding {
 	return nil
 }
 
-// accountHost makes the phases of the host. Of the parts of a phase, the one that held most stands for it.
-func (r *Record) accountHost() error {
+// accounts says of stacks what they made, and where.
+func (r *Record) accounts() ([]snapshot.Account, error) {
 	stacks := make([][]snapshot.Line, len(r.HostStacks))
 	for i, frames := range r.HostStacks {
 		for _, f := range frames {
 			line, err := strconv.Atoi(f[2])
 			if err != nil {
-				return spoilt("host_stacks[%d] has a line %q", i, f[2])
+				return nil, spoilt("host_stacks[%d] has a line %q", i, f[2])
 			}
 			stacks[i] = append(stacks[i], snapshot.Line{File: f[0], Function: f[1], Number: line})
 		}
 	}
 	accounts := snapshot.Accounts(stacks)
+	for _, i := range r.HostStates {
+		if accounts[i].Component == ledger.Unattributed {
+			accounts[i].Component = ledger.OptimizerStates
+		}
+	}
+	return accounts, nil
+}
+
+// accountHost makes the phases of the host. Of the parts of a phase, the one that held most stands for it.
+func (r *Record) accountHost(accounts []snapshot.Account) {
+	var managed ledger.Bytes
 	for i, part := range r.Phases {
 		name, iteration := r.named(i)
 		next := hostPhase{name, iteration, part.Host.holdings(accounts)}
@@ -72,8 +84,25 @@ func (r *Record) accountHost() error {
 		case next.bytes() > r.Host[at].bytes():
 			r.Host[at] = next
 		}
+		var sum ledger.Bytes
+		for _, h := range part.Host.Held {
+			sum += h.Managed
+		}
+		managed = max(managed, sum)
 	}
-	return nil
+	if managed > 0 {
+		r.Notes = append(r.Notes, Note{"managed", fmt.Sprintf("%v of managed memory are counted on the host, which "+
+			"must have room for them: the driver keeps them on the GPU while that has room, and then as much more "+
+			"is in use there", managed)})
+	}
+}
+
+// inManaged returns the component of managed memory.
+func inManaged(c ledger.Component) ledger.Component {
+	if c == ledger.OptimizerStates {
+		return ledger.ManagedOptimizerStates
+	}
+	return ledger.ManagedMemory
 }
 
 // holdings returns what a part of the record holds, by component: the line that holds most of each stands for it.
@@ -85,6 +114,12 @@ func (p *hostPart) holdings(accounts []snapshot.Account) []ledger.Holding {
 	lines, pinned := map[line]ledger.Bytes{}, map[ledger.Component]ledger.Bytes{}
 	for _, held := range p.Held {
 		a := accounts[held.Stack]
+		if held.Managed > 0 {
+			lines[line{inManaged(a.Component), a.Place}] += held.Managed
+		}
+		if held.Pageable+held.Pinned == 0 {
+			continue
+		}
 		lines[line{a.Component, a.Place}] += held.Pageable + held.Pinned
 		pinned[a.Component] += held.Pinned
 	}

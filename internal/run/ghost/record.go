@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -43,9 +44,17 @@ type Record struct {
 		Step int      `json:"step"` // steps that were made before
 		Time int64    `json:"time_us"`
 		Host hostPart `json:"host"`
+		// Outside is what stacks of Python held of devices, and did not take by PyTorch's allocator, when it was most.
+		Outside []struct {
+			Stack  int          `json:"stack"`
+			Device int          `json:"device"`
+			Bytes  ledger.Bytes `json:"bytes"`
+		} `json:"outside"`
 	} `json:"phases"`
 	// HostStacks are stacks of Python that asked for memory of the host: file, function and line, the innermost first.
-	HostStacks [][][3]string    `json:"host_stacks"`
+	HostStacks [][][3]string `json:"host_stacks"`
+	// HostStates are those of them that made states of an optimizer.
+	HostStates []int            `json:"host_states"`
 	Known      []snapshot.Known `json:"known"`
 	Notes      []Note           `json:"notes"`
 	Unmodelled []struct {
@@ -134,10 +143,12 @@ func readRecord(scratch string, of Request) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.accountHost(); err != nil {
+	accounts, err := r.accounts()
+	if err != nil {
 		return nil, err
 	}
-	return r, r.account(s, of)
+	r.accountHost(accounts)
+	return r, r.account(s, of, accounts)
 }
 
 // spoilt is for records that the stage does not write: the program has changed them, or what the stage counts.
@@ -180,10 +191,22 @@ func (r *Record) check() error {
 		for _, h := range p.Host.Held {
 			numbers = append(numbers, number{name + "host.held.stack", int64(h.Stack), int64(len(r.HostStacks)) - 1},
 				number{name + "host.held.pageable_bytes", int64(h.Pageable), mostBytes},
-				number{name + "host.held.pinned_bytes", int64(h.Pinned), mostBytes})
-			sum = min(sum, mostBytes) + min(h.Pageable, mostBytes) + min(h.Pinned, mostBytes)
+				number{name + "host.held.pinned_bytes", int64(h.Pinned), mostBytes},
+				number{name + "host.held.managed_bytes", int64(h.Managed), mostBytes})
+			sum = min(sum, mostBytes) + min(h.Pageable, mostBytes) + min(h.Pinned, mostBytes) +
+				min(h.Managed, mostBytes)
 		}
+		var outside ledger.Bytes
+		for _, h := range p.Outside {
+			numbers = append(numbers, number{name + "outside.stack", int64(h.Stack), int64(len(r.HostStacks)) - 1},
+				number{name + "outside.bytes", int64(h.Bytes), mostBytes})
+			outside = min(outside, mostBytes) + min(h.Bytes, mostBytes)
+		}
+		numbers = append(numbers, number{name + "outside", int64(outside), mostBytes})
 		numbers = append(numbers, number{name + "host", int64(sum), mostBytes})
+	}
+	for _, s := range r.HostStates {
+		numbers = append(numbers, number{"host_states", int64(s), int64(len(r.HostStacks)) - 1})
 	}
 	for _, n := range numbers {
 		if n.value < 0 || n.value > n.most {
@@ -258,7 +281,7 @@ func (r *Record) status() string {
 }
 
 // account makes the GPU's part of the ledger.
-func (r *Record) account(s *snapshot.Snapshot, of Request) error {
+func (r *Record) account(s *snapshot.Snapshot, of Request, accounts []snapshot.Account) error {
 	devices, err := s.Devices()
 	if err != nil {
 		return err
@@ -284,12 +307,17 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 	all := r.spans(d)
 	rounding := r.rounding(all)
 	for _, p := range all {
-		r.GPU.Phases = append(r.GPU.Phases, ledger.Phase{
+		made := ledger.Phase{
 			Name: p.name, Iteration: p.iteration,
 			PeakRequested: p.Requested, PeakAllocated: p.Requested + rounding, PeakReserved: p.Reserved,
 			PeakUsed: p.Reserved + outside, EndRequested: p.EndRequested, EndAllocated: p.EndRequested,
 			EndReserved: p.EndReserved, Components: componentsOf(d, p.Peak),
-		})
+		}
+		if h := r.outsideTorch(p, accounts); h.Bytes > 0 {
+			made.Components = append(made.Components, h)
+			made.PeakUsed += h.Bytes
+		}
+		r.GPU.Phases = append(r.GPU.Phases, made)
 	}
 	peak := r.GPU.Peak().PeakUsed
 	r.GPU.Interval = ledger.Interval{Lower: peak, Upper: peak, Confidence: ledger.Confidence,
@@ -299,6 +327,41 @@ func (r *Record) account(s *snapshot.Snapshot, of Request) error {
 		plan.Widen(&r.GPU, ledger.Source{Name: h.Component.Title(), Below: below, Above: above, Reason: why})
 	}
 	return r.replay(s, d, of.WhatIf)
+}
+
+// outsideTorch returns what the GPU held in a phase that PyTorch's allocator did not take, in the part where that was
+// most: libraries call CUDA themselves.
+func (r *Record) outsideTorch(p phase, accounts []snapshot.Account) ledger.Holding {
+	most := ledger.Holding{Component: ledger.OutsideTorch}
+	for i, part := range r.Phases {
+		if name, iteration := r.named(i); name != p.name || iteration != p.iteration || part.Name == "over" {
+			continue
+		}
+		sums := map[string]ledger.Bytes{}
+		var sum ledger.Bytes
+		for _, h := range part.Outside {
+			if h.Device == *r.Device {
+				sums[accounts[h.Stack].Place] += h.Bytes
+				sum += h.Bytes
+			}
+		}
+		if sum > most.Bytes {
+			places := slices.SortedFunc(maps.Keys(sums), func(a, b string) int {
+				return cmp.Or(cmp.Compare(sums[b], sums[a]), cmp.Compare(a, b))
+			})
+			most.Bytes, most.Why = sum, whyOf(places[0], sums[places[0]], len(places))
+		}
+	}
+	return most
+}
+
+// whyOf names the line that holds most of a component, and how many lines hold some.
+func whyOf(place string, bytes ledger.Bytes, lines int) string {
+	why := fmt.Sprintf("%s (%v)", place, bytes)
+	if lines > 1 {
+		why += fmt.Sprintf(", and %d more lines", lines-1)
+	}
+	return why
 }
 
 // replay runs the trace through an allocator with other settings.
@@ -420,10 +483,7 @@ func componentsOf(d *snapshot.Device, entry int) []ledger.Holding {
 		})
 		slices.SortStableFunc(places, func(a, b snapshot.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
 		place := strings.Replace(places[0].Place, snapshot.NoPlace, "autograd", 1)
-		h.Why = fmt.Sprintf("%s (%v)", place, places[0].Bytes)
-		if len(places) > 1 {
-			h.Why += fmt.Sprintf(", and %d more lines", len(places)-1)
-		}
+		h.Why = whyOf(place, places[0].Bytes, len(places))
 		all = append(all, h)
 	}
 	return all

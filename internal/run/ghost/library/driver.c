@@ -48,6 +48,19 @@ EXPORT result cuMemAlloc_v2(address *pointer, size_t bytes) {
 	*pointer = (address)ghost_allocate(ON_DEVICE, ghost_current, bytes);
 	return *pointer ? SUCCESS : OUT_OF_MEMORY;
 }
+EXPORT result cuMemAllocManaged(address *pointer, size_t bytes, unsigned flags) {
+	*pointer = (address)ghost_allocate(MANAGED, ghost_current, bytes);
+	return *pointer ? SUCCESS : OUT_OF_MEMORY;
+}
+EXPORT result cuMemAllocPitch_v2(address *pointer, size_t *pitch, size_t width, size_t height, unsigned element) {
+	*pitch = ghost_pitch(width);
+	return cuMemAlloc_v2(pointer, *pitch * height);
+}
+EXPORT result cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
+EXPORT result cuMemAllocFromPoolAsync(address *pointer, size_t bytes, void *pool, void *stream) {
+	return cuMemAlloc_v2(pointer, bytes);
+}
+EXPORT result cuMemFreeAsync(address pointer, void *stream) { ghost_free((void *)pointer); return SUCCESS; }
 EXPORT result cuMemFree_v2(address pointer) { ghost_free((void *)pointer); return SUCCESS; }
 EXPORT result cuMemAllocHost_v2(void **pointer, size_t bytes) {
 	*pointer = ghost_allocate(ON_HOST, ghost_current, bytes);
@@ -82,8 +95,9 @@ EXPORT result cuMemsetD32Async(address to, unsigned value, size_t n, void *strea
 EXPORT result cuPointerGetAttribute(void *value, int attribute, address pointer) {
 	struct range range = ghost_find((void *)pointer);
 	switch (attribute) { /* of CUpointer_attribute */
-	case 2: *(unsigned *)value = range.place == ON_DEVICE ? 2 : 1; return SUCCESS; /* MEMORY_TYPE */
+	case 2: *(unsigned *)value = range.place == ON_DEVICE || range.place == MANAGED ? 2 : 1; return SUCCESS; /* MEMORY_TYPE */
 	case 3: case 4: *(address *)value = pointer; return SUCCESS;                   /* DEVICE_POINTER, HOST_POINTER */
+	case 8: *(unsigned *)value = range.place == MANAGED; return SUCCESS;           /* IS_MANAGED */
 	case 9: *(int *)value = range.device; return SUCCESS;                          /* DEVICE_ORDINAL */
 	}
 	memset(value, 0, 4);
@@ -108,10 +122,12 @@ EXPORT result cuMemCreate(struct physical **handle, size_t bytes, const struct p
 	if (device >= 0 && !ghost_take(device, bytes)) return OUT_OF_MEMORY;
 	*handle = malloc(sizeof **handle);
 	**handle = (struct physical){bytes, device};
+	if (device >= 0 && !ghost_is_for_torch()) ghost_hold(*handle, bytes, OUTSIDE, device);
 	return SUCCESS;
 }
 EXPORT result cuMemRelease(struct physical *handle) {
 	if (handle->device >= 0) ghost_give_back(handle->device, handle->bytes);
+	ghost_release(handle);
 	free(handle);
 	return SUCCESS;
 }

@@ -39,7 +39,7 @@ extern struct settings ghost;
 extern __thread int ghost_current;
 
 /* What a range of addresses is. */
-enum place { NOWHERE, ON_DEVICE, ON_HOST };
+enum place { NOWHERE, ON_DEVICE, ON_HOST, MANAGED };
 struct range {
 	char *begin;
 	size_t bytes; /* 0: it was given back */
@@ -47,10 +47,13 @@ struct range {
 	enum place place;
 };
 
-/* ghost_allocate takes bytes of a device or of pinned host memory. Returns NULL if the device has too little left. */
+/* ghost_allocate takes bytes of a device, of pinned host memory, or of managed memory, which the driver moves between the
+ * two. Returns NULL if the device has too little left. */
 void *ghost_allocate(enum place place, int device, size_t bytes);
 /* ghost_free gives back what ghost_allocate returned. It ignores other pointers. */
 void ghost_free(void *pointer);
+/* ghost_pitch returns the bytes of a row of so many in memory of two dimensions: a multiple of 512, as TextureAlignment says. */
+static inline size_t ghost_pitch(size_t width) { return (width + 511) & ~(size_t)511; }
 /* ghost_find returns the range of an address. Its place is NOWHERE for memory of the program. */
 struct range ghost_find(const void *pointer);
 /* ghost_take and ghost_give_back count bytes of a device that have no addresses yet. */
@@ -64,13 +67,17 @@ void ghost_open(void *begin, size_t bytes, int readable);
 void ghost_register(void *begin, size_t bytes);
 void ghost_unregister(void *begin);
 
-/* ghost_hold counts a block of the host, and ghost_release the end of one; it ignores other pointers. It returns the bytes
- * that are to be unmapped, of a block that the heap has no room for. */
-void ghost_hold(const void *begin, size_t bytes, int is_pinned);
+/* What is counted by the line that asked for it: memory of the host, and of a device outside of PyTorch's allocator. */
+enum kind { PAGEABLE, PINNED, BY_DRIVER, OUTSIDE, KINDS };
+/* ghost_hold counts a block, and ghost_release the end of one; it ignores other pointers. It returns the bytes that are to be
+ * unmapped, of a block that the heap has no room for. */
+void ghost_hold(const void *begin, size_t bytes, enum kind kind, int device);
 size_t ghost_release(const void *begin);
 /* ghost_pin counts a block of the program as pinned, and ghost_unpin as pageable again. */
 void ghost_pin(const void *begin, size_t bytes);
 void ghost_unpin(const void *begin);
+/* ghost_is_for_torch is whether PyTorch's allocator of device memory has called: its own record has the bytes. */
+int ghost_is_for_torch(void);
 /* ghost_resident returns the bytes of whole pages that are in memory, and ghost_ranges_resident those of devices and pinned
  * memory. */
 size_t ghost_resident(const void *begin, size_t bytes);

@@ -1,4 +1,5 @@
-/* Memory of the host: what the program holds in large blocks, and which line asked for it.
+/* Memory of the host: what the program holds in large blocks, and which line asked for it. So is memory that the program
+ * takes of a device without PyTorch, whose record lacks it.
  *
  * Large tensors of the host are never written on the stage, so that their pages are not there to be counted. They are
  * counted here as if each were written: blocks of at least 1 MiB that posix_memalign makes, as PyTorch's allocator of the
@@ -7,6 +8,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +19,28 @@
 
 enum { LARGE = 1 << 20, BUCKETS = 1 << 14, MOST_FRAMES = 48, MOST_TEXT = 16 << 10, MOST_NAME = 4 << 10 };
 
-/* A block, and the line that asked for it. The bytes that are pinned are a part of all. */
+/* A block, and the line that asked for it. Some of the bytes of a block of the heap are pinned, or all. */
 static struct block {
 	const void *begin;
 	size_t bytes, pinned;
-	int holder, is_heap, is_mapped; /* mapped here, as the heap has no room for it */
+	enum kind kind;
+	int holder, is_mapped; /* mapped here, as the heap has no room for it */
 	struct block *next;
 } *buckets[BUCKETS];
 
-/* A stack of Python, and what it holds: pageable and pinned, now and when the host held most. */
-enum { PAGEABLE, PINNED, KINDS };
+/* Where bytes are: on the host, or on a device. */
+static struct account {
+	size_t total, peak;
+	int is_at_peak; /* nothing was released since the peak, so that what is held now was held then */
+} accounts[1 + MOST_DEVICES];
+
+/* A stack of Python, and what it holds in an account, now and when the account held most. */
 static struct holder {
 	char *stack;
+	int account;
 	size_t now[KINDS], most[KINDS];
 } *holders;
 static int holder_count, holder_room;
-static size_t total, peak;
-static int is_at_peak; /* nothing was released since the peak, so that what is held now was held then */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void lock(void) { pthread_mutex_lock(&mutex); }
@@ -50,15 +57,17 @@ static struct block **find(const void *pointer) {
 	return at;
 }
 
-/* keep notes what is held, before some of it is released. */
-static void keep(void) {
-	for (int i = 0; is_at_peak && i < holder_count; i++) memcpy(holders[i].most, holders[i].now, sizeof holders[i].now);
-	is_at_peak = 0;
+/* keep notes what is held in an account, before some of it is released. */
+static void keep(int account) {
+	struct account *a = &accounts[account];
+	for (int i = 0; a->is_at_peak && i < holder_count; i++)
+		if (holders[i].account == account) memcpy(holders[i].most, holders[i].now, sizeof holders[i].now);
+	a->is_at_peak = 0;
 }
 
-static void grew(size_t bytes) {
-	total += bytes;
-	if (total > peak) peak = total, is_at_peak = 1;
+static void grew(struct account *a, size_t bytes) {
+	a->total += bytes;
+	if (a->total > a->peak) a->peak = a->total, a->is_at_peak = 1;
 }
 
 /* Python's frames, if this is a thread of Python. Operations of PyTorch have let the interpreter's lock go. */
@@ -124,10 +133,10 @@ static void write_frames(char *text, size_t room) {
 	if (frame && frame != borrowed) python.release(frame);
 }
 
-/* holder_of returns the number of a stack. The caller holds the mutex. */
-static int holder_of(const char *stack) {
+/* holder_of returns the number of a stack in an account. The caller holds the mutex. */
+static int holder_of(const char *stack, int account) {
 	for (int i = holder_count; i-- > 0;) /* the same line asks again and again */
-		if (strcmp(holders[i].stack, stack) == 0) return i;
+		if (holders[i].account == account && strcmp(holders[i].stack, stack) == 0) return i;
 	if (holder_count == holder_room) {
 		int more = holder_room ? 2 * holder_room : 64;
 		struct holder *grown = realloc(holders, (size_t)more * sizeof *grown);
@@ -136,11 +145,19 @@ static int holder_of(const char *stack) {
 	}
 	char *copy = strdup(stack);
 	if (!copy) return -1;
-	holders[holder_count] = (struct holder){.stack = copy};
+	holders[holder_count] = (struct holder){.stack = copy, .account = account};
 	return holder_count++;
 }
 
-void ghost_hold(const void *begin, size_t bytes, int is_pinned) {
+int ghost_is_for_torch(void) {
+	void *frames[MOST_FRAMES];
+	Dl_info in;
+	for (int i = backtrace(frames, MOST_FRAMES); i-- > 0;)
+		if (dladdr(frames[i], &in) && in.dli_fname && strstr(in.dli_fname, "libc10_cuda")) return 1;
+	return 0;
+}
+
+void ghost_hold(const void *begin, size_t bytes, enum kind kind, int device) {
 	static __thread int is_asking; /* asking Python for its frames may allocate */
 	if (is_asking || bytes == 0) return;
 	char *text = malloc(MOST_TEXT);
@@ -155,12 +172,12 @@ void ghost_hold(const void *begin, size_t bytes, int is_pinned) {
 		}
 		is_asking = 0;
 		pthread_mutex_lock(&mutex);
-		int holder = holder_of(text);
+		int account = kind == OUTSIDE ? 1 + device : 0, holder = holder_of(text, account);
 		if (holder >= 0) {
-			*made = (struct block){begin, bytes, is_pinned ? bytes : 0, holder, !is_pinned, 0, buckets[bucket(begin)]};
+			*made = (struct block){begin, bytes, 0, kind, holder, 0, buckets[bucket(begin)]};
 			__atomic_store_n(&buckets[bucket(begin)], made, __ATOMIC_RELEASE);
-			holders[holder].now[is_pinned ? PINNED : PAGEABLE] += bytes;
-			grew(bytes);
+			holders[holder].now[kind] += bytes;
+			grew(&accounts[account], bytes);
 			made = NULL;
 		}
 		pthread_mutex_unlock(&mutex);
@@ -174,10 +191,11 @@ size_t ghost_release(const void *begin) {
 	pthread_mutex_lock(&mutex);
 	struct block **at = find(begin), *found = *at;
 	if (found) {
-		keep();
-		holders[found->holder].now[PINNED] -= found->pinned;
-		holders[found->holder].now[PAGEABLE] -= found->bytes - found->pinned;
-		total -= found->bytes;
+		struct holder *holder = &holders[found->holder];
+		keep(holder->account);
+		holder->now[PINNED] -= found->pinned;
+		holder->now[found->kind] -= found->bytes - found->pinned;
+		accounts[holder->account].total -= found->bytes;
 		*at = found->next;
 	}
 	pthread_mutex_unlock(&mutex);
@@ -190,22 +208,22 @@ size_t ghost_release(const void *begin) {
 static int pin(const void *begin, size_t bytes) {
 	pthread_mutex_lock(&mutex);
 	struct block *found = *find(begin);
-	int is_known = found && found->is_heap;
+	int is_known = found && found->kind == PAGEABLE;
 	if (is_known) {
 		if (bytes > found->bytes) bytes = found->bytes;
-		keep();
+		keep(0);
 		struct holder *holder = &holders[found->holder];
 		holder->now[PINNED] += bytes - found->pinned;
 		holder->now[PAGEABLE] -= bytes - found->pinned;
 		found->pinned = bytes;
-		is_at_peak = total == peak;
+		accounts[0].is_at_peak = accounts[0].total == accounts[0].peak;
 	}
 	pthread_mutex_unlock(&mutex);
 	return is_known;
 }
 
 void ghost_pin(const void *begin, size_t bytes) {
-	if (!pin(begin, bytes)) ghost_hold(begin, bytes, 1);
+	if (!pin(begin, bytes)) ghost_hold(begin, bytes, PINNED, 0);
 }
 
 void ghost_unpin(const void *begin) {
@@ -220,7 +238,7 @@ enum { PAGE_SIZE = 4096 };
 static int map(void **pointer, size_t bytes) {
 	void *begin = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (begin == MAP_FAILED) return ENOMEM;
-	ghost_hold(begin, bytes, 0);
+	ghost_hold(begin, bytes, PAGEABLE, 0);
 	pthread_mutex_lock(&mutex);
 	struct block *found = *find(begin);
 	if (found) found->is_mapped = 1;
@@ -238,7 +256,7 @@ EXPORT int posix_memalign(void **pointer, size_t alignment, size_t bytes) {
 	if (!really) really = (int (*)(void **, size_t, size_t))dlsym(RTLD_NEXT, "posix_memalign");
 	int failed = really(pointer, alignment, bytes);
 	if (failed == ENOMEM && bytes >= LARGE && alignment <= PAGE_SIZE) return map(pointer, bytes);
-	if (!failed && bytes >= LARGE) ghost_hold(*pointer, bytes, 0);
+	if (!failed && bytes >= LARGE) ghost_hold(*pointer, bytes, PAGEABLE, 0);
 	return failed;
 }
 
@@ -274,20 +292,32 @@ size_t ghost_resident(const void *begin, size_t bytes) {
 
 /* What the program's Python asks. */
 
-/* The number of a stack from 0 on, its frames, and what it held when the host held most since the last restart. 0 behind the
- * last one. */
-EXPORT int plimsoll_ghost_host(int number, const char **stack, size_t *pageable, size_t *pinned) {
+/* The number of a stack from 0 on, its frames, where it holds memory (-1: the host, or a device), and what it held of each kind
+ * when most was held there since the last restart. 0 behind the last one. */
+EXPORT int plimsoll_ghost_holder(int number, const char **stack, int *device, size_t held[KINDS]) {
 	pthread_mutex_lock(&mutex);
-	keep();
 	int is_known = number < holder_count;
-	if (is_known) *stack = holders[number].stack, *pageable = holders[number].most[PAGEABLE], *pinned = holders[number].most[PINNED];
+	if (is_known) {
+		struct holder *holder = &holders[number];
+		keep(holder->account);
+		*stack = holder->stack, *device = holder->account - 1;
+		memcpy(held, holder->most, sizeof holder->most);
+	}
 	pthread_mutex_unlock(&mutex);
 	return is_known;
 }
-EXPORT void plimsoll_ghost_host_restart(void) {
+EXPORT void plimsoll_ghost_restart(void) {
 	pthread_mutex_lock(&mutex);
-	peak = total, is_at_peak = 1;
+	for (struct account *a = accounts; a < accounts + 1 + MOST_DEVICES; a++) a->peak = a->total, a->is_at_peak = 1;
 	pthread_mutex_unlock(&mutex);
+}
+/* The number of the stack that asked for a block which begins at an address; -1 if none did. */
+EXPORT int plimsoll_ghost_holder_of(const void *begin) {
+	pthread_mutex_lock(&mutex);
+	struct block *found = *find(begin);
+	int number = found ? found->holder : -1;
+	pthread_mutex_unlock(&mutex);
+	return number;
 }
 /* Bytes that are resident of memory which is counted elsewhere: devices', pinned, and large blocks. */
 EXPORT size_t plimsoll_ghost_resident(void) {
@@ -295,7 +325,7 @@ EXPORT size_t plimsoll_ghost_resident(void) {
 	pthread_mutex_lock(&mutex);
 	for (int i = 0; i < BUCKETS; i++)
 		for (struct block *b = buckets[i]; b; b = b->next)
-			if (b->is_heap && !b->pinned) resident += ghost_resident(b->begin, b->bytes);
+			if (b->kind == PAGEABLE && !b->pinned) resident += ghost_resident(b->begin, b->bytes);
 	pthread_mutex_unlock(&mutex);
 	return resident;
 }

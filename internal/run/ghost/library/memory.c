@@ -121,7 +121,9 @@ void *ghost_allocate(enum place place, int device, size_t bytes) {
 	if (begin && !append((struct range){begin, bytes ? bytes : 1, device, place})) begin = NULL;
 	pthread_mutex_unlock(&mutex);
 	if (!begin && place == ON_DEVICE) ghost_give_back(device, bytes);
-	if (begin && place == ON_HOST) ghost_hold(begin, bytes, 1);
+	if (begin && place == ON_HOST) ghost_hold(begin, bytes, PINNED, device);
+	if (begin && place == MANAGED) ghost_hold(begin, bytes, BY_DRIVER, device);
+	if (begin && place == ON_DEVICE && !ghost_is_for_torch()) ghost_hold(begin, bytes, OUTSIDE, device);
 	return begin;
 }
 

@@ -201,10 +201,14 @@ static result allocate(void **pointer, enum place place, size_t bytes) {
 }
 
 EXPORT result cudaMalloc(void **pointer, size_t bytes) { return allocate(pointer, ON_DEVICE, bytes); }
-EXPORT result cudaMallocManaged(void **pointer, size_t bytes, unsigned flags) { return allocate(pointer, ON_DEVICE, bytes); }
+EXPORT result cudaMallocManaged(void **pointer, size_t bytes, unsigned flags) { return allocate(pointer, MANAGED, bytes); }
 EXPORT result cudaMallocAsync(void **pointer, size_t bytes, void *stream) { return allocate(pointer, ON_DEVICE, bytes); }
 EXPORT result cudaMallocFromPoolAsync(void **pointer, size_t bytes, void *pool, void *stream) {
 	return allocate(pointer, ON_DEVICE, bytes);
+}
+EXPORT result cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
+	*pitch = ghost_pitch(width);
+	return allocate(pointer, ON_DEVICE, *pitch * height);
 }
 EXPORT result cudaMallocHost(void **pointer, size_t bytes) { return allocate(pointer, ON_HOST, bytes); }
 EXPORT result cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) { return allocate(pointer, ON_HOST, bytes); }
@@ -215,7 +219,7 @@ EXPORT result cudaHostRegister(void *pointer, size_t bytes, unsigned flags) { gh
 EXPORT result cudaHostUnregister(void *pointer) { ghost_unregister(pointer); return SUCCESS; }
 EXPORT result cudaHostGetDevicePointer(void **device, void *host, unsigned flags) { *device = host; return SUCCESS; }
 
-/* cudaPointerAttributes; types are 0 unregistered, 1 host, 2 device. */
+/* cudaPointerAttributes; types are 0 unregistered, 1 host, 2 device, 3 managed. */
 struct pointer_attributes {
 	int type, device;
 	void *on_device, *on_host;
@@ -225,6 +229,7 @@ EXPORT result cudaPointerGetAttributes(struct pointer_attributes *a, const void 
 	*a = (struct pointer_attributes){0, -1, NULL, (void *)pointer};
 	if (range.place == ON_DEVICE) *a = (struct pointer_attributes){2, range.device, (void *)pointer, NULL};
 	if (range.place == ON_HOST) *a = (struct pointer_attributes){1, range.device, (void *)pointer, (void *)pointer};
+	if (range.place == MANAGED) *a = (struct pointer_attributes){3, range.device, (void *)pointer, (void *)pointer};
 	return SUCCESS;
 }
 

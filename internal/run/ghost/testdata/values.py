@@ -85,7 +85,7 @@ assert half.to("cpu", torch.float32).dtype is torch.float32 and states[:1 << 20]
 half.copy_(states[:1 << 20])
 assert torch.tensor([[2, 3], [4, 5]], device=cuda).prod(1).tolist() == [6, 20]
 compiler = ctypes.CDLL("libnvrtc.so." + torch.version.cuda.partition(".")[0])
-assert hasattr(compiler, "plimsoll_ghost_host"), "torch finds the compiler of kernels"
+assert hasattr(compiler, "plimsoll_ghost_holder"), "torch finds the compiler of kernels"
 model = torch.nn.Conv2d(3, 8, 3).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):

@@ -43,7 +43,8 @@ class Recorder:
         self._batches: Any = weakref.WeakKeyDictionary()  # the sizes of the first of each module
         self._first_until = 0  # how many phases there were when the last optimizer made its first step
         self.result: Dict[str, Any] = {
-            "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": [], "history": []
+            "schema": "plimsoll.stage/1", "ranks": 1, "phases": [], "notes": [], "known": [], "history": [],
+            "host_states": [],
         }  # fmt: skip
         self._noted: set = set()
         self._missing: List[str] = []
@@ -73,19 +74,24 @@ class Recorder:
         self.result["phases"].append({"name": name, "step": step, "time_us": time.time_ns() // 1000})
 
     def _measure_host(self) -> None:
-        """Writes what the host held in the phase that ends: large blocks when they were most, and the process now."""
-        library, phases, held, number = self._library, self.result["phases"], [], 0
-        stack, pageable, pinned = ctypes.c_char_p(), ctypes.c_size_t(), ctypes.c_size_t()
-        while library.plimsoll_ghost_host(number, *map(ctypes.byref, (stack, pageable, pinned))):
+        """Writes what the host held in the phase that ends, and devices outside of PyTorch's allocator: when it was most.
+        What the process holds is as it is now."""
+        library, phases, held, outside, number = self._library, self.result["phases"], [], [], 0
+        stack, device, kinds = ctypes.c_char_p(), ctypes.c_int(), (ctypes.c_size_t * 4)()
+        while library.plimsoll_ghost_holder(number, ctypes.byref(stack), ctypes.byref(device), kinds):
             if number == len(self._stacks):
                 self._stacks.append([line.split("\t") for line in stack.value.decode(errors="replace").split("\n")[:-1]])
-            if pageable.value or pinned.value:
-                held.append({"stack": number, "pageable_bytes": pageable.value, "pinned_bytes": pinned.value})
+            pageable, pinned, managed, taken = kinds
+            if taken:
+                outside.append({"stack": number, "device": device.value, "bytes": taken})
+            elif pageable or pinned or managed:
+                held.append({"stack": number, "pageable_bytes": pageable, "pinned_bytes": pinned, "managed_bytes": managed})
             number += 1
         if phases:
             process = max(0, host.resident() - library.plimsoll_ghost_resident())
             phases[-1]["host"] = {"held": held, "process_bytes": process, "children_bytes": host.of_children()}
-        library.plimsoll_ghost_host_restart()
+            phases[-1]["outside"] = outside
+        library.plimsoll_ghost_restart()
 
     @property
     def steps(self) -> int:
@@ -233,6 +239,7 @@ class Recorder:
         for state in list(optimizer.state.values()):
             for value in state.values() if isinstance(state, dict) else ():
                 self._know("optimizer_states", value)
+                self._know_on_host(value)
         self._is_before_forward = True
         if self._passes > 0 and not self._has_new_gradients(optimizer):
             return
@@ -248,6 +255,13 @@ class Recorder:
         for device, address in self._storages(value):
             now = time.time_ns() // 1000
             self.result["known"].append({"component": component, "device": device, "address": address, "time_us": now})
+
+    def _know_on_host(self, value: Any) -> None:
+        """Notes the line that made a state of an optimizer on the host, if that is a large block."""
+        if isinstance(value, self._torch.Tensor) and value.device.type == "cpu" and value.layout is self._torch.strided:
+            number = self._library.plimsoll_ghost_holder_of(ctypes.c_void_p(value.untyped_storage().data_ptr()))
+            if number >= 0 and number not in self.result["host_states"]:
+                self.result["host_states"].append(number)
 
     def _storages(self, value: Any) -> Iterator[Any]:
         torch = self._torch
