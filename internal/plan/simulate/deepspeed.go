@@ -198,13 +198,23 @@ func whyConversion() string {
 }
 
 // overflow holds the temporaries of an inf/nan check of a tensor
-// (zero/stage_1_and_2.py, _has_inf_or_nan). Before 0.13.3 the check was a sum.
+// (zero/stage_1_and_2.py, _has_inf_or_nan).
 func (e *deepSpeed) overflow(elements int64, why func() string) {
-	each := int64(4 + 1 + 1 + 1 + 4)
-	if !e.since(0, 13, 3) {
-		each = 4
+	if each := e.overflowBytes(); each > 0 {
+		e.gpu.briefly(each*elements, ledger.ReductionTemporaries, why)
 	}
-	e.gpu.briefly(each*elements, ledger.ReductionTemporaries, why)
+}
+
+// overflowBytes returns the bytes that an inf/nan check takes for each element. Before 0.13.3 the check was a sum, and
+// since 0.19.6 it is of the largest and the smallest element (runtime/utils.py, has_inf_or_nan).
+func (e *deepSpeed) overflowBytes() int64 {
+	switch {
+	case e.since(0, 19, 6):
+		return 0
+	case e.since(0, 13, 3):
+		return 4 + 1 + 1 + 1 + 4
+	}
+	return 4
 }
 
 // moments returns the size of the states that DeepSpeed's CPU Adam holds.

@@ -241,8 +241,12 @@ func (e *zero12) whyWide() string {
 }
 
 func (e *zero12) whyReduction() string {
-	return fmt.Sprintf("of the largest gradient: the norm in double (8 B an element), the inf/nan check "+
-		"(11 B), a cast to %v (zero/stage_1_and_2.py)", e.master)
+	check := ""
+	if each := e.overflowBytes(); each > 0 {
+		check = fmt.Sprintf(" the inf/nan check (%d B),", each)
+	}
+	return fmt.Sprintf("of the largest gradient: the norm in double (8 B an element),%s a cast to %v "+
+		"(zero/stage_1_and_2.py)", check, e.master)
 }
 
 // add copies a gradient into the bucket. A gradient that is larger than the
