@@ -98,6 +98,8 @@ type Options struct {
 	// that its output is not in the order of tokens and is copied once more:
 	// transformers 4.48 to 4.55 (integrations/sdpa_attention.py).
 	ContiguousHeads bool
+	// CompilesLogits means that a compiled graph computes the loss and returns the logits beside it.
+	CompilesLogits bool
 	// MasksCausally means that SDPA gets a mask, which one tensor holds for all
 	// blocks: transformers makes it while torch.compile traces a model.
 	MasksCausally bool

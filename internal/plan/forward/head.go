@@ -203,7 +203,7 @@ func (p *pass) chunkedHead(h *model.Head, x *autograd.Tensor, outputs int64) Res
 func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 	return p.Scope(func() *autograd.Tensor {
 		if p.Loss == CompiledLoss {
-			return p.mean(logits)
+			return p.compiledMean(logits)
 		}
 		x, narrow := logits, p.network.Head.NarrowLoss
 		if !narrow && (p.Loss != NativeLoss || p.Autocast != dtype.Invalid) {
@@ -261,6 +261,21 @@ func (p *pass) chunkedLoss(logits *autograd.Tensor) *autograd.Tensor {
 func (p *pass) mean(x *autograd.Tensor) *autograd.Tensor {
 	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Saved: []*autograd.Tensor{x},
 		Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
+}
+
+// compiledMean is the loss within a compiled graph. A graph that returns the logits beside the loss has a gradient of
+// them among its inputs. Nobody gives one, so autograd makes zeros, in the type that accelerate returns logits in
+// (torch.autograd.Function materializes gradients). The gradient of the logits is then written in their place.
+func (p *pass) compiledMean(logits *autograd.Tensor) *autograd.Tensor {
+	if !p.CompilesLogits {
+		return p.mean(logits)
+	}
+	zeros := logits.Bytes()
+	if p.Autocast != dtype.Invalid {
+		zeros = logits.Elements * dtype.F32.Size()
+	}
+	return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{logits}, Saved: []*autograd.Tensor{logits},
+		Replaces: true, BackwardScratch: zeros, Outputs: []autograd.Output{{Elements: 1, DType: dtype.F32}}})[0]
 }
 
 func (p *pass) whyLogits() string { return WhyLogits(&p.network.Head, p.Options) }

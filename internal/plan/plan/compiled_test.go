@@ -103,3 +103,23 @@ func TestWindowOfReleases(t *testing.T) {
 		}
 	}
 }
+
+// TestCompiledLogits tests what a compiled graph that returns logits takes for the gradient of them that nobody gives:
+// zeros, in fp32 where accelerate returns them so. The figure is that of a Trainer on a GPU that is not there, with
+// torch 2.15: the backward pass begins with 1002 MiB (docs/rows.md).
+func TestCompiledLogits(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	p := planned(t, job.Request{Model: "llama-3.2-1b", Sequence: 2048, Torch: "2.15", Transformers: "5.24.0",
+		TrainingArgs: file("arguments.json", `{"per_device_train_batch_size": 1, "bf16": true, "torch_compile": true}`)})
+	var before ledger.Bytes
+	for _, phase := range p.Devices[0].Phases {
+		if phase.Iteration != ledger.Steady {
+			continue
+		}
+		if off := phase.PeakRequested - before - 4*2048*128256; phase.Name == ledger.Backward &&
+			(off < 0 || off > ledger.MiB) {
+			t.Errorf("the backward pass takes %v more than 1002 MiB beyond what the forward pass left", off)
+		}
+		before = phase.EndRequested
+	}
+}

@@ -133,6 +133,7 @@ func (s *simulation) options() forward.Options {
 		ContiguousHeads:        s.ContiguousHeads(),
 		SharesWindow:           s.SharesWindow(),
 		MasksCausally:          s.Compile && s.OfTransformers(),
+		CompilesLogits:         s.Compile && s.OfTransformers(),
 		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
 		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
 		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),

@@ -64,7 +64,8 @@ var alikeBut = []otherwise{
 }
 
 // allAlike are the programs of alike.py. Those behind the first few take longer.
-var allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "mixture", "full", "images", "lightning", "zero@2"}
+var allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "mixture", "full", "images",
+	"eager", "lightning", "zero@2"}
 
 // TestAsOnTheHost holds programs on the stage to their real runs on the CPU: after each forward pass, backward pass and
 // step, storages of the same sizes are held, as many of each. PLIMSOLL_ALIKE=all has more programs.

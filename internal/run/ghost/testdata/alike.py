@@ -82,6 +82,21 @@ def images():
         optimizer.zero_grad()
 
 
+def eager():
+    """BERT with attention in single operations, on padded batches of 4."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY)
+    model = BertForMaskedLM(BertConfig(**sizes, attn_implementation="eager")).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    while True:
+        tokens = torch.randint(3, VOCABULARY, (4, TOKENS), device=device)
+        mask = (torch.arange(TOKENS, device=device) < torch.tensor([[96], [90], [80], [70]], device=device)).long()
+        model(input_ids=tokens, attention_mask=mask, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def lightning():
     import lightning
 
