@@ -63,9 +63,9 @@ var alikeBut = []otherwise{
 	{"lightning", 49152, 1, "the data set is on the host"},
 }
 
-// allAlike are the programs of alike.py. Those behind the first few take longer.
-var allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "mixture", "full", "images",
-	"eager", "lightning", "zero@2"}
+// allAlike are the programs of alike.py. The last of a test has one rank.
+var allAlike = []string{"checkpoints", "sharded@2", "loop", "lora", "zero@2", "mixture", "full", "images", "eager",
+	"lightning"}
 
 // TestAsOnTheHost holds programs on the stage to their real runs on the CPU: after each forward pass, backward pass and
 // step, storages of the same sizes are held, as many of each. PLIMSOLL_ALIKE=all has more programs.
