@@ -325,13 +325,14 @@ func environment(pid int) map[string]string {
 	return variables
 }
 
-// threadCPUs returns the CPUs of each thread of a process.
-func threadCPUs(pid int) (threads []string) {
+// threadCPUs returns the CPUs of each thread of a process, but not of threads of a name that is left out.
+func threadCPUs(pid int, leftOut ...string) (threads []string) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	for _, file := range files {
 		status, _ := os.ReadFile(file)
-		if _, rest, ok := strings.Cut(string(status), "Cpus_allowed_list:\t"); ok {
-			cpus, _, _ := strings.Cut(rest, "\n")
+		name, _, _ := strings.Cut(strings.TrimPrefix(string(status), "Name:\t"), "\n")
+		_, rest, ok := strings.Cut(string(status), "Cpus_allowed_list:\t")
+		if cpus, _, _ := strings.Cut(rest, "\n"); ok && !slices.Contains(leftOut, name) {
 			threads = append(threads, cpus)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"unsafe"
 
@@ -33,8 +34,9 @@ func bindThread(cpus cpuset.CPUSet, policy string, nodes []int) error {
 	return setMemoryPolicy(policy, nodes)
 }
 
-// bindThreads binds all threads of this process to CPUs, as far as the kernel allows it. Threads that start later
-// inherit that.
+// bindThreads binds the threads of this process to CPUs, as far as the kernel allows it. Threads that start later
+// inherit that. One thread that does nothing keeps what the launcher gave this process: the other ranks of this host may
+// look later (see [Peers]).
 func bindThreads(cpus cpuset.CPUSet) {
 	mask := unix.NewCPUSet(0)
 	if ids := cpus.List(); len(ids) > 0 {
@@ -43,7 +45,7 @@ func bindThreads(cpus cpuset.CPUSet) {
 			mask.Set(cpu)
 		}
 	}
-	for bound := map[int]bool{}; ; {
+	for bound := map[int]bool{idleThread(): true}; ; {
 		threads, _ := os.ReadDir("/proc/self/task")
 		before := len(bound)
 		for _, thread := range threads {
@@ -56,6 +58,18 @@ func bindThreads(cpus cpuset.CPUSet) {
 			return
 		}
 	}
+}
+
+// idleThread returns a thread that never runs again.
+func idleThread() int {
+	thread := make(chan int)
+	go func() {
+		runtime.LockOSThread()
+		_ = os.WriteFile("/proc/thread-self/comm", []byte("idle"), 0) // for those who look at the threads
+		thread <- unix.Gettid()
+		select {}
+	}()
+	return <-thread
 }
 
 // noPolicy is an error of set_mempolicy that the job can ignore: containers often

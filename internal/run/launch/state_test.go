@@ -221,6 +221,10 @@ func startSaving(t *testing.T) *saving {
 const savingVariable = "PLIMSOLL_TEST_SAVING"
 
 func TestMain(m *testing.M) {
+	if does := os.Getenv(peerVariable); does != "" {
+		bePeer(does)
+		return
+	}
 	if os.Getenv(savingVariable) == "" {
 		os.Exit(m.Run())
 	}
