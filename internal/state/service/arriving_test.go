@@ -3,6 +3,7 @@
 package service
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,6 +263,19 @@ func TestStepsAreGivenUpWhileGradientsArrive(t *testing.T) {
 	}
 }
 
+// orderOf returns the order that a client has given. The service locks for each answer, and so it does for the one before
+// this look and for the one after it.
+func orderOf(t *testing.T, server *Server, s *servicetest.Session) []shard.Range {
+	t.Helper()
+	server.mu.Lock()
+	order := slices.Clone(server.all[key{0, "bf16"}].contents.(*heldShard).order)
+	server.mu.Unlock()
+	if _, err := s.SumSquares(); err != nil {
+		t.Fatal(err)
+	}
+	return order
+}
+
 // TestOrderEndsWithTheConnection: the next client of a session begins without an order.
 func TestOrderEndsWithTheConnection(t *testing.T) {
 	server, socket := serveHere(t)
@@ -271,15 +285,15 @@ func TestOrderEndsWithTheConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	order := theSession(server).contents.(*heldShard).order
+	order := orderOf(t, server, s)
 	if len(order) != 2 || order[0] != (shard.Range{First: 100, Count: 10}) {
 		t.Errorf("an order that was begun anew is %v", order)
 	}
 	if err := s.Detach(); err != nil {
 		t.Fatal(err)
 	}
-	mustOpen(t, socket, testDocument())
-	if order := theSession(server).contents.(*heldShard).order; len(order) != 0 {
+	s = mustOpen(t, socket, testDocument())
+	if order := orderOf(t, server, s); len(order) != 0 {
 		t.Errorf("the order of the client before is %v", order)
 	}
 }

@@ -177,9 +177,10 @@ func TestLoadAsOneOfSeveral(t *testing.T) {
 // which is of no more use.
 func TestServiceEndsWhileItLoads(t *testing.T) {
 	server, socket, end := serveUntil(t)
-	s := begun(t, socket, testDocument(small))
+	document := testDocument(small)
+	s := begun(t, socket, document)
 	directory := committed(t, s)
-	held := holdLoads(server)
+	held, s := holdLoads(t, server, s, socket, document)
 	outcome := make(chan error, 1)
 	go func() {
 		_, err := s.Load(directory)
@@ -202,14 +203,21 @@ type heldLoads struct {
 	brokenOff chan error // the end of the load
 }
 
-// holdLoads holds the next load of the only session.
-func holdLoads(server *Server) *heldLoads {
+// holdLoads holds the next load of the only session. It opens the session of a document again: a connection uses the
+// contents that it has found.
+func holdLoads(t *testing.T, server *Server, s *servicetest.Session, socket string,
+	d *protocol.Document) (*heldLoads, *servicetest.Session) {
+	t.Helper()
+	if err := s.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the service to let the client go", func() bool { return server.Overview().Clients == 0 })
 	server.mu.Lock()
-	defer server.mu.Unlock()
-	session := server.all[key{0, "bf16"}]
+	session := server.all[keyOf(d)]
 	held := &heldLoads{session.contents, make(chan struct{}), make(chan error, 1)}
 	session.contents = held
-	return held
+	server.mu.Unlock()
+	return held, mustOpen(t, socket, d)
 }
 
 func (h *heldLoads) load(until context.Context, b protocol.LoadBody) (int64, jsontext.Value, error) {

@@ -172,7 +172,7 @@ func TestLoadIsBrokenOffForTheNextClient(t *testing.T) {
 	document := testDocument(small)
 	s := begun(t, socket, document)
 	directory := committed(t, s)
-	held := holdLoads(server)
+	held, s := holdLoads(t, server, s, socket, document)
 	if _, err := s.Send(protocol.Load, fmt.Appendf(nil, `{"directory": %q}`, directory)); err != nil {
 		t.Fatal(err)
 	}
