@@ -42,8 +42,17 @@ func (b budget) spends(t *testing.T, exit int, arguments ...string) {
 	}
 }
 
+// needsItsOwnSpeed skips a test of what the program takes where the race detector takes several times as much.
+func needsItsOwnSpeed(t *testing.T) {
+	t.Helper()
+	if raceDetector {
+		t.Skip("the race detector takes most of the time and the memory")
+	}
+}
+
 // TestBudgetOfKills: the time for pairs of lines about kills is linear, as is that for ends of ranks.
 func TestBudgetOfKills(t *testing.T) {
+	needsItsOwnSpeed(t)
 	log := filepath.Join(t.TempDir(), "dmesg.txt")
 	write(t, log, func(w io.Writer) {
 		for i := range 30_000 {
@@ -59,6 +68,7 @@ func TestBudgetOfKills(t *testing.T) {
 
 // TestBudgetOfRecordings: verbs that read a recording take less memory than it has bytes, or far less.
 func TestBudgetOfRecordings(t *testing.T) {
+	needsItsOwnSpeed(t)
 	size := 40 << 20
 	if !testing.Short() {
 		size = 300 << 20
@@ -109,6 +119,7 @@ func writeLongRecording(t *testing.T, w io.Writer, size int) {
 
 // TestBudgetOfCompression: a small compressed file that claims gigabytes is refused, and takes no memory.
 func TestBudgetOfCompression(t *testing.T) {
+	needsItsOwnSpeed(t)
 	if testing.Short() {
 		t.Skip("decompresses a gigabyte")
 	}
@@ -132,6 +143,7 @@ const outOfMemoryLines = "out of memory"
 
 // TestBudgetOfLines: logs of lines that come millions of times take at most 5 s for 100 MB.
 func TestBudgetOfLines(t *testing.T) {
+	needsItsOwnSpeed(t)
 	size := 10_000_000
 	if !testing.Short() {
 		size = 100_000_000

@@ -43,6 +43,7 @@ var budgets = []commandBudget{
 
 // TestBudgets: no verb takes more of the processor or of memory than its budget, and none ends with an internal error.
 func TestBudgets(t *testing.T) {
+	needsItsOwnSpeed(t)
 	plimsoll := program(t)
 	for _, b := range budgets {
 		t.Run(b.command, func(t *testing.T) {
