@@ -216,6 +216,27 @@ func TestInt8BlocksStayAsTheyAre(t *testing.T) {
 	compareRaw(t, job, others, "exp_avg_sq")
 }
 
+// TestInt8BlocksOfOtherElements: a block that is parts of two blocks of the file has values of both, which differ a
+// thousandfold.
+func TestInt8BlocksOfOtherElements(t *testing.T) {
+	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []tensorOf{{"a", []int64{4 * kernel.Block}, 0}}
+	job := newJob(t, f, 2*kernel.Block, cutModel(model, alike(kernel.MomentsInt8)))
+	train(t, job, 3, 1)
+	var firsts, seconds []float32
+	for i := range 4 * kernel.Block {
+		root := math.Pow(1000, float64(i/kernel.Block)-2) * (1 + float64(i%7)/7)
+		firsts, seconds = append(firsts, float32(root/2)), append(seconds, float32(root*root))
+	}
+	job[0].State.WriteMoment(0, 0, firsts)
+	job[0].State.WriteMoment(1, 0, seconds)
+	directory := t.TempDir()
+	save(t, directory, job, "")
+	others := newJob(t, f, 2*kernel.Block, cutModel(model, alike(kernel.MomentsInt8), kernel.Block/2))
+	load(t, directory, others)
+	compareValues(t, job, others)
+}
+
 func compareRaw(t *testing.T, job, others []Shard, component ledger.Component) {
 	var joined []byte
 	for _, s := range others {
