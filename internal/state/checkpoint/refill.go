@@ -140,7 +140,7 @@ func (o *overwriter) file(path string) (*os.File, error) {
 func (o *overwriter) finish() error {
 	var err error
 	for _, file := range o.open {
-		err = errors.Join(err, file.Sync())
+		err = errors.Join(err, toDisk(file))
 	}
 	return errors.Join(err, o.close())
 }

@@ -63,7 +63,7 @@ func writeFolder(path string, write func(folder string) error) error {
 		err = write(folder)
 	}
 	if err == nil {
-		err = syncFolder(folder)
+		err = syncFolders(folder)
 	}
 	if err == nil {
 		err = os.Rename(folder, path)
@@ -143,7 +143,7 @@ func writeNew(path string, write func(io.Writer) error) error {
 		err = buffer.Flush()
 	}
 	if err == nil {
-		err = file.Sync()
+		err = toDisk(file)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)

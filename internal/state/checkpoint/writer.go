@@ -228,7 +228,7 @@ func (w *dataFile) writeAt(b []byte, offset int64) error {
 func (w *dataFile) finish() error {
 	err := w.back.close()
 	if err == nil {
-		err = w.file.Sync()
+		err = toDisk(w.file)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
@@ -257,11 +257,24 @@ func (w *dataFile) discard() error {
 	return err
 }
 
+// toDisk brings a file or a folder to the disk. A test notes what it has brought there.
+var toDisk = (*os.File).Sync
+
 // syncFolder makes the names in a folder safe.
 func syncFolder(path string) error {
 	folder, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return errors.Join(toDisk(folder), folder.Close())
+}
+
+// syncFolders makes the names in a folder safe, and those in the folders in it.
+func syncFolders(path string) error {
+	return filepath.WalkDir(path, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		return syncFolder(path)
+	})
 }

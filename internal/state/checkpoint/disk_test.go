@@ -1,0 +1,130 @@
+//go:build linux
+
+package checkpoint
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/optim/kernel"
+)
+
+// onDisk is what a host would find after it has lost its power: of every file and folder, what toDisk has brought there
+// last.
+type onDisk struct {
+	sync.Mutex
+	found []broughtToDisk
+}
+
+type broughtToDisk struct {
+	info    fs.FileInfo
+	size    int64
+	changed time.Time
+	names   []string // of a folder
+}
+
+// watchDisk notes what is brought to the disk until the end of the test.
+func watchDisk(t *testing.T) *onDisk {
+	t.Helper()
+	d, sync := &onDisk{}, toDisk
+	t.Cleanup(func() { toDisk = sync })
+	toDisk = func(file *os.File) error {
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		now := broughtToDisk{info: info, size: info.Size(), changed: info.ModTime()}
+		if info.IsDir() {
+			now.names = namesIn(file.Name())
+		}
+		d.Lock()
+		d.found = append(d.found, now)
+		d.Unlock()
+		return sync(file)
+	}
+	return d
+}
+
+func namesIn(folder string) (names []string) {
+	entries, _ := os.ReadDir(folder)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// holds checks that all below a folder is on the disk as it is. A file that files.Replace or files.NewPending has
+// written is there before it has its name.
+func (d *onDisk) holds(t *testing.T, folder string) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		var last *broughtToDisk
+		for i := range d.found {
+			if os.SameFile(d.found[i].info, info) {
+				last = &d.found[i]
+			}
+		}
+		atOnce := strings.Contains(filepath.Ext(path), "json") || strings.HasPrefix(e.Name(), "latest") ||
+			filepath.Ext(path) == ".torch"
+		switch {
+		case !e.IsDir() && atOnce:
+		case last == nil:
+			t.Errorf("%s was never brought to the disk", path)
+		case e.IsDir() && !slices.Equal(last.names, namesIn(path)):
+			t.Errorf("%s has %q on the disk, and is to have %q", path, last.names, namesIn(path))
+		case !e.IsDir() && (last.size != info.Size() || !last.changed.Equal(info.ModTime())):
+			t.Errorf("%s has changed since it was brought to the disk", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAllIsOnTheDisk: what the program has said to be saved or converted is still there when the host loses its power.
+func TestAllIsOnTheDisk(t *testing.T) {
+	d := watchDisk(t)
+	job := newJob(t, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
+		cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	train(t, job, 1, 1)
+	directory := t.TempDir()
+	in := func(name string) string { return filepath.Join(directory, name) }
+	for _, name := range []string{"saved", "torch", "universal", "dcp"} {
+		if err := os.Mkdir(in(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := save(t, in("saved"), job, "")
+	d.holds(t, in("saved"))
+	save(t, in("saved"), job, "") // takes the place of the first
+	d.holds(t, in("saved"))
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, write := range map[string]func(to string) error{
+		"torch":     func(to string) error { return c.WriteTorch(t.Context(), filepath.Join(to, "state.torch"), nil) },
+		"universal": func(to string) error { return c.WriteUniversal(t.Context(), to, nil) },
+		"dcp":       func(to string) error { return c.WriteDistributed(t.Context(), filepath.Join(to, "out"), nil) },
+	} {
+		if err := write(in(name)); err != nil {
+			t.Fatal(err)
+		}
+		d.holds(t, in(name))
+	}
+}
