@@ -164,3 +164,21 @@ func TestGivenUpStepsLeaveNothingAlone(t *testing.T) {
 		t.Errorf("the next step is another: sections have had %v steps, want %v", s.OwnSteps(), plain.OwnSteps())
 	}
 }
+
+// TestForgottenStepsCountForNoSection sets the step of a state with a step that a killed process has begun.
+func TestForgottenStepsCountForNoSection(t *testing.T) {
+	s := crashCases()[3].newShard(t, true)
+	makeSteps(t, s, 2)
+	before := s.OwnSteps()
+	s.countSteps([]int{1})
+	s.begun.Add(1)
+	next := attachOther(t, s, 1, kernel.Generic)
+	defer next.Close()
+	if err := next.SetStepsOnly(2); err != nil {
+		t.Fatal(err)
+	}
+	if next.Steps() != 2 || !slices.Equal(next.OwnSteps(), before) {
+		t.Errorf("the state is of step %d, and sections have had %v steps: expected 2 and %v", next.Steps(),
+			next.OwnSteps(), before)
+	}
+}
