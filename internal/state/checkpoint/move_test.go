@@ -244,6 +244,26 @@ func refuseLike(t *testing.T, in func(string) string) {
 	}
 }
 
+// TestTemplateOfOtherParameters: no number of a state is left out because a template has no place for it.
+func TestTemplateOfOtherParameters(t *testing.T) {
+	opened := func(model []tensorOf) *Checkpoint {
+		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+		train(t, job, 1, 1)
+		c, err := Open(save(t, t.TempDir(), job, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	all, few := opened(smallModel), opened(smallModel[:4])
+	mustSay(t, all.checkTemplate(few, "DeepSpeed"),
+		`parameter "scale" is not in the checkpoint that is to be like it`)
+	mustSay(t, few.checkTemplate(all, "DeepSpeed"), `it has the parameter "scale"`)
+	if err := all.checkTemplate(all, "DeepSpeed"); err != nil {
+		t.Error(err)
+	}
+}
+
 // inTrainer trains with transformers' Trainer, or resumes. It ends with the bytes of the weights.
 const inTrainer = `
 import json, os, sys, torch, warnings

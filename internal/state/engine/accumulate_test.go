@@ -5,7 +5,9 @@ package engine
 import (
 	"bytes"
 	"math/rand/v2"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -212,6 +214,33 @@ func TestBrokenOffWritesAreMadeAgain(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestWritesAreMarked: whoever finds a write of moments broken off knows that it is one.
+func TestWritesAreMarked(t *testing.T) {
+	s := crashCases()[0].newShard(t, true)
+	values, over := make([]float32, crashElements), atomic.Bool{}
+	seen := make(chan bool)
+	go func() {
+		marked := false
+		for ; !marked && !over.Load(); runtime.Gosched() {
+			marked = s.writing.Load()
+		}
+		seen <- marked
+	}()
+	await(t, func() bool {
+		s.WriteMoment(1, 0, values)
+		select {
+		case marked := <-seen:
+			over.Store(true)
+			return marked
+		default:
+			return false
+		}
+	})
+	if s.writing.Load() {
+		t.Error("a write that is over is still marked")
 	}
 }
 

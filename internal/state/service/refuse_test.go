@@ -436,6 +436,11 @@ func TestRequestsAreRefused(t *testing.T) {
 				Identity: strings.Repeat("x", 65)})
 			return err
 		}, protocol.Refused, `commit: the identity is "xxx*": expected 1 to 64 *`},
+		{"save of another step", func() error {
+			another := int64(7)
+			_, err := s.Ask(protocol.Save, protocol.SaveBody{Directory: t.TempDir(), Step: &another})
+			return err
+		}, protocol.OutOfOrder, "save of step 7: the state is of step *"},
 		{"save without a document", func() error { return s.Do(protocol.Save, []byte("step")) }, protocol.Refused,
 			"save: the document cannot be read: *"},
 		{"commit of nothing", func() error { return s.Commit(t.TempDir(), 1) }, protocol.Storage,
