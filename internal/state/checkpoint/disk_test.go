@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -126,5 +127,48 @@ func TestAllIsOnTheDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.holds(t, in(name))
+	}
+}
+
+// TestDiskThatFails: a call that could not bring a file or folder to the disk says so.
+func TestDiskThatFails(t *testing.T) {
+	sync, failure := toDisk, errors.New("the disk has failed")
+	t.Cleanup(func() { toDisk = sync })
+	job := newJob(t, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
+		cutModel(smallModel, alike(kernel.MomentsFP32)))
+	train(t, job, 1, 1)
+	var c *Checkpoint
+	for name, write := range map[string]func(to string) error{
+		"saved": func(to string) error {
+			saving, err := Save(to, job[0], nil)
+			if err == nil {
+				err = saving.Wait()
+			}
+			if err == nil {
+				_, err = Commit(to, 1, "")
+			}
+			return err
+		},
+		"torch":     func(to string) error { return c.WriteTorch(t.Context(), filepath.Join(to, "state.torch"), nil) },
+		"universal": func(to string) error { return c.WriteUniversal(t.Context(), to, nil) },
+		"dcp":       func(to string) error { return c.WriteDistributed(t.Context(), filepath.Join(to, "out"), nil) },
+	} {
+		var err error
+		if c, err = Open(save(t, t.TempDir(), job, "")); err != nil {
+			t.Fatal(err)
+		}
+		for which, calls := 0, 1; which < calls; which++ {
+			calls = 0
+			toDisk = func(file *os.File) error {
+				if calls++; calls == which+1 {
+					return failure
+				}
+				return sync(file)
+			}
+			if err := write(t.TempDir()); !errors.Is(err, failure) {
+				t.Errorf("%s: call %d of %d has failed, and the error is %v", name, which+1, calls, err)
+			}
+		}
+		toDisk = sync
 	}
 }
