@@ -157,16 +157,18 @@ func TestDiskThatFails(t *testing.T) {
 		if c, err = Open(save(t, t.TempDir(), job, "")); err != nil {
 			t.Fatal(err)
 		}
-		for which, calls := 0, 1; which < calls; which++ {
-			calls = 0
+		for failing, failed := 1, true; failed; failing++ {
+			failed = false
+			calls := 0
 			toDisk = func(file *os.File) error {
-				if calls++; calls == which+1 {
+				if calls++; calls == failing {
+					failed = true
 					return failure
 				}
 				return sync(file)
 			}
-			if err := write(t.TempDir()); !errors.Is(err, failure) {
-				t.Errorf("%s: call %d of %d has failed, and the error is %v", name, which+1, calls, err)
+			if err := write(t.TempDir()); failed != errors.Is(err, failure) {
+				t.Errorf("%s: call %d has failed: %v, and the error is %v", name, failing, failed, err)
 			}
 		}
 		toDisk = sync
