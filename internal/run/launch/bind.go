@@ -35,8 +35,8 @@ func bindThread(cpus cpuset.CPUSet, policy string, nodes []int) error {
 }
 
 // bindThreads binds the threads of this process to CPUs, as far as the kernel allows it. Threads that start later
-// inherit that. One thread that does nothing keeps what the launcher gave this process: the other ranks of this host may
-// look later (see [Peers]).
+// inherit that. One thread that does nothing keeps what the launcher gave this process: the other ranks of this host
+// may look later (see [Peers]).
 func bindThreads(cpus cpuset.CPUSet) {
 	mask := unix.NewCPUSet(0)
 	if ids := cpus.List(); len(ids) > 0 {

@@ -130,6 +130,23 @@ func TestAllIsOnTheDisk(t *testing.T) {
 	}
 }
 
+// TestFilledTemplatesAreOnTheDisk: what is written in the copy of a template's file is there, too.
+func TestFilledTemplatesAreOnTheDisk(t *testing.T) {
+	d, folder := watchDisk(t), t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "numbers"), make([]byte, 8), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := &overwriter{folder: folder, open: map[string]*os.File{}}
+	file, err := o.file(filepath.Join("template", "numbers"))
+	if err == nil {
+		_, err = file.WriteAt([]byte{1}, 3)
+	}
+	if err := errors.Join(err, o.finish(), syncFolder(folder)); err != nil {
+		t.Fatal(err)
+	}
+	d.holds(t, folder)
+}
+
 // TestDiskThatFails: a call that could not bring a file or folder to the disk says so.
 func TestDiskThatFails(t *testing.T) {
 	sync, failure := toDisk, errors.New("the disk has failed")

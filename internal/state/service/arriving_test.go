@@ -263,8 +263,8 @@ func TestStepsAreGivenUpWhileGradientsArrive(t *testing.T) {
 	}
 }
 
-// orderOf returns the order that a client has given. The service locks for each answer, and so it does for the one before
-// this look and for the one after it.
+// orderOf returns the order that a client has given. The service locks for each answer, and so it does for the one
+// before this look and for the one after it.
 func orderOf(t *testing.T, server *Server, s *servicetest.Session) []shard.Range {
 	t.Helper()
 	server.mu.Lock()
