@@ -38,6 +38,15 @@ func recording(t testing.TB) ([]*Record, []byte) {
 	return records, text.Bytes()
 }
 
+// TestRecordingsHaveNoSecrets: what a rank prints goes to whoever gets the recording.
+func TestRecordingsHaveNoSecrets(t *testing.T) {
+	var text bytes.Buffer
+	err := NewWriter(&text).Write(&Record{Output: &Output{Lines: []string{"login with hf_abcdefghijklmnopqrstuvwx"}}})
+	if err != nil || !strings.Contains(text.String(), "hf_[redacted]") {
+		t.Errorf("%q was written (%v)", &text, err)
+	}
+}
+
 // TestRecordingIsReadBack reads a recording that ends after every one of its bytes, as when the recorder was killed
 // there. All records that were written as a whole come back.
 func TestRecordingIsReadBack(t *testing.T) {
