@@ -144,10 +144,10 @@ func TestOpenIsRefused(t *testing.T) {
 		{"shorter than said", uint64(length) + 1, []*os.File{sealed}, protocol.Refused,
 			fmt.Sprintf("open: the document: the memfd has %d bytes: expected at least %d", length, length+1)},
 		{"of no bytes", 0, []*os.File{sealed}, protocol.Refused,
-			"open: a document of 0 bytes: expected 1 to 268435456"},
+			"open: a document of 0 bytes: expected 1 to 67108864"},
 		{"of too many", 1 << 63, []*os.File{sealed}, protocol.Refused,
 			"open: a document of 9223372036854775808 bytes: " +
-				"expected 1 to 268435456"},
+				"expected 1 to 67108864"},
 		{"cut short", uint64(length) - 1, []*os.File{sealed}, protocol.Refused, "open: the document cannot be read: *"},
 		{"zeros", 1000, []*os.File{memfd(t, nil, 1000, frozen)}, protocol.Refused,
 			"open: the document cannot be read: *"},
