@@ -20,9 +20,6 @@ import (
 	"plimsoll/internal/machine/host/hosttest"
 )
 
-// recordedMachines is the folder of recorded machines.
-const recordedMachines = "../../../examples/machines/"
-
 func TestTwoSocket(t *testing.T) {
 	h := hosttest.ReadText(t, recordedMachines+"two-socket.txtar").Discover(t)
 	checkInvariants(t, h)

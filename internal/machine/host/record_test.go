@@ -18,6 +18,9 @@ import (
 	"plimsoll/internal/machine/host/hosttest"
 )
 
+// recordedMachines is the folder of recorded machines.
+const recordedMachines = "../../../examples/machines/"
+
 var sameHost = cmp.Options{cmp.Comparer(cpuset.CPUSet.Equals), cmp.AllowUnexported(host.NUMANode{})}
 
 // checkRecord writes the machine and reads it back.
