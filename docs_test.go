@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/jdkato/prose/summarize"
 	"github.com/jdkato/prose/tokenize"
@@ -122,7 +123,44 @@ func TestDocsArePlain(t *testing.T) {
 			for _, s := range long {
 				t.Errorf("a sentence of %d words, at most %d are plain: %s", len(strings.Fields(s)), mostWords, s)
 			}
+			for _, line := range wideProse(read(t, name)) {
+				t.Errorf("line %d has more than %d columns", line, widestLine)
+			}
 		})
+	}
+}
+
+// wideProse returns the numbers of lines that are too wide and are no code, table or heading.
+func wideProse(markdown string) (wide []int) {
+	inCode := false
+	for i, line := range strings.Split(markdown, "\n") {
+		trimmed := strings.TrimSpace(line)
+		if strings.HasPrefix(trimmed, "```") {
+			inCode = !inCode
+		}
+		isProse := !inCode && !strings.HasPrefix(line, "    ") && trimmed != "" &&
+			!strings.ContainsAny(trimmed[:1], "|#<`!")
+		if isProse && utf8.RuneCountInString(line) > widestLine {
+			wide = append(wide, i+1)
+		}
+	}
+	return wide
+}
+
+func TestWideProse(t *testing.T) {
+	words := strings.Repeat("word ", 25)
+	for _, c := range []struct {
+		name, markdown string
+		want           []int
+	}{
+		{"prose", "short\n" + words, []int{2}},
+		{"a list item", "* " + words, []int{1}},
+		{"code", "```\n" + words + "\n```\n\n    " + words, nil},
+		{"tables and headings", "| " + words + "|\n# " + words, nil},
+	} {
+		if got := wideProse(c.markdown); !slices.Equal(got, c.want) {
+			t.Errorf("%s: lines %d, want %d", c.name, got, c.want)
+		}
 	}
 }
 

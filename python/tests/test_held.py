@@ -142,7 +142,7 @@ def test_another_layout_is_refused(service):
         HeldStates(service.socket, {**document(part="other"), "chunks": [], "settings_bytes": 1})
 
 
-ARITHMETIC = pathlib.Path(__file__).resolve().parents[2] / "states" / "testdata" / "arithmetic.json"
+ARITHMETIC = pathlib.Path(__file__).resolve().parents[2] / "internal" / "state" / "states" / "testdata" / "arithmetic.json"
 
 
 def test_the_service_computes_the_same():

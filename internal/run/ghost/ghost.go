@@ -56,9 +56,9 @@ type Request struct {
 	// Data are made up where data sets and tokenizers are not here; nil if they are to be here.
 	Data *Data
 
-	host *budget
-	post *post  // what ranks leave for each other; nil if this one is played alone
-	name string // of this rank in the post
+	host    *budget
+	mailbox *mailbox // what ranks leave for each other; nil if this one is played alone
+	name    string   // of this rank in the mailbox
 }
 
 // Data says what the rows of data sets are like that are made up.
@@ -168,7 +168,7 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 		return fault.Inputf("%s cannot be started: %v", interpreter, err)
 	}
 	root := command.Process.Pid
-	all := &troop{members: map[probe.Identity]bool{}}
+	all := &processTree{members: map[probe.Identity]bool{}}
 	ended, guarded := make(chan struct{}), make(chan struct{})
 	ctx, exceed := context.WithCancelCause(ctx)
 	defer exceed(nil)
@@ -240,12 +240,12 @@ func withoutNetwork() *syscall.SysProcAttr {
 
 // settings are what the stage is told.
 func (r Request) settings(scratch string) map[string]any {
-	var post map[string]string
-	if r.post != nil {
-		post = map[string]string{"folder": r.post.folder, "name": r.name}
+	var mailbox map[string]string
+	if r.mailbox != nil {
+		mailbox = map[string]string{"folder": r.mailbox.folder, "name": r.name}
 	}
 	return map[string]any{
-		"scratch": scratch, "post": post, "data": r.Data,
+		"scratch": scratch, "mailbox": mailbox, "data": r.Data,
 		"gpus": r.GPUs, "ranks": r.GPUs * r.Nodes, "rank": r.Rank, "steps": r.Steps,
 		"whole_history": r.Keep != nil, // in one file
 		"environment": map[string]string{

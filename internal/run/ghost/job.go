@@ -39,15 +39,15 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 	if alone {
 		names = names[:1]
 	}
-	post, err := newPost(names...)
+	mailbox, err := newMailbox(names...)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	defer post.close()
+	defer mailbox.close()
 	defer cancel()
-	r.post, last.post = post, post
-	post.serve(ctx, r)
+	r.mailbox, last.mailbox = mailbox, mailbox
+	mailbox.serve(ctx, r)
 	var other result
 	ended := make(chan struct{})
 	go func() {
@@ -73,7 +73,7 @@ func (r Request) Play(ctx context.Context) (*Job, error) {
 			first.record.widenBelow(early.record)
 		}
 	}
-	j := &Job{First: first.record, Failed: first.failed, Notes: slices.Concat(first.record.Notes, post.notes())}
+	j := &Job{First: first.record, Failed: first.failed, Notes: slices.Concat(first.record.Notes, mailbox.notes())}
 	switch {
 	case other.err != nil && first.record.Ranks > 1:
 		j.Notes = append(j.Notes, Note{"ranks", fmt.Sprintf("the last rank was not played: %v", other.err)})
@@ -111,8 +111,8 @@ type result struct {
 // runOut runs a program. If it runs out of memory, it runs once more on GPUs that have enough: failed is how it failed,
 // and the record says what it would have needed.
 func (r Request) runOut(ctx context.Context) result {
-	r.post.began(r.name)
-	defer r.post.ended(r.name)
+	r.mailbox.began(r.name)
+	defer r.mailbox.ended(r.name)
 	record, err := r.Run(ctx)
 	if err != nil || record.End.Kind != "failed" {
 		return result{record, "", err}

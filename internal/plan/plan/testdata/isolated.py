@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "measure"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "scripts" / "measure"))
 import train  # noqa: E402
 
 

@@ -36,7 +36,7 @@ def main():
         lora.flush()
         for name in sys.argv[1:]:
             for precision, attention, checkpointing in CASES:
-                path = HERE.parents[1] / "model" / "testdata" / "variants" / f"{name}.json"
+                path = HERE.parents[2] / "input" / "model" / "testdata" / "variants" / f"{name}.json"
                 flags = ["--gradient-checkpointing"] if checkpointing != "none" else []
                 if checkpointing == "adapted":
                     flags += ["--lora", lora.name]

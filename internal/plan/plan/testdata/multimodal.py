@@ -49,7 +49,7 @@ def main():
     with tempfile.NamedTemporaryFile("w", suffix=".json") as lora:
         json.dump(LORA, lora)
         lora.flush()
-        for path in sorted((HERE.parents[1] / "model" / "testdata" / "multimodal").glob("*.json")):
+        for path in sorted((HERE.parents[2] / "input" / "model" / "testdata" / "multimodal").glob("*.json")):
             for case, flags in CASES.items():
                 if path.stem not in (ALONE if case == "alone" else EVERY) and case != "trained":
                     continue

@@ -6,6 +6,6 @@ import time
 if len(sys.argv) > 2:
     started = subprocess.Popen(["sleep", "600"], start_new_session=True)
     daemon = subprocess.run(["sh", "-c", "setsid sleep 600 >&- 2>&- & echo $!"], stdout=subprocess.PIPE, text=True).stdout
-    print(started.pid, daemon, flush=True)
+    print(f"{started.pid} {daemon}", flush=True)  # in one write: the test cancels at the first
 held = [b"x" * (1 << 20) for _ in range(int(sys.argv[1]))]
 time.sleep(600 if len(held) > 100 or sys.argv[-1] == "stays" else 0)

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, Dict
 
-from plimsoll_stage import post
+from plimsoll_stage import mailbox
 
 
 def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> None:
@@ -72,7 +72,7 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> None:
         "scatter_object_list": scatter,
         "barrier": nothing,
         "monitored_barrier": nothing,
-        **post.install(dist, settings, recorder),
+        **mailbox.install(dist, settings, recorder),
     }
     if split is not None:
         replaced["split_group"] = split_group

@@ -24,7 +24,7 @@ def guard(settings: Dict[str, Any], recorder: Any) -> None:
     scratch = os.path.realpath(settings["scratch"])
     _shadow(scratch, lambda file: recorder.note("writes", f"{os.fsdecode(file)} {_REFUSED}"))
     # Devices are written, and stay. Locks and shared memory of processes are files of /dev/shm.
-    shared = [settings["post"]["folder"]] if settings.get("post") else []
+    shared = [settings["mailbox"]["folder"]] if settings.get("mailbox") else []
     if not _confine(whole=[scratch, "/dev/shm", *shared], written=["/dev", "/proc"]):
         recorder.note("safety", "this kernel has no Landlock: what the program writes in other ways than Python's is written")
     for name in ("multiprocessing.spawn", "multiprocess.spawn"):

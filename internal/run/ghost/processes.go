@@ -22,15 +22,15 @@ import (
 	"plimsoll/internal/machine/probe"
 )
 
-// troop is the processes of a program: the one that was started, and all that it has started, in whatever session. The
-// first one adopts those whose parents have ended.
-type troop struct {
+// processTree is the processes of a program: the one that was started, and all that it has started, in whatever
+// session. The first one adopts those whose parents have ended.
+type processTree struct {
 	mutex   sync.Mutex
 	members map[probe.Identity]bool
 }
 
 // look finds new processes, and returns those that run.
-func (t *troop) look(root int) []probe.Identity {
+func (t *processTree) look(root int) []probe.Identity {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	all, err := probe.Processes()
@@ -54,7 +54,7 @@ func (t *troop) look(root int) []probe.Identity {
 }
 
 // end ends all processes. They are stopped first, so that none starts another one unseen.
-func (t *troop) end(root int) {
+func (t *processTree) end(root int) {
 	stopped := map[probe.Identity]bool{}
 	for more := true; more; {
 		more = false
@@ -76,7 +76,7 @@ type budget struct {
 	from  string       // why it is as much
 
 	mutex sync.Mutex
-	taken map[*troop]ledger.Bytes
+	taken map[*processTree]ledger.Bytes
 }
 
 // spared is the part of this host's free memory that programs leave to others.
@@ -84,7 +84,7 @@ const spared = 0.1
 
 // newBudget returns the budget of a command: what the user says, or most of what this host has left.
 func newBudget(limit ledger.Bytes) *budget {
-	b := &budget{limit: limit, from: "--program-memory", taken: map[*troop]ledger.Bytes{}}
+	b := &budget{limit: limit, from: "--program-memory", taken: map[*processTree]ledger.Bytes{}}
 	if limit > 0 {
 		return b
 	}
@@ -95,8 +95,8 @@ func newBudget(limit ledger.Bytes) *budget {
 	return b
 }
 
-// exceeds notes what a troop has taken, and says whether all have taken too much, and this one most.
-func (b *budget) exceeds(t *troop, bytes ledger.Bytes) bool {
+// exceeds notes what a program has taken, and says whether all have taken too much, and this one most.
+func (b *budget) exceeds(t *processTree, bytes ledger.Bytes) bool {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	b.taken[t] = bytes
@@ -121,14 +121,14 @@ func (b *budget) hasRoom() bool {
 	return b.limit <= 0 || sum+most <= b.limit
 }
 
-func (b *budget) leave(t *troop) {
+func (b *budget) leave(t *processTree) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	delete(b.taken, t)
 }
 
-// guard watches a troop until it has taken too much or done is closed. It returns why the program must end, or nil.
-func (b *budget) guard(t *troop, root int, scratch string, done <-chan struct{}) error {
+// guard watches a program until it has taken too much or done is closed. It returns why it must end, or nil.
+func (b *budget) guard(t *processTree, root int, scratch string, done <-chan struct{}) error {
 	defer b.leave(t)
 	var members []probe.Identity
 	var looked time.Time

@@ -13,9 +13,9 @@ import (
 	"plimsoll/internal/base/ledger"
 )
 
-// TestPost plays ranks that others wait for once all wait, and refuses what nobody can send.
-func TestPost(t *testing.T) {
-	p, err := newPost("first", "last")
+// TestMailbox plays ranks that others wait for once all wait, and refuses what nobody can send.
+func TestMailbox(t *testing.T) {
+	p, err := newMailbox("first", "last")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestPost(t *testing.T) {
 // TestRoom leaves room for another program like the largest.
 func TestRoom(t *testing.T) {
 	b := newBudget(10 * ledger.GiB)
-	one, other := &troop{}, &troop{}
+	one, other := &processTree{}, &processTree{}
 	if b.exceeds(one, 4*ledger.GiB) || !b.hasRoom() {
 		t.Error("two of 4 GiB have no room in 10 GiB")
 	}

@@ -25,11 +25,11 @@ class Refused(Exception):
     """Values that only a rank has which is not played."""
 
 
-class Post:
+class Mailbox:
     """A folder with a file for each message."""
 
     def __init__(self, settings: Dict[str, Any]):
-        self._settings = settings.get("post")
+        self._settings = settings.get("mailbox")
         self._sent: Dict[Any, int] = {}
         self._own: Dict[Any, bytes] = {}  # the last message of this rank, by the group and how far it went
 
@@ -83,14 +83,14 @@ def _read(path: str) -> Optional[bytes]:
 def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any]:
     """Functions of torch.distributed that deliver what ranks send each other."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    torch, post = sys.modules["torch"], Post(settings)
+    torch, mailbox = sys.modules["torch"], Mailbox(settings)
     within: List[str] = []  # the function that is called: some call each other
 
     def members(group: Any) -> List[int]:
         return list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
 
     def is_sent(x: Any) -> bool:
-        if not post.is_open or not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex():
+        if not mailbox.is_open or not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex():
             return False
         return type(x) in (torch.Tensor, torch.nn.Parameter) and 0 < x.numel() * x.element_size() <= MOST
 
@@ -100,7 +100,7 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
     def send(x: Any, ranks: List[int], to: int) -> None:
         own = ranks.index(dist.get_rank())
         if is_sent(x) and to != own:
-            post.send(ranks, own, to, here(x).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            mailbox.send(ranks, own, to, here(x).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def receive(x: Any, ranks: List[int], source: int) -> None:
         expect(x, ranks, source)()
@@ -110,14 +110,14 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
         own = ranks.index(dist.get_rank())
         if not is_sent(x) or source == own:
             return lambda: None
-        path = post.path(ranks, source, own)
+        path = mailbox.path(ranks, source, own)
         return lambda: fill(x, ranks, source, path)
 
     def fill(x: Any, ranks: List[int], source: int, path: str) -> None:
-        text, why = post.receive(path, ranks[source], True)
+        text, why = mailbox.receive(path, ranks[source], True)
         size = x.numel() * x.element_size()
         if text is None:
-            text = post.own(ranks, source, ranks.index(dist.get_rank()))
+            text = mailbox.own(ranks, source, ranks.index(dist.get_rank()))
             if text is None or len(text) != size:
                 raise Refused(_refusal(ranks[source], why))
             recorder.note("guesses", "integers that ranks send around: others send what this one does")
@@ -172,13 +172,13 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
 
     @functools.wraps(receive_objects)
     def recv_object_list(object_list, src=None, *arguments, **options):
-        if not post.is_open:
+        if not mailbox.is_open:
             raise Refused(_refusal(src, "it was not played"))
         return receive_objects(object_list, src, *arguments, **options)
 
     def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None, **options):
         ranks = members(group)
-        if not post.is_open or len(ranks) < 2 or dist.get_rank() not in ranks:
+        if not mailbox.is_open or len(ranks) < 2 or dist.get_rank() not in ranks:
             return
         source, own = ranks.index(src) if src is not None else group_src or 0, ranks.index(dist.get_rank())
         if source == own:
@@ -187,9 +187,9 @@ def install(dist: Any, settings: Dict[str, Any], recorder: Any) -> Dict[str, Any
             except Exception:  # a real run fails with it
                 return
             if len(text) <= MOST:
-                post.send(ranks, own, None, text)
+                mailbox.send(ranks, own, None, text)
             return
-        text, _ = post.receive(post.path(ranks, source, None), ranks[source], False)
+        text, _ = mailbox.receive(mailbox.path(ranks, source, None), ranks[source], False)
         if text is not None:
             object_list[:] = pickle.loads(text)
         else:

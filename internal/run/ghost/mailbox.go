@@ -20,9 +20,9 @@ import (
 	"plimsoll/internal/base/files"
 )
 
-// post is where ranks that are played leave what they send each other. A stage of a pipeline waits for sizes that the
-// stage before it sends. Once all ranks that are played wait, those that they wait for are played, too.
-type post struct {
+// mailbox is where ranks that are played leave what they send each other. A stage of a pipeline waits for sizes that
+// the stage before it sends. Once all ranks that are played wait, those that they wait for are played, too.
+type mailbox struct {
 	folder string
 
 	mutex   sync.Mutex
@@ -44,29 +44,29 @@ type wait struct {
 	Needed  bool   `json:"needed"`  // else the program can go on without it
 }
 
-func newPost(names ...string) (*post, error) {
-	folder, err := os.MkdirTemp("", "plimsoll-ghost-post-")
-	p := &post{folder: folder, running: map[string]bool{}, played: map[int]error{}}
+func newMailbox(names ...string) (*mailbox, error) {
+	folder, err := os.MkdirTemp("", "plimsoll-ghost-mailbox-")
+	p := &mailbox{folder: folder, running: map[string]bool{}, played: map[int]error{}}
 	for _, name := range names {
 		p.running[name] = true
 	}
 	return p, err
 }
 
-func (p *post) close() {
+func (p *mailbox) close() {
 	p.group.Wait()
 	_ = os.RemoveAll(p.folder)
 }
 
 // began says that a rank may send something.
-func (p *post) began(name string) {
+func (p *mailbox) began(name string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.running[name] = true
 }
 
 // ended says that a rank will send nothing more.
-func (p *post) ended(name string) {
+func (p *mailbox) ended(name string) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	delete(p.running, name)
@@ -74,7 +74,7 @@ func (p *post) ended(name string) {
 }
 
 // serve plays ranks that others wait for, until the context ends.
-func (p *post) serve(ctx context.Context, r Request) {
+func (p *mailbox) serve(ctx context.Context, r Request) {
 	p.group.Go(func() {
 		look := time.NewTicker(20 * time.Millisecond)
 		defer look.Stop()
@@ -95,7 +95,7 @@ func (p *post) serve(ctx context.Context, r Request) {
 }
 
 // waits returns what the ranks wait for that are played, if all of them wait.
-func (p *post) waits() []wait {
+func (p *mailbox) waits() []wait {
 	var all []wait
 	for name := range p.running {
 		text, err := files.Read(filepath.Join(p.folder, name+waiting), 1<<10)
@@ -120,7 +120,7 @@ var messageName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // next returns the ranks to play when all others wait. Where there are none, those that need not wait go on, and else
 // all are refused.
-func (p *post) next(all []wait) (ranks []int) {
+func (p *mailbox) next(all []wait) (ranks []int) {
 	isNeeded := func(w wait) bool { return w.Needed }
 	for _, w := range all {
 		if _, known := p.played[w.Rank]; w.Needed && !known && !p.isFull && len(p.played) < mostPeers {
@@ -142,7 +142,7 @@ func (p *post) next(all []wait) (ranks []int) {
 }
 
 // why says why nobody sends what a rank waits for.
-func (p *post) why(w wait) string {
+func (p *mailbox) why(w wait) string {
 	switch err, known := p.played[w.Rank]; {
 	case err != nil:
 		return fmt.Sprintf("it was played, and ended: %v", err)
@@ -156,7 +156,7 @@ func (p *post) why(w wait) string {
 }
 
 // refuse tells a rank that it waits in vain.
-func (p *post) refuse(w wait, why string) {
+func (p *mailbox) refuse(w wait, why string) {
 	path := filepath.Join(p.folder, w.Message+".none")
 	if os.WriteFile(path+".part", []byte(why), 0o600) == nil {
 		_ = os.Rename(path+".part", path)
@@ -164,7 +164,7 @@ func (p *post) refuse(w wait, why string) {
 }
 
 // play plays a rank for what it sends. It needs no plan, so its GPU has no limit.
-func (p *post) play(ctx context.Context, r Request, rank int) {
+func (p *mailbox) play(ctx context.Context, r Request, rank int) {
 	r.name = fmt.Sprintf("rank-%d", rank)
 	r.Rank, r.Output, r.WhatIf, r.Keep, r.GPU.Memory = rank, io.Discard, nil, nil, 0
 	p.running[r.name] = true
@@ -184,7 +184,7 @@ func (p *post) play(ctx context.Context, r Request, rank int) {
 }
 
 // notes says that ranks were played for what they send.
-func (p *post) notes() []Note {
+func (p *mailbox) notes() []Note {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if len(p.played) == 0 {
