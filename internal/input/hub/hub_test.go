@@ -176,3 +176,15 @@ func TestRedirect(t *testing.T) {
 		t.Errorf("redirects without an end: %v", err)
 	}
 }
+
+func TestIsRepository(t *testing.T) {
+	for name, want := range map[string]bool{
+		"meta-llama/Llama-3.1-8B": true, "a/b": true, "a/b.c": true, "a/b_c-d": true,
+		"a": false, "a/b/c": false, "./a": false, "a/..": false, "a/b..c": false, "a/b--c": false, "a--b/c": false,
+		"a/config.json": false, "a/model.safetensors": false, "/a/b": false, "a/": false, "": false,
+	} {
+		if got := IsRepository(name); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+	}
+}
