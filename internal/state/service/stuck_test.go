@@ -354,6 +354,9 @@ func TestKeeperThatStandsStill(t *testing.T) {
 	if len(s.owed) == 0 {
 		t.Fatal("the keeper took every message, though it reads none")
 	}
+	if err := keeper.SetReadDeadline(time.Now().Add(time.Minute)); err != nil { // else a fault would hang the test
+		t.Fatal(err)
+	}
 	forgotten := map[string]bool{}
 	for read := 1; len(forgotten) < len(names); read++ {
 		data, files, _, err := protocol.ReadWithSender(keeper, make([]byte, 4096))
