@@ -16,11 +16,10 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/recipe"
-	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/plan"
 )
 
@@ -274,7 +273,7 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = fmt.Errorf("the row does not have all arguments of the model of %s", r.Family)
 		return p
 	}
-	m, err := recipe.ReadMegatron(r.arguments())
+	m, err := recipe.ReadMegatron(r.arguments(), nil)
 	if err != nil {
 		p.err = err
 		return p
@@ -290,16 +289,12 @@ func (r goldenRow) plan() (p goldenPlan) {
 		p.err = err
 		return p
 	}
-	c, err := allocator.ParseConfiguration("", version.Version{})
+	of, err := plan.LastStage(job.OfMegatron(j))
 	if err != nil {
 		p.err = err
 		return p
 	}
-	d, spread, err := plan.LastStage(j, c)
-	if err != nil {
-		p.err = err
-		return p
-	}
+	d, spread := of.Devices[0], of.Spread
 	p.device = d
 	last := &d.Phases[len(d.Phases)-1]
 	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)

@@ -32,7 +32,6 @@ type planOptions struct {
 	table        bool
 	machine      machineOptions
 	format       report.Format
-	megatron     megatronOptions
 	program      programOptions
 }
 
@@ -133,7 +132,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	c.Flags().SortFlags = false
 	jobFlags(c, &o.request, &o.clip)
 	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
-	group(c, "Megatron-LM", func() { megatronFlags(c, &o.megatron) })
+	group(c, "Megatron-LM", func() { megatronFlags(c, &o.request.MegatronArguments) })
 	group(c, machineSpeed, func() {
 		machineFlags(c, &o.machine)
 		networkFlag(c, &o.machine)
@@ -410,11 +409,7 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 				WithHint("give the program behind --, as in plimsoll plan -- python train.py")
 		}
 	}
-	o.byMegatron()
-	if o.megatron.arguments != "" {
-		return planMegatron(c, *o)
-	}
-	if err := withoutMegatron(c); err != nil {
+	if err := checkMegatron(c, &o.request); err != nil {
 		return nil, err
 	}
 	o.request.Clip = given(c, "clip", &o.clip)

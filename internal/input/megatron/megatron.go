@@ -9,7 +9,6 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/parallel"
@@ -30,8 +29,7 @@ const (
 type Request struct {
 	Kind       Kind // empty: as the script's name says, or gpt
 	World      int64
-	PerNode    int64        // ranks of a node; 0: as the launcher says, or 8
-	HostMemory ledger.Bytes // of a node; 0 is unknown
+	PerNode    int64 // ranks of a node; 0: as the launcher says, or 8
 	GPU        gpu.Model
 	Vocabulary int64   // tokens before padding; 0: as the arguments say
 	Imbalance  float64 // tokens of the fullest rank of experts by the mean; 0 is 1
@@ -41,18 +39,16 @@ type Request struct {
 // Job is a training with Megatron-LM with every setting decided.
 type Job struct {
 	*recipe.Megatron
-	Kind       Kind
-	GPU        gpu.Model
-	Degrees    parallel.Degrees
-	Table      parallel.Table
-	Group      int // micro batches that the interleaved schedule runs through a chunk at a time
-	Micros     int // micro batches of an optimizer step
-	Vocabulary int64
-	Imbalance  float64
-	Torch      version.Version
-	// RanksPerNode share HostMemory.
+	Kind         Kind
+	GPU          gpu.Model
+	Degrees      parallel.Degrees
+	Table        parallel.Table
+	Group        int // micro batches that the interleaved schedule runs through a chunk at a time
+	Micros       int // micro batches of an optimizer step
+	Vocabulary   int64
+	Imbalance    float64
+	Torch        version.Version
 	RanksPerNode int64
-	HostMemory   ledger.Bytes
 	// ParameterType is the type of parameters, GradientType that of the gradient buffers.
 	ParameterType, GradientType dtype.Type
 	Layers                      []Layer // of the model, in the order of the pipeline
@@ -230,7 +226,7 @@ func (j *Job) degrees(q Request) error {
 		d.Expert, d.ExpertTensor = 1, d.Tensor
 	}
 	const usual = 8 // GPUs of a node
-	j.HostMemory, j.RanksPerNode = q.HostMemory, min(world, cmp.Or(q.PerNode, j.Megatron.RanksPerNode, usual))
+	j.RanksPerNode = min(world, cmp.Or(q.PerNode, j.Megatron.RanksPerNode, usual))
 	var err error
 	j.Degrees, err = parallel.NewDegrees(d, world)
 	return err

@@ -20,7 +20,7 @@ const small = `--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-le
 
 func decide(t *testing.T, arguments string, world int64) (*Job, error) {
 	t.Helper()
-	m, err := recipe.ReadMegatron(strings.ReplaceAll(arguments, "\n", " "))
+	m, err := recipe.ReadMegatron(strings.ReplaceAll(arguments, "\n", " "), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestElements(t *testing.T) {
 			t.Errorf("%s: %v", arguments, err)
 			continue
 		}
-		if got := j.Elements(); got != want {
+		if got := j.Model().Elements(); got != want {
 			t.Errorf("%s: %d parameters, expected %d", arguments, got, want)
 		}
 	}
@@ -69,9 +69,9 @@ func TestShardsAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tensor := rapid.SampledFrom([]string{"1", "2", "4"}).Draw(t, "tensor")
 		pipeline := rapid.SampledFrom([]string{"1", "2", "4"}).Draw(t, "pipeline")
-		m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " ") + " --disable-bias-linear --bf16 " +
-			"--untie-embeddings-and-output-weights --position-embedding-type rope --tensor-model-parallel-size " +
-			tensor + " --pipeline-model-parallel-size " + pipeline)
+		m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " ")+" --disable-bias-linear --bf16 "+
+			"--untie-embeddings-and-output-weights --position-embedding-type rope --tensor-model-parallel-size "+
+			tensor+" --pipeline-model-parallel-size "+pipeline, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,8 +91,8 @@ func TestShardsAddUp(t *testing.T) {
 				}
 			}
 		}
-		if weights+norms != j.Elements() {
-			t.Errorf("%d parameters on all ranks, the model has %d", weights+norms, j.Elements())
+		if weights+norms != j.Model().Elements() {
+			t.Errorf("%d parameters on all ranks, the model has %d", weights+norms, j.Model().Elements())
 		}
 	})
 }
@@ -133,8 +133,8 @@ func TestPatterns(t *testing.T) {
 	for frequency, want := range map[string]string{
 		"1": "1111", "2": "1010", "([0]*1+[1]*3)": "0111", "[0,1,1,0]": "0110", "([0,1]*2)": "0101",
 	} {
-		m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " ") + " --num-experts 2 --moe-layer-freq '" +
-			frequency + "'")
+		m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " ")+" --num-experts 2 --moe-layer-freq '"+
+			frequency+"'", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestAssertions(t *testing.T) {
 
 // TestArgumentsHaveOneEffect: no argument is in two lists, and all are Megatron-LM's.
 func TestArgumentsHaveOneEffect(t *testing.T) {
-	m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " "))
+	m, err := recipe.ReadMegatron(strings.ReplaceAll(small, "\n", " "), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package megatron
 import (
 	"fmt"
 
+	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/parallel"
 )
 
@@ -75,16 +76,17 @@ func (j *Job) Parameters(c parallel.Chunk) []Parameter {
 	return l.list
 }
 
-// Elements returns the number of parameters of the whole model.
-func (j *Job) Elements() int64 {
+// Model returns the whole model. Its network is empty: Megatron-LM's layers are not those of transformers.
+func (j *Job) Model() *model.Model {
 	whole := *j
 	whole.Degrees = parallel.Degrees{Tensor: 1, Pipeline: 1, Virtual: 1, Context: 1, Data: 1, Expert: 1,
 		ExpertTensor: 1, ExpertData: 1}
-	var sum int64
+	m := &model.Model{Name: string(j.Kind), Architecture: Program, Source: "arguments", Network: &model.Network{}}
 	for _, p := range whole.Parameters(parallel.Chunk{Layers: int64(len(j.Layers)), Embedding: true, Loss: true}) {
-		sum += p.Elements
+		m.Parameters = append(m.Parameters, model.Parameter{Name: p.Name, Shape: []int64{p.Elements},
+			DType: j.ParameterType, Block: -1})
 	}
-	return sum
+	return m
 }
 
 // layer adds a transformer layer.

@@ -242,6 +242,9 @@ func parseContent(file string, text []byte) *strict.Document {
 	if d := parseCommand(file, text); d != nil {
 		return d
 	}
+	if d := parseArguments(file, text); d != nil {
+		return d
+	}
 	start := bytes.TrimSpace(text)
 	named := isTOML(file) && !bytes.HasPrefix(start, []byte{'{'})
 	if named || sectionLine.Match(text) && !strict.IsYAML(file) {

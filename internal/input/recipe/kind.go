@@ -34,6 +34,9 @@ func (k *kind) String() string { return k.name }
 // configFlag is the flag for files that say what several other files would say.
 const configFlag = "--config"
 
+// MegatronFlag is the flag for files that say arguments of Megatron-LM.
+const MegatronFlag = "--megatron"
+
 // The kinds. Programs that wrap others come first, as their files have the
 // others' keys, too.
 var (
@@ -50,8 +53,11 @@ var (
 	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
 		marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
 			swift_rlhf`}
-	severalKind  = &kind{name: "script with more than one training", marks: several}
-	megatronKind = &kind{name: "training by Megatron core", marks: "megatron_sft"}
+	severalKind   = &kind{name: "script with more than one training", marks: several}
+	megatronKind  = &kind{name: "training by Megatron core", marks: "megatron_sft"}
+	argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: MegatronFlag,
+		marks: megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size"}
+	sectionsKind = &kind{name: "configuration of NeMo or Megatron-Bridge", flag: MegatronFlag}
 	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
 	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
 		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
@@ -81,7 +87,7 @@ var (
 			fsdp_state_dict_type`,
 		instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
 
-	kinds = slices.Concat([]*kind{severalKind, megatronKind}, otherTrainings, []*kind{llamaFactoryV1Kind, swiftKind,
+	kinds = slices.Concat([]*kind{severalKind, megatronKind, argumentsKind}, otherTrainings, []*kind{llamaFactoryV1Kind, swiftKind,
 		llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind, presetKind, scriptKind,
 		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
 		[]*kind{trainingKind, fsdpKind})
@@ -95,6 +101,9 @@ var onlyJSON = []*kind{deepSpeedKind, adapterKind, modelKind, quantizationKind}
 func recognized(root *strict.Value) (*kind, *strict.Member) {
 	if root == nil || root.Kind != '{' {
 		return nil, nil
+	}
+	if sectioned(&strict.Document{Root: root}) != nil {
+		return sectionsKind, cmp.Or(root.Member("trainer"), root.Member("train"), root.Member("ddp"))
 	}
 	for _, k := range kinds {
 		if m := k.mark(root); m != nil {

@@ -22,6 +22,7 @@ import (
 // Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
 // None.
 type Megatron struct {
+	Given  string   // the arguments as they were typed, or their file
 	Files  []string // that the arguments were read from
 	Script string   // the name of the script, such as pretrain_gpt; empty if unknown
 	Ranks  int64    // that the launcher starts; 0 if unknown
@@ -222,11 +223,12 @@ func megatronRule() strict.Rule {
 }
 
 // ReadMegatron reads Megatron-LM's arguments: the path of a file, or what people type after the name of the script.
-func ReadMegatron(arguments string) (*Megatron, error) {
+// Texts may stand for files.
+func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	file, text := "--megatron", []byte(arguments)
 	var read []string
 	if !strings.Contains(arguments, "--") || !strings.ContainsAny(arguments, " \n") {
-		content, err := files.Read(arguments, largest)
+		content, err := texts.Read(arguments, largest)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil, fault.File(arguments).Inputf("there is no such file").
@@ -244,7 +246,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Megatron{Files: read, Script: source.script, given: r}
+	m := &Megatron{Given: arguments, Files: read, Script: source.script, given: r}
 	if vocabulary := r.Word("vocab_file"); vocabulary != "" {
 		if tokens, err := tokensIn(vocabulary); err == nil {
 			m.FileTokens, m.Files = tokens, append(m.Files, vocabulary)
@@ -263,9 +265,6 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 }
 
 const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
-
-// argumentsKind is what --megatron reads beside sections of other programs.
-var argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: "--megatron"}
 
 // source is what a script says beside the arguments.
 type source struct {
@@ -298,6 +297,15 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, fault.File(file).Inputf("this is %s: expected arguments of Megatron-LM", what).
 			WithHint(exampleArguments)
 	}
+	d, source, err := parseScript(file, text)
+	if err != nil {
+		return nil, source, err
+	}
+	return d, source, argumentsKind.own(d, &megatronSchema().Rule)
+}
+
+// parseScript returns the arguments of the training that a script starts, or those of a list.
+func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
 	read.run(string(text))
 	launch, err := training(file, read)
@@ -319,15 +327,38 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
 			WithHint(exampleArguments)
 	}
-	source := source{script: script, unset: read.unset, looped: read.looped}
-	return d, source, argumentsKind.own(d, &megatronSchema().Rule)
+	return d, source{script: script, unset: read.unset, looped: read.looped}, nil
+}
+
+// megatronMark is a member of the document of a script, by which it is recognized.
+const megatronMark = "megatron_lm"
+
+// parseArguments returns the arguments of Megatron-LM that a script or a list of arguments has, or nil if it has none.
+func parseArguments(file string, text []byte) *strict.Document {
+	if what := nature(text); strict.IsYAML(file) || what != script && what != shellScript && what != commandArguments {
+		return nil
+	}
+	mark := strict.Member{Name: megatronMark, Value: strict.Of(true)}
+	d, _, err := parseScript(file, text)
+	if err != nil { // it starts several trainings
+		return &strict.Document{File: file, Text: text,
+			Root: &strict.Value{Kind: '{', Members: []strict.Member{mark}}}
+	}
+	isSize := func(m strict.Member) bool {
+		return slices.Contains([]string{"num_layers", "encoder_num_layers", "hidden_size"}, m.Name)
+	}
+	if !slices.ContainsFunc(d.Root.Members, isSize) || argumentsKind.own(d, &megatronSchema().Rule) != nil {
+		return nil
+	}
+	d.Root.Members = append(d.Root.Members, mark)
+	return d
 }
 
 // expectArguments refuses a file of another kind, which a key shows that Megatron-LM does not have, and one whose keys
 // are mostly unknown.
 func expectArguments(d *strict.Document) error {
 	rule := &megatronSchema().Rule
-	if found, m := recognized(d.Root); found != nil && !rule.Names().Know(m.Name) {
+	if found, m := recognized(d.Root); found != nil && found != argumentsKind && !rule.Names().Know(m.Name) {
 		return argumentsKind.misplaced(d, found, m)
 	}
 	return argumentsKind.own(d, rule)

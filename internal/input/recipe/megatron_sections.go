@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -21,16 +20,6 @@ type megatronSections struct {
 	taken   map[*strict.Value]bool // values that were read
 	ranks   int64
 	perNode int64
-}
-
-// TrainsByMegatron reports whether the file at path is a configuration of NeMo 1 or Megatron-Bridge.
-func TrainsByMegatron(path string) bool {
-	text, err := files.Read(path, largest)
-	if err != nil || !strict.IsYAML(path) {
-		return false
-	}
-	d := parseAny(path, text)
-	return d != nil && sectioned(d) != nil
 }
 
 // sectioned returns the sections of a document, or nil if it is of another kind.

@@ -77,10 +77,10 @@ func readSections(t *testing.T, text string) (*Megatron, error) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if !TrainsByMegatron(path) {
-		t.Errorf("not recognized:\n%s", text)
+	if flag, err := Detect(path, nil); flag != MegatronFlag {
+		t.Errorf("%q, %v: not recognized:\n%s", flag, err, text)
 	}
-	return ReadMegatron(path)
+	return ReadMegatron(path, nil)
 }
 
 func TestReadNeMo(t *testing.T) {

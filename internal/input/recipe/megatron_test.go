@@ -50,7 +50,7 @@ func TestReadMegatron(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m, err := ReadMegatron(arguments)
+		m, err := ReadMegatron(arguments, nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -116,7 +116,7 @@ func TestReadMegatronScript(t *testing.T) {
 		if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m, err := ReadMegatron(file)
+		m, err := ReadMegatron(file, nil)
 		if want != "" {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, expected %q", script, err, want)
@@ -147,7 +147,7 @@ func TestReadMegatronRefuses(t *testing.T) {
 		"/nowhere/train.sh":                         "there is no such file",
 		"--hidden-size 512 --attention-dropout 1.5": "from 0 to 1",
 	} {
-		_, err := ReadMegatron(arguments)
+		_, err := ReadMegatron(arguments, nil)
 		var input *fault.Input
 		if !errors.As(err, &input) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, expected %q", arguments, err, want)

@@ -132,8 +132,12 @@ func TestPublicConfigs(t *testing.T) {
 		path := inRepository(t, c)
 		err := planPublic(path)
 		name := c.Family
-		if flag, refused := recipe.Detect(path, nil); c.Kind == "other" && refused != nil || flag == "--model" {
+		flag, refused := recipe.Detect(path, nil)
+		switch {
+		case c.Kind == "other" && refused != nil || flag == "--model":
 			name = "of another kind"
+		case flag == recipe.MegatronFlag:
+			name = "NeMo"
 		}
 		o := byFamily[name]
 		if o == nil {

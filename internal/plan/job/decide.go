@@ -94,6 +94,9 @@ func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
 // Decide decides what a request leaves open. Every error is a *fault.Input. It
 // reads no file and changes nothing in the inputs.
 func Decide(in *Inputs, o Overrides) (*Job, error) {
+	if in.megatron != nil {
+		return in.decideMegatron(o)
+	}
 	deepSpeed, err := o.deepSpeed(in.deepSpeed)
 	if err != nil {
 		return nil, err

@@ -31,7 +31,8 @@ type Inputs struct {
 	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without
 	factors          *Factors
-	files            []string // without the catalog
+	megatron         *recipe.Megatron // of a job of Megatron-LM, whose arguments say all of it; nil for others
+	files            []string         // without the catalog
 }
 
 // Read reads the files of a request. Every error is a *fault.Input.
@@ -44,6 +45,12 @@ func Read(q Request) (*Inputs, error) {
 		return nil, err
 	}
 	in := &Inputs{request: q, deepSpeedRelease: release}
+	if in.request.FindMegatron(); in.request.Megatron != "" {
+		return in, in.readMegatron()
+	}
+	if err := q.MegatronArguments.unused(); err != nil {
+		return nil, err
+	}
 	for _, step := range []func() error{in.readConfigs, in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
 		in.readQuantization, in.readAdapter, in.readFactors} {
 		if err := step(); err != nil {

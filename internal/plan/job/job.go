@@ -11,6 +11,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/autograd"
@@ -114,6 +115,10 @@ type Job struct {
 
 	HostExperts *HostExperts // nil: the experts are a part of the model
 
+	// Megatron is the job as Megatron-LM runs it; nil for other programs. What its arguments say stands there, and
+	// fields of all programs have their values here, too.
+	Megatron *megatron.Job
+
 	Optimizer Optimizer
 	Offload   *StateOffload // nil: the states stay where the optimizer makes them
 	Clip      float64
@@ -164,6 +169,9 @@ func (j *Job) Replicas() int {
 
 // Stages returns the number of pipeline stages, 1 without.
 func (j *Job) Stages() int64 {
+	if j.Megatron != nil {
+		return j.Megatron.Degrees.Pipeline
+	}
 	if j.Pipeline == nil {
 		return 1
 	}

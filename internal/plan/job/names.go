@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/megatron"
 )
 
 // EngineName describes the engine and its ranks: those that do not share a layer or a pipeline.
@@ -14,6 +15,8 @@ func (j *Job) EngineName() string {
 		ranks = "1 rank"
 	}
 	switch {
+	case j.Megatron != nil:
+		return megatron.Program
 	case j.FSDP != nil:
 		return fmt.Sprintf("FSDP%d over %s", j.FSDP.Version, ranks)
 	case j.DeepSpeed != nil:
@@ -31,6 +34,9 @@ func (j *Job) EngineName() string {
 
 // ParallelNames describes the replicas and the kinds of model parallelism.
 func (j *Job) ParallelNames() []string {
+	if j.Megatron != nil {
+		return j.Megatron.ParallelNames()
+	}
 	var names []string
 	if j.FSDP != nil && j.Replicas() > 1 {
 		names = append(names, fmt.Sprintf("%d replicas of %d ranks", j.Replicas(), j.Parallel.Shard))
@@ -56,6 +62,9 @@ func (j *Job) ParallelNames() []string {
 
 // OptimizerName returns the optimizer with its variant.
 func (j *Job) OptimizerName() string {
+	if j.Megatron != nil {
+		return j.Megatron.OptimizerName()
+	}
 	name := j.Optimizer.Name + "/" + string(j.Optimizer.Variant)
 	if d := j.DeepSpeed; d != nil && d.OffloadOptimizer.Device != "none" {
 		name = j.Optimizer.Name + " on the host" // not a step of torch.optim
@@ -86,6 +95,8 @@ func (j *Job) ComputeName() string {
 // RecomputeName describes what the backward pass recomputes.
 func (j *Job) RecomputeName() string {
 	switch {
+	case j.Megatron != nil:
+		return j.Megatron.RecomputeName()
 	case j.Recompute == nil && j.Compile:
 		return "none but what torch.compile recomputes"
 	case j.Recompute == nil:

@@ -47,23 +47,12 @@ func (r *resolver) ranks() error {
 		return fault.Inputf("%d nodes of %d GPUs are more than %d ranks", j.Nodes, j.RanksPerNode, maxRanks)
 	}
 	j.World = j.Nodes * j.RanksPerNode
-	if r.GPU != "" {
-		g, err := gpu.Find(r.GPU)
-		if err != nil && r.GPUMemory == 0 {
-			return err
-		}
-		j.GPU = g
-		if err != nil {
-			j.GPU = gpu.Model{Name: r.GPU}
-		}
-	} else {
-		j.GPU = gpu.Model{Name: "GPU"}
-		if r.GPUMemory == 0 && !j.OnCPU {
-			r.assume("the GPU's memory is unknown: for a verdict on it give --gpu or --gpu-memory")
-		}
+	var err error
+	if j.GPU, err = r.device(); err != nil {
+		return err
 	}
-	if r.GPUMemory > 0 {
-		j.GPU.Memory = r.GPUMemory
+	if r.GPU == "" && r.GPUMemory == 0 && !j.OnCPU {
+		r.assume("the GPU's memory is unknown: for a verdict on it give --gpu or --gpu-memory")
 	}
 	if r.NUMANodes < 0 || r.NUMANodes > 1024 {
 		return fault.Inputf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)
@@ -73,3 +62,20 @@ func (r *resolver) ranks() error {
 }
 
 const maxRanks = 1 << 20
+
+// device returns the GPU of a request. One that is not known needs its memory.
+func (q Request) device() (gpu.Model, error) {
+	g := gpu.Model{Name: "GPU"}
+	if q.GPU != "" {
+		var err error
+		if g, err = gpu.Find(q.GPU); err != nil && q.GPUMemory == 0 {
+			return g, err
+		} else if err != nil {
+			g = gpu.Model{Name: q.GPU}
+		}
+	}
+	if q.GPUMemory > 0 {
+		g.Memory = q.GPUMemory
+	}
+	return g, nil
+}

@@ -21,6 +21,8 @@ type Request struct {
 
 	Shorthand // in place of the files above
 
+	MegatronArguments
+
 	// Configs are further files, each of them recognized by its content.
 	Configs []string `json:",omitempty"`
 

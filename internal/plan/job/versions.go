@@ -12,9 +12,9 @@ import (
 // of DeepSpeed, and releases of the other programs from torch's time.
 func (r *resolver) versions() error {
 	v := &r.job.Versions
-	torch, err := version.Parse(cmp.Or(r.Torch, "2.13.0"))
+	torch, err := r.torchRelease()
 	if err != nil {
-		return &fault.Input{What: "--torch", Err: err}
+		return err
 	}
 	beside := contemporaries(torch)
 	r.job.AssumesTransformers = r.Transformers == ""
@@ -23,7 +23,7 @@ func (r *resolver) versions() error {
 		to                       *version.Version
 		used                     bool
 	}{
-		{"--torch", r.Torch, "torch", "2.13.0", &v.Torch, true},
+		{"--torch", r.Torch, "torch", newestTorch, &v.Torch, true},
 		{"--transformers", r.Transformers, "transformers", beside.transformers, &v.Transformers, true},
 		{"--accelerate-version", r.AccelerateVersion, "accelerate", beside.accelerate, &v.Accelerate,
 			r.preparedByAccelerate()},
@@ -52,6 +52,17 @@ func (r *resolver) versions() error {
 		r.job.Model = r.fused()
 	}
 	return nil
+}
+
+const newestTorch = "2.13.0"
+
+// torchRelease returns the release of PyTorch.
+func (q Request) torchRelease() (version.Version, error) {
+	release, err := version.Parse(cmp.Or(q.Torch, newestTorch))
+	if err != nil {
+		return release, &fault.Input{What: "--torch", Err: err}
+	}
+	return release, nil
 }
 
 // deepSpeedRelease returns the release of DeepSpeed, which the reading of its configuration depends on.

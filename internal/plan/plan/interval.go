@@ -28,6 +28,9 @@ type Spread struct {
 
 // spreadOf returns the spread of a job with ranks of a class, which is a pipeline stage where the job has stages.
 func spreadOf(j *job.Job, c simulate.RankClass) Spread {
+	if j.Megatron != nil {
+		return spreadOfMegatron(j.Megatron)
+	}
 	n := j.Model.Network
 	under := 1.0 // micro batches whose activations a rank holds at the same time
 	if p := j.Pipeline; p != nil {

@@ -10,11 +10,10 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/torchtest"
-	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/recipe"
-	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/job"
 )
 
 // smallGPT has what most of Megatron-LM's functional tests of GPT have in common.
@@ -22,9 +21,9 @@ const smallGPT = `--num-layers 12 --hidden-size 512 --num-attention-heads 8 --se
 	--max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 32 --bf16 --deterministic-mode
 	--no-gradient-accumulation-fusion `
 
-func megatronJob(t *testing.T, arguments string, q megatron.Request) *megatron.Job {
+func megatronJob(t *testing.T, arguments string, q megatron.Request) *job.Job {
 	t.Helper()
-	m, err := recipe.ReadMegatron(strings.ReplaceAll(arguments, "\n", " "))
+	m, err := recipe.ReadMegatron(strings.ReplaceAll(arguments, "\n", " "), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,19 +31,25 @@ func megatronJob(t *testing.T, arguments string, q megatron.Request) *megatron.J
 	if err != nil {
 		t.Fatal(err)
 	}
-	return j
+	return job.OfMegatron(j)
 }
 
-func lastStage(t *testing.T, j *megatron.Job) (allocated, peak ledger.Bytes) {
+func planOf(t *testing.T, j *job.Job) *Plan {
 	t.Helper()
-	c, err := allocator.ParseConfiguration("", version.Version{})
+	p, err := New(j)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, _, err := LastStage(j, c)
+	return p
+}
+
+func lastStage(t *testing.T, j *job.Job) (allocated, peak ledger.Bytes) {
+	t.Helper()
+	of, err := LastStage(j)
 	if err != nil {
 		t.Fatal(err)
 	}
+	d := of.Devices[0]
 	for _, p := range d.Phases {
 		peak = max(peak, p.PeakAllocated)
 	}
@@ -131,10 +136,6 @@ func TestMegatronSavings(t *testing.T) {
 
 // TestMegatronHost: states on the host have a device of their own, and a host that is too small does not fit.
 func TestMegatronHost(t *testing.T) {
-	c, err := allocator.ParseConfiguration("", version.Version{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	g, err := gpu.Find("H100-80GB")
 	if err != nil {
 		t.Fatal(err)
@@ -147,19 +148,21 @@ func TestMegatronHost(t *testing.T) {
 		"--use-precision-aware-optimizer --optimizer-cpu-offload --no-pin-cpu-params": 16,
 	} {
 		for _, memory := range []ledger.Bytes{0, 1 << 40, 18 << 30} {
-			j := megatronJob(t, base+arguments, megatron.Request{World: 8, GPU: g, HostMemory: memory})
-			devices, verdict, err := NewMegatron(j, c)
-			if err != nil || len(devices) != 2 || devices[1].Kind != ledger.Host {
-				t.Fatalf("%s: %d devices, %v", arguments, len(devices), err)
+			j := megatronJob(t, base+arguments, megatron.Request{World: 8, GPU: g})
+			j.HostMemory = memory
+			p := planOf(t, j)
+			devices := p.Devices
+			if len(devices) != 2 || devices[1].Kind != ledger.Host {
+				t.Fatalf("%s: %d devices", arguments, len(devices))
 			}
 			end := devices[1].Phases[len(devices[1].Phases)-1].EndRequested
-			want := perElement * float64(j.Elements())
+			want := perElement * float64(p.Elements)
 			if got := float64(end); got < 0.98*want || got > 1.5*want {
 				t.Errorf("%s: %v on the host, expected about %.0f", arguments, end, want)
 			}
 			result := map[ledger.Bytes]Result{0: Fits, 1 << 40: Fits, 18 << 30: DoesNotFit}[memory]
-			if verdict.Result != result {
-				t.Errorf("%s with %v: %s, expected %s", arguments, memory, verdict.Result, result)
+			if p.Verdict.Result != result {
+				t.Errorf("%s with %v: %s, expected %s", arguments, memory, p.Verdict.Result, result)
 			}
 		}
 	}
@@ -180,13 +183,10 @@ func TestMegatronMask(t *testing.T) {
 // TestMegatronStages: the first stage of a pipeline holds the activations of more micro batches than the last.
 func TestMegatronStages(t *testing.T) {
 	j := megatronJob(t, smallGPT+"--pipeline-model-parallel-size 4", megatron.Request{World: 4})
-	c, err := allocator.ParseConfiguration("", version.Version{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	devices, verdict, err := NewMegatron(j, c)
-	if err != nil || len(devices) != 5 || devices[4].Kind != ledger.Host || verdict.Result != Unknown {
-		t.Fatalf("%d devices, %+v, %v", len(devices), verdict, err)
+	p := planOf(t, j)
+	devices := p.Devices
+	if len(devices) != 5 || devices[4].Kind != ledger.Host || p.Verdict.Result != Unknown {
+		t.Fatalf("%d devices, %+v", len(devices), p.Verdict)
 	}
 	activations := func(d ledger.Device) ledger.Bytes {
 		var sum ledger.Bytes
@@ -207,10 +207,6 @@ func TestMegatronStages(t *testing.T) {
 // TestMegatronRandomJobs plans what random arguments decide: every stage ends with less than its peak, and a plan is
 // the same every time.
 func TestMegatronRandomJobs(t *testing.T) {
-	c, err := allocator.ParseConfiguration("", version.Version{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	choices := []string{"--sequence-parallel", "--swiglu", "--disable-bias-linear", "--bf16", "--fp16",
 		"--use-distributed-optimizer", "--overlap-grad-reduce", "--num-experts 4", "--moe-grouped-gemm",
 		"--moe-token-dispatcher-type alltoall", "--moe-router-topk 1", "--moe-layer-freq 2",
@@ -226,7 +222,7 @@ func TestMegatronRandomJobs(t *testing.T) {
 		"--pipeline-model-parallel-layout 'Ettt|tt||tttL'",
 		"--hidden-dropout 0", "--untie-embeddings-and-output-weights",
 		"--encoder-seq-length 64 --decoder-seq-length 32"}
-	planned := 0
+	count := 0
 	rapid.Check(t, func(t *rapid.T) {
 		arguments := "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 64 --vocab-size 512 " +
 			"--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 16 "
@@ -237,26 +233,27 @@ func TestMegatronRandomJobs(t *testing.T) {
 		arguments += "--context-parallel-size " + rapid.SampledFrom([]string{"1", "2"}).Draw(t, "context") + " "
 		arguments += strings.Join(rapid.SliceOfNDistinct(rapid.SampledFrom(choices), 0, 12, rapid.ID[string]).
 			Draw(t, "choices"), " ")
-		m, err := recipe.ReadMegatron(arguments)
+		m, err := recipe.ReadMegatron(arguments, nil)
 		if err != nil {
 			return
 		}
-		j, err := megatron.Decide(m, megatron.Request{World: 8, Imbalance: 1.5})
+		decided, err := megatron.Decide(m, megatron.Request{World: 8, Imbalance: 1.5})
 		if err != nil {
 			return
 		}
-		planned++
-		devices, _, err := NewMegatron(j, c)
+		count++
+		j := job.OfMegatron(decided)
+		p, err := New(j)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, _, err := NewMegatron(j, c)
-		if err != nil || len(devices) < int(j.Degrees.Pipeline) {
-			t.Fatalf("%d devices, %v", len(devices), err)
+		again, err := New(j)
+		if err != nil || len(p.Devices) != int(j.Stages())+1 {
+			t.Fatalf("%d devices, %v", len(p.Devices), err)
 		}
-		for i, d := range devices[:j.Degrees.Pipeline] {
-			if d.Peak().PeakAllocated < d.Peak().EndAllocated || d.Peak().PeakUsed != again[i].Peak().PeakUsed {
-				t.Errorf("stage %d: %+v, then %+v", i, d.Peak(), again[i].Peak())
+		for i, d := range p.Devices[:j.Stages()] {
+			if d.Peak().PeakAllocated < d.Peak().EndAllocated || d.Peak().PeakUsed != again.Devices[i].Peak().PeakUsed {
+				t.Errorf("stage %d: %+v, then %+v", i, d.Peak(), again.Devices[i].Peak())
 			}
 			last := d.Phases[len(d.Phases)-1]
 			if first := d.Phases[len(d.Phases)-4]; last.EndRequested != first.EndRequested {
@@ -265,19 +262,15 @@ func TestMegatronRandomJobs(t *testing.T) {
 			}
 		}
 	})
-	if planned < 5 {
-		t.Errorf("%d random jobs were planned", planned)
+	if count < 5 {
+		t.Errorf("%d random jobs were planned", count)
 	}
 }
 
 // TestMegatronHybridAgainstMegatronCore compares what --optimizer-cpu-offload holds on the GPU and on the host with
 // megatron-core's class.
 func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
-	c, err := allocator.ParseConfiguration("", version.Version{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	of := func(fraction float64) *megatron.Job {
+	of := func(fraction float64) *job.Job {
 		return megatronJob(t, smallGPT+fmt.Sprintf("--use-distributed-optimizer --use-precision-aware-optimizer "+
 			"--optimizer-cpu-offload --optimizer-offload-fraction %v --no-pin-cpu-params --no-pin-cpu-grads", fraction),
 			megatron.Request{World: 1})
@@ -285,7 +278,7 @@ func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
 	fractions := []float64{1, 0.3}
 	arguments := []string{"../../../scripts/measure/hybrid.py", "--fractions", "1", "0.3", "--sizes"}
 	var largest int64
-	for _, p := range of(1).Parameters(of(1).Table[0][0]) {
+	for _, p := range of(1).Megatron.Parameters(of(1).Megatron.Table[0][0]) {
 		arguments, largest = append(arguments, fmt.Sprint(p.Elements)), max(largest, p.Elements)
 	}
 	type held struct{ CUDA, CPU int64 }
@@ -294,10 +287,7 @@ func TestMegatronHybridAgainstMegatronCore(t *testing.T) {
 		t.Fatalf("%v of %v", measured, fractions)
 	}
 	for i, fraction := range fractions {
-		devices, _, err := NewMegatron(of(fraction), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		devices := planOf(t, of(fraction)).Devices
 		held := func(d *ledger.Device) (sum ledger.Bytes) {
 			last := d.Phases[len(d.Phases)-1]
 			for _, x := range last.End {

@@ -20,6 +20,9 @@ var losses = map[forward.LossKind]string{
 
 // originsOf returns what decides the origins of a job's components.
 func originsOf(j *job.Job, engine string) origin.Job {
+	if j.Megatron != nil {
+		return originsOfMegatron(j.Megatron)
+	}
 	o := origin.Job{Engine: engine, OnCPU: j.OnCPU, Pipelined: j.Pipeline != nil, Optimizer: j.Optimizer.Name,
 		Variant: string(j.Optimizer.Variant), Modules: j.Modules, Loss: losses[j.Loss]}
 	o.Releases = map[origin.Project]version.Version{

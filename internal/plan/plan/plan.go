@@ -94,19 +94,25 @@ func Within(j *job.Job) (*Plan, error) {
 	return p, err
 }
 
+// LastStage plans the last pipeline stage of a job of Megatron-LM only.
+func LastStage(j *job.Job) (*Plan, error) { return limited(j, simulate.RunLast) }
+
 // withOperations plans a job with the operations that its model has.
-func withOperations(j *job.Job) (*Plan, error) {
+func withOperations(j *job.Job) (*Plan, error) { return limited(j, simulate.Run) }
+
+// limited plans what a simulator runs of a job, within the memory of its GPU if that is enough.
+func limited(j *job.Job, simulated simulator) (*Plan, error) {
 	// At the GPU's capacity the allocator frees cached blocks before it runs out
 	// of memory. If the job still does not fit, the plan shows what it needs
 	// without a limit.
 	if j.GPU.Memory > 0 && !j.OnCPU {
-		p, err := newWithin(j, j.GPU.Memory, simulate.Run)
+		p, err := newWithin(j, j.GPU.Memory, simulated)
 		var full *allocator.OutOfMemory
 		if !errors.As(err, &full) {
 			return p, err
 		}
 	}
-	return newWithin(j, 0, simulate.Run)
+	return newWithin(j, 0, simulated)
 }
 
 // simulator simulates a job on GPUs of a capacity.
@@ -138,7 +144,7 @@ func newWithin(j *job.Job, capacity ledger.Bytes, simulated simulator) (*Plan, e
 		}
 	}
 	gpus := len(p.Devices)
-	if j.Pipeline != nil {
+	if j.Pipeline != nil || j.Megatron != nil {
 		classes = []simulate.RankClass{largestOnHost(classes, j.World)}
 	}
 	for _, c := range classes {
@@ -196,4 +202,12 @@ func Judge(devices []ledger.Device) Verdict {
 		}
 	}
 	return verdict
+}
+
+func peakOf(m simulate.Memory) ledger.Bytes {
+	var peak ledger.Bytes
+	for _, p := range m.Phases {
+		peak = max(peak, p.PeakReserved)
+	}
+	return peak
 }

@@ -160,7 +160,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 	for _, test := range []struct{ bytes, block int64 }{{9 * GiB / 4, 4 * GiB}, {6 * GiB, 8 * GiB},
 		{10 * GiB, 16 * GiB}, {12 * GiB, 16 * GiB}, {33 * GiB, 64 * GiB}, {8 * GiB, 8 * GiB}} {
 		s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
-		p := newPinnedMemory(s)
+		p := newPinnedMemory(s.Job, s.host)
 		l := p.allocate(test.bytes, ledger.MasterWeights, because("a test"))
 		if got := int64(s.host.live); got != test.block {
 			t.Errorf("%d bytes take %d, want %d", test.bytes, got, test.block)
@@ -178,7 +178,7 @@ func TestDeepSpeedPinning(t *testing.T) {
 	// Issue 7693 found 2 B per parameter more than was requested, for 3 x 2^30
 	// parameters: the rounding of the master weights and of the staging buffer.
 	s := newSimulation(deepSpeedJob(t, m, zero(2, ""), "0.18.2"), newTrace(nil), newTrace(nil))
-	p := newPinnedMemory(s)
+	p := newPinnedMemory(s.Job, s.host)
 	p.allocate(12*GiB, ledger.MasterWeights, because("a test"))
 	p.allocate(6*GiB, ledger.Bit16Staging, because("a test"))
 	if got := int64(s.host.held[s.host.component(ledger.PinnedRounding, nil)]); got != 2*3*GiB {

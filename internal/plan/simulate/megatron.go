@@ -10,31 +10,88 @@ import (
 	"plimsoll/internal/input/parallel"
 	"plimsoll/internal/plan/allocator"
 	"plimsoll/internal/plan/autograd"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/origin"
 )
 
-// RunMegatron simulates the last rank of a pipeline stage of Megatron-LM on a GPU with an allocator of PyTorch.
-// The second result is the rank's host memory.
-func RunMegatron(j *megatron.Job, stage int64, c allocator.Configuration, capacity ledger.Bytes) (gpu, onHost Memory,
-	err error) {
-	host := newTrace(&heap{Glibc: allocator.NewGlibc()})
-	s := &megatronRank{Job: j, gpu: newTrace(&replayed{CUDA: allocator.NewCUDA(c, capacity)}), stage: stage, host: host,
-		pinned: &pinnedMemory{allocator: allocator.NewPinned(c, j.Torch), host: host}}
-	for _, chunk := range j.Table[stage] {
-		s.chunks = append(s.chunks, &modelChunk{Chunk: chunk, parameters: j.Parameters(chunk)})
+// RunLast simulates the last pipeline stage of a job of Megatron-LM.
+func RunLast(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	return runMegatron(j, []int64{j.Megatron.Degrees.Pipeline - 1}, capacity)
+}
+
+func everyStage(m *megatron.Job) (stages []int64) {
+	for stage := range m.Degrees.Pipeline {
+		stages = append(stages, stage)
+	}
+	return stages
+}
+
+// heaviestOfMegatron leaves out stages that hold no more than one before. The last one has the logits.
+func heaviestOfMegatron(m *megatron.Job) (list []int64) {
+	last := m.Degrees.Pipeline - 1
+	for stage := range last {
+		if !slices.ContainsFunc(list, func(before int64) bool { return hasLayersOf(m, before, stage) }) {
+			list = append(list, stage)
+		}
+	}
+	return append(list, last)
+}
+
+// hasLayersOf reports whether a stage has at least the layers of another in each chunk, and as many mixtures of experts.
+func hasLayersOf(m *megatron.Job, stage, other int64) bool {
+	count := func(c parallel.Chunk) (all, mixtures int) {
+		for _, layer := range m.OnStage(c) {
+			all++
+			if layer.Mixture {
+				mixtures++
+			}
+		}
+		return all, mixtures
+	}
+	for i, c := range m.Table[other] {
+		all, mixtures := count(c)
+		has, mixed := count(m.Table[stage][i])
+		if has < all || mixed < mixtures {
+			return false
+		}
+	}
+	return true
+}
+
+// runMegatron simulates the last rank of each of these pipeline stages of Megatron-LM.
+func runMegatron(j *job.Job, stages []int64, capacity ledger.Bytes) (classes []RankClass, err error) {
+	each := j.World / int(j.Stages())
+	for _, stage := range stages {
+		class, err := runMegatronStage(j, stage, capacity)
+		if err != nil {
+			return nil, err
+		}
+		class.First, class.Ranks = int(stage)*each, each
+		classes = append(classes, class)
+	}
+	return classes, nil
+}
+
+func runMegatronStage(j *job.Job, stage int64, capacity ledger.Bytes) (class RankClass, err error) {
+	cache, err := newCache(j, capacity)
+	if err != nil {
+		return class, err
+	}
+	host, m := newTrace(&heap{Glibc: allocator.NewGlibc()}), j.Megatron
+	s := &megatronRank{Job: m, gpu: newTrace(cache), stage: stage, host: host,
+		pinned: newPinnedMemory(j, host)}
+	for _, chunk := range m.Table[stage] {
+		s.chunks = append(s.chunks, &modelChunk{Chunk: chunk, parameters: m.Parameters(chunk)})
 	}
 	s.run()
-	if s.gpu.failed != nil {
-		return Memory{}, Memory{}, s.gpu.failure(capacity)
+	for _, t := range []*trace{s.gpu, host} {
+		if err := t.failure(capacity); err != nil {
+			return class, err
+		}
 	}
-	if err := host.failure(0); err != nil {
-		return Memory{}, Memory{}, err
-	}
-	outside := []ledger.Holding{contextOf(j.Torch, j.GPU.Capability)}
-	if world := int(j.Degrees.World()); world > 1 {
-		outside = append(outside, ncclOf(world))
-	}
-	return Memory{Phases: s.gpu.phases(), Outside: asMeasured(outside...)},
-		Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}, nil
+	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.elements(),
+		GPU:  &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
+		Host: Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.

@@ -3,6 +3,7 @@ package simulate
 import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/allocator"
+	"plimsoll/internal/plan/job"
 )
 
 // pinnedMemory is the pinned memory of a rank, which PyTorch's allocator takes in
@@ -13,12 +14,12 @@ type pinnedMemory struct {
 	rounding  hold // of the blocks, and free blocks
 }
 
-func newPinnedMemory(s *simulation) *pinnedMemory {
-	c, err := allocator.ParseConfiguration(s.Allocator, s.Versions.Torch)
+func newPinnedMemory(j *job.Job, host *trace) *pinnedMemory {
+	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
 		c = allocator.Configuration{} // refused where the GPU's allocator is made
 	}
-	return &pinnedMemory{allocator: allocator.NewPinned(c, s.Versions.Torch), host: s.host}
+	return &pinnedMemory{allocator: allocator.NewPinned(c, j.Versions.Torch), host: host}
 }
 
 // tensor is an allocated tensor. On the host it may be in pinned memory.

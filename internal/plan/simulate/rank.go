@@ -36,6 +36,9 @@ type Memory struct {
 // Run simulates a job on GPUs of a capacity; 0 is no limit. A job that needs more
 // is an *allocator.OutOfMemory.
 func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	if j.Megatron != nil {
+		return runMegatron(j, everyStage(j.Megatron), capacity)
+	}
 	if j.Pipeline == nil {
 		class, err := runClass(j, capacity)
 		return []RankClass{class}, err
@@ -45,6 +48,9 @@ func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
 
 // RunHeaviest simulates a job as Run does. Of a pipeline it simulates the stages that may hold most.
 func RunHeaviest(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+	if j.Megatron != nil {
+		return runMegatron(j, heaviestOfMegatron(j.Megatron), capacity)
+	}
 	if j.Pipeline == nil {
 		return Run(j, capacity)
 	}

@@ -73,7 +73,7 @@ func newSimulation(j *job.Job, gpu, host *trace) *simulation {
 		}
 	}
 	if j.OffloadActivations != nil {
-		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(s)}
+		s.offloaded = offloadedActivations{gpu: gpu, pinned: newPinnedMemory(j, host)}
 	}
 	s.chooseEngine()
 	s.experts = newHostExperts(s)

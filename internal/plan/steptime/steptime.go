@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -74,6 +75,9 @@ const (
 func Refusal(j *job.Job, m Machine) error {
 	var lacks []string
 	switch {
+	case j.Megatron != nil:
+		return fault.Inputf("the time of a step of %s is not predicted yet", megatron.Program).
+			WithHint("plan its memory only")
 	case j.OnCPU:
 		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
 	case j.Model.Network.Opaque != nil:

@@ -160,6 +160,9 @@ func NewPlanDocument(version string, request job.Request, p *plan.Plan) (*PlanDo
 	if j.AutocastName() != "" {
 		d.Job.Autocast = j.AutocastName()
 	}
+	if j.Megatron != nil {
+		d.Megatron = j.Megatron.Given
+	}
 	var err error
 	d.Inputs, err = inputsOf(j.Files)
 	return d, err

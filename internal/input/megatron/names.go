@@ -1,0 +1,35 @@
+package megatron
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// Program is what trains these jobs.
+const Program = "Megatron-LM"
+
+// OptimizerName describes the optimizer.
+func (j *Job) OptimizerName() string {
+	if j.Distributed {
+		return j.Optimizer + ", distributed"
+	}
+	return j.Optimizer
+}
+
+// RecomputeName describes what the backward pass recomputes.
+func (j *Job) RecomputeName() string { return cmp.Or(j.Recompute, "none") }
+
+// ParallelNames describes the degrees of parallelism above 1.
+func (j *Job) ParallelNames() (names []string) {
+	for _, d := range []struct {
+		name string
+		is   int64
+	}{{"data parallel", j.Degrees.Data}, {"tensor parallel", j.Degrees.Tensor},
+		{"pipeline parallel", j.Degrees.Pipeline}, {"chunks of a stage", j.Degrees.Virtual},
+		{"context parallel", j.Degrees.Context}, {"expert parallel", j.Degrees.Expert}} {
+		if d.is > 1 {
+			names = append(names, fmt.Sprintf("%s %d", d.name, d.is))
+		}
+	}
+	return names
+}
