@@ -34,8 +34,8 @@ func newDeepSpeed(s *simulation) sharding {
 		inTurn.OverlapReduction = false
 		d = &inTurn
 	}
-	e := &deepSpeed{simulation: s, recipe: d, pinnedMemory: newPinnedMemory(s.Job, s.host), loaded: make([]hold, len(s.parameters)),
-		master: dtype.F32}
+	e := &deepSpeed{simulation: s, recipe: d, pinnedMemory: newPinnedMemory(s.Job, s.host),
+		loaded: make([]hold, len(s.parameters)), master: dtype.F32}
 	if d.LowPrecisionMaster {
 		e.master = s.ParameterType
 	}

@@ -37,7 +37,7 @@ func heaviestOfMegatron(m *megatron.Job) (list []int64) {
 	return append(list, last)
 }
 
-// hasLayersOf reports whether a stage has at least the layers of another in each chunk, and as many mixtures of experts.
+// hasLayersOf reports whether a stage has at least the layers of another in each chunk, and as many mixtures.
 func hasLayersOf(m *megatron.Job, stage, other int64) bool {
 	count := func(c parallel.Chunk) (all, mixtures int) {
 		for _, layer := range m.OnStage(c) {
