@@ -262,7 +262,7 @@ exhaustive: ## Plan every recipe of three questions, and hold the search of plim
 
 .PHONY: advice
 advice: ## Apply every advised edit to all public configurations that do not fit, on three GPUs (needs them)
-	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./internal/plan/advice -args -all
+	$(GO) test -count=1 -v -timeout 2h -run '^(TestPublicConfigs|TestPipelines)$$' ./internal/plan/lever -args -all
 
 .PHONY: bench-overlap
 bench-overlap: ## Hold the law of overlap against paced steps, from T*/4 to 4 T* (takes 3 minutes, on a quiet host)

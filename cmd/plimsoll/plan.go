@@ -15,8 +15,8 @@ import (
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/machine/host"
-	"plimsoll/internal/plan/advice"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/steptime"
 	"plimsoll/internal/show/report"
@@ -455,15 +455,15 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 	if p.Verdict.Result == plan.Fits && !o.advise && o.apply == "" {
 		return nil
 	}
-	list, err := advice.For(o.request, p, m)
+	list, err := lever.For(lever.Question{Need: lever.NeedOf(p), Request: o.request, Plan: p, Machine: m})
 	if err != nil {
 		return err
 	}
-	document.Advise(list)
+	document.Advice = list
 	if o.apply == "" {
 		return nil
 	}
-	at := slices.IndexFunc(list, func(a advice.Advice) bool { return len(a.Texts) > 0 })
+	at := slices.IndexFunc(list, func(c lever.Change) bool { return len(c.Texts) > 0 })
 	if at < 0 {
 		return fault.Inputf("--apply is given, but there is no advice that edits a file").
 			WithHint("leave --apply out")

@@ -1,8 +1,6 @@
 package fit
 
 import (
-	"cmp"
-
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
@@ -50,27 +48,9 @@ func (r *Recipe) Settings() []amend.Setting {
 // Request returns the request that plans the recipe without a search. A recipe whose DeepSpeed configuration is new
 // names the file that it will be.
 func (r *Recipe) Request(q job.Request) job.Request {
-	o := r.Overrides
-	q.GPUs, q.Nodes, q.MicroBatch, q.Accumulation = o.GPUs, o.Nodes, o.MicroBatch, o.Accumulation
-	q.Recompute, q.Sequence = cmp.Or(o.Recompute, q.Recompute), cmp.Or(o.Sequence, q.Sequence)
-	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
-	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
-	if o.PipelineParallel > 1 {
-		q.PipelineParallel, q.PipelineSchedule = o.PipelineParallel, o.PipelineSchedule
-	}
-	switch {
-	case o.FSDP == job.NoFSDP:
-		q.FSDP = ""
-	case o.FSDP != "":
-		q.FSDP = o.FSDP
-	}
-	q.OffloadParameters = q.OffloadParameters || o.FSDPOffload
-	if o.States != nil {
-		q.Offload = *o.States
-	}
+	q = r.Overrides.Request(q)
 	if r.Config != "" {
-		q.DeepSpeed, q.Precision = ConfigFile, ""
-		q.ZeRO, q.ZeROOffload = "", nil
+		q.DeepSpeed, q.Precision, q.ZeRO, q.ZeROOffload = ConfigFile, "", "", nil
 	}
 	return q
 }

@@ -35,8 +35,8 @@ type Overrides struct {
 // NoFSDP leaves FSDP out.
 const NoFSDP = "none"
 
-// apply returns the request with the overrides as its flags.
-func (o Overrides) apply(q Request) Request {
+// Request returns a request with the overrides as its flags, for all that flags say.
+func (o Overrides) Request(q Request) Request {
 	q.GPUs, q.Nodes = cmp.Or(o.GPUs, q.GPUs), cmp.Or(o.Nodes, q.Nodes)
 	q.Sequence, q.MicroBatch = cmp.Or(o.Sequence, q.Sequence), cmp.Or(o.MicroBatch, q.MicroBatch)
 	q.Accumulation, q.Recompute = cmp.Or(o.Accumulation, q.Accumulation), cmp.Or(o.Recompute, q.Recompute)
@@ -56,7 +56,7 @@ func (o Overrides) apply(q Request) Request {
 	}
 	q.TensorParallel = cmp.Or(o.TensorParallel, q.TensorParallel)
 	q.ContextParallel = cmp.Or(o.ContextParallel, q.ContextParallel)
-	if o.PipelineParallel > 0 {
+	if o.PipelineParallel > 1 {
 		q.PipelineParallel, q.PipelineSchedule = o.PipelineParallel, o.PipelineSchedule
 	}
 	return q
@@ -101,7 +101,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &resolver{Request: o.apply(in.request), Inputs: in, anyMicroBatch: o.AnyMicroBatch,
+	r := &resolver{Request: o.Request(in.request), Inputs: in, anyMicroBatch: o.AnyMicroBatch,
 		job: &Job{Model: in.model, Reference: in.reference, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
 			Allocator: in.request.Allocator}}
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,

@@ -4,34 +4,9 @@ import (
 	"fmt"
 	"strings"
 
-	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/amend"
-	"plimsoll/internal/plan/advice"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 )
-
-// PlanAdvice is a change that was planned.
-type PlanAdvice struct {
-	Edits   []amend.Edit `json:"edits"`
-	Flags   []string     `json:"flags"` // for settings that no file says
-	Why     string       `json:"why"`
-	Device  ledger.Kind  `json:"device"`
-	Before  ledger.Bytes `json:"before_bytes"`
-	After   ledger.Bytes `json:"after_bytes"`
-	Verdict plan.Result  `json:"verdict"` // with the change
-	// Slower is the time of a token with the change over that without, less 1; null where times are not known.
-	Slower *float64 `json:"slower"`
-}
-
-// Advise adds advice, the best first.
-func (d *PlanDocument) Advise(list []advice.Advice) {
-	for i := range list {
-		a := &list[i]
-		d.Advice = append(d.Advice, PlanAdvice{Edits: append([]amend.Edit{}, a.Edits...),
-			Flags: append([]string{}, a.Flags...), Why: a.Why, Device: a.Device, Before: a.Before, After: a.After,
-			Verdict: a.Verdict, Slower: a.Slower})
-	}
-}
 
 // shownAdvice is how many changes text shows.
 const shownAdvice = 3
@@ -43,7 +18,7 @@ func (d *PlanDocument) advised() Section {
 	}
 	var facts Facts
 	for i := range d.Advice[:min(shownAdvice, len(d.Advice))] {
-		facts.add("advice", "%s", d.Advice[i].line())
+		facts.add("advice", "%s", weighed(&d.Advice[i]))
 	}
 	if rest := len(d.Advice) - shownAdvice; rest > 0 {
 		facts.add("", "%d more: --json", rest)
@@ -67,29 +42,22 @@ type PlanApplied struct {
 	Verdict  plan.Result `json:"verdict"`
 }
 
-// line says a change, and what its plan says.
-func (a *PlanAdvice) line() string {
-	var parts []string
-	for i, e := range a.Edits {
-		if i > 0 && e.File == a.Edits[i-1].File { // names may be long
-			e.File = "line"
-			parts = append(parts, strings.Replace(e.String(), "line:", "line ", 1))
-			continue
-		}
-		parts = append(parts, e.String())
+// weighed says a change, and what its plan says.
+func weighed(c *lever.Change) string {
+	what := fmt.Sprintf("frees %v", c.Frees())
+	if c.Frees() < 0 {
+		what = fmt.Sprintf("takes %v of what is free", -c.Frees())
 	}
-	change := strings.Join(append(parts, a.Flags...), ", ")
-	what := fmt.Sprintf("frees %v", a.Before-a.After)
-	if a.After > a.Before {
-		what = fmt.Sprintf("takes %v of what is free", a.After-a.Before)
-	}
-	if a.Slower != nil {
-		switch slower := 100 * *a.Slower; {
+	if c.Slower != nil {
+		switch slower := 100 * *c.Slower; {
 		case slower >= 0.5:
 			what += fmt.Sprintf(", %.0f %% slower", slower)
 		case slower <= -0.5:
 			what += fmt.Sprintf(", %.0f %% faster", -slower)
 		}
 	}
-	return fmt.Sprintf("%s %s: %s (%s)", change, what, a.Verdict, a.Why)
+	if c.Verdict != plan.Unknown {
+		what += ": " + string(c.Verdict)
+	}
+	return fmt.Sprintf("%v %s (%s)", c, what, c.Why)
 }

@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/published"
 	"plimsoll/internal/state/optim/kernel"
@@ -33,7 +34,7 @@ type PlanDocument struct {
 	// HostStep is the time of an update on this host; nil where the profile of the host does not tell.
 	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
 	// Advice is what would mend the job, the best first.
-	Advice []PlanAdvice `json:"advice,omitempty"`
+	Advice []lever.Change `json:"advice,omitempty"`
 	// Applied is the advice whose files were written.
 	Applied *PlanApplied `json:"applied,omitempty"`
 	// Nearest are the public measurements nearest to the plan, one for each kind of device.

@@ -1,4 +1,4 @@
-package advice
+package lever
 
 import (
 	"flag"
@@ -18,7 +18,6 @@ import (
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/origin/origintest"
 	"plimsoll/internal/plan/plan"
-	"plimsoll/internal/plan/steptime"
 )
 
 var everyGPU = flag.Bool("all", false, "plan all public configurations, on GPUs of three sizes")
@@ -239,13 +238,13 @@ func (n *tally) addressed(t *testing.T, name string, p *plan.Plan) {
 }
 
 // advised applies all advice on a job that does not fit.
-func (n *tally) advised(t *testing.T, name string, q job.Request, p *plan.Plan) []Advice {
+func (n *tally) advised(t *testing.T, name string, q job.Request, p *plan.Plan) []Change {
 	t.Helper()
 	if p == nil || p.Verdict.Result != plan.DoesNotFit {
 		return nil
 	}
 	n.jobs++
-	list, err := For(q, p, steptime.Machine{})
+	list, err := asked(q, p)
 	if err != nil {
 		t.Errorf("%s: %v", name, err)
 		return nil
@@ -270,7 +269,7 @@ func (n *tally) check(t *testing.T) {
 }
 
 // checkApplied writes the edited files in place of the old ones, plans them, and puts the old ones back.
-func checkApplied(t *testing.T, name string, a *Advice) {
+func checkApplied(t *testing.T, name string, a *Change) {
 	t.Helper()
 	for file, text := range a.Texts {
 		old, err := os.ReadFile(file)
@@ -296,10 +295,15 @@ func checkApplied(t *testing.T, name string, a *Advice) {
 		t.Errorf("%s, %v: %v", name, a.Edits, err)
 		return
 	}
-	if got := peakOf(p, a.Device); got != a.After || p.Verdict.Result != a.Verdict {
+	if got, _ := Held(p, a.Device, nil); got != a.After || p.Verdict.Result != a.Verdict {
 		t.Errorf("%s, %v %v: %v (%s), promised %v (%s)", name, a.Edits, a.Flags, got, p.Verdict.Result, a.After,
 			a.Verdict)
 	}
+}
+
+// asked returns the changes that plimsoll plan advises.
+func asked(q job.Request, p *plan.Plan) ([]Change, error) {
+	return For(Question{Need: NeedOf(p), Request: q, Plan: p})
 }
 
 // planned returns the plan of a request.
@@ -322,7 +326,7 @@ func TestWaste(t *testing.T) {
 	q := job.Request{Model: "qwen2.5-0.5b", GPU: "H100-80GB", GPUs: 2, Sequence: 512, TrainingArgs: file("args.json",
 		`{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": true,
 		"gradient_checkpointing": true}`)}
-	list, err := For(q, planned(t, q), steptime.Machine{})
+	list, err := asked(q, planned(t, q))
 	if err != nil || len(list) == 0 {
 		t.Fatalf("%v, %v", list, err)
 	}
@@ -347,7 +351,7 @@ func TestFlags(t *testing.T) {
 			[]string{"--pipeline-schedule 1F1B"}},
 	} {
 		q := c.request
-		list, err := For(q, planned(t, q), steptime.Machine{})
+		list, err := asked(q, planned(t, q))
 		if err != nil {
 			t.Fatal(err)
 		}

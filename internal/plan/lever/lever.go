@@ -1,0 +1,311 @@
+// Package lever is the one list of changes that mend a job: one that lacks memory, or leaves it unused. A change is
+// made in the user's own files, or in the flags of the request, and a plan of the result weighs it.
+package lever
+
+import (
+	"slices"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/amend"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/plan"
+)
+
+// Need is what a job lacks.
+type Need string
+
+// The needs.
+const (
+	GPUMemory  Need = "memory of a GPU"
+	HostMemory Need = "memory of a host"
+	Speed      Need = "speed, with memory that is free"
+)
+
+// Lever is a change of a job, with one way for each of its values.
+type Lever struct {
+	For  Need
+	Why  string
+	Ways func(*job.Job) [][]amend.Setting // none for a job that does not allow the change
+}
+
+// Reasons that several levers have.
+const (
+	recomputes = "the backward pass recomputes activations instead of keeping them"
+	shrinks    = "activations shrink with the micro batch, and accumulation keeps the batch of all ranks"
+	shards     = "ranks then hold a shard each of what all of them hold in full"
+	offloads   = "states and master weights then lie in host memory"
+	buckets    = "the bucket is smaller, so that more and smaller messages go"
+)
+
+// levers are all changes that are weighed. None of them changes the training itself.
+var levers = []Lever{
+	{GPUMemory, recomputes, recomputing},
+	{GPUMemory, shrinks, smallerBatches},
+	{GPUMemory, shrinks + "; " + recomputes, both(smallerBatches, recomputing)},
+	{GPUMemory, "the fused step keeps no temporaries of the size of the parameters", fusedStep},
+	{GPUMemory, "shards, gradients and states of FSDP then lie in host memory", fsdpOnHost},
+	{GPUMemory, shards, fsdpForDDP},
+	{GPUMemory, "parameters are gathered once more in the backward pass, and not kept for it", resharding},
+	{GPUMemory, "a stage has fewer micro batches under way", smallerSchedule},
+	{GPUMemory, offloads, optimizerOnHost},
+	{GPUMemory, shards, higherStages},
+	{GPUMemory, shards + "; " + offloads, both(higherStages, optimizerOnHost)},
+	{GPUMemory, "parameters then lie in host memory while they are not used", parametersOnHost},
+	{GPUMemory, buckets, smallerReduceBucket},
+	{GPUMemory, buckets, smallerPrefetchBucket},
+	{GPUMemory, "fewer gathered parameters stay for later use", fewerLiveParameters},
+
+	{HostMemory, "PyTorch rounds pinned blocks up to powers of two", pageable},
+	{HostMemory, "parameters then stay on the GPUs", parametersOnGPU},
+	{HostMemory, "optimizer states then stay on the GPUs", optimizerOnGPU},
+	{HostMemory, shards, shardedOnHost},
+	{HostMemory, "each node then holds half of what is sharded", moreNodes},
+
+	{Speed, "larger products take less time for each token", largerBatches},
+	{Speed, "nothing is computed twice", keepingActivations},
+	{Speed, "the GPUs have room for the states", onlyOptimizerOnGPU},
+	{Speed, "the GPUs have room for the parameters", parametersOnGPU},
+	{Speed, "less is gathered", lowerStages},
+}
+
+// Settings that no file of a training says.
+const (
+	sharded recipe.Setting = "FSDP" // in place of DistributedDataParallel
+	nodes   recipe.Setting = "nodes"
+)
+
+func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }
+
+// when returns one way if a condition holds, and none otherwise.
+func when(holds bool, settings ...amend.Setting) [][]amend.Setting {
+	if !holds {
+		return nil
+	}
+	return [][]amend.Setting{settings}
+}
+
+// both returns every way of one change together with every way of another.
+func both(one, other func(*job.Job) [][]amend.Setting) func(*job.Job) [][]amend.Setting {
+	return func(j *job.Job) (ways [][]amend.Setting) {
+		for _, first := range one(j) {
+			for _, second := range other(j) {
+				ways = append(ways, slices.Concat(first, second))
+			}
+		}
+		return ways
+	}
+}
+
+// batch returns the settings of another micro batch with the same batch of all ranks. A pipeline makes its micro
+// batches of the batch that a file says, or of those between two optimizer steps.
+func batch(j *job.Job, micro int) []amend.Setting {
+	if j.DividesBatch {
+		return []amend.Setting{to(recipe.PipelineMicroBatch, micro)}
+	}
+	all := int(j.MicroBatch) * micros(j)
+	ranks := j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages())
+	return []amend.Setting{to(recipe.MicroBatch, micro), to(recipe.Accumulation, all/micro),
+		to(recipe.TrainBatch, all*ranks)}
+}
+
+// micros returns the number of micro batches of an optimizer step.
+func micros(j *job.Job) int {
+	if j.Pipeline == nil {
+		return j.Accumulation
+	}
+	return j.Accumulation * j.Pipeline.Micros
+}
+
+func recomputing(j *job.Job) [][]amend.Setting {
+	return when(j.Recompute == nil || j.Recompute.Selective > 0 || j.RecomputeEvery > 1,
+		to(recipe.GradientCheckpointing, true))
+}
+
+func keepingActivations(j *job.Job) [][]amend.Setting {
+	return when(j.Recompute != nil, to(recipe.GradientCheckpointing, false))
+}
+
+func smallerBatches(j *job.Job) (ways [][]amend.Setting) {
+	micro := int(j.MicroBatch)
+	for smaller := micro / 2; smaller >= 1; smaller /= 2 {
+		if micro%smaller == 0 {
+			ways = append(ways, batch(j, smaller))
+		}
+	}
+	return ways
+}
+
+func largerBatches(j *job.Job) (ways [][]amend.Setting) {
+	for times := 2; times <= 8; times *= 2 {
+		if micros(j)%times == 0 {
+			ways = append(ways, batch(j, int(j.MicroBatch)*times))
+		}
+	}
+	return ways
+}
+
+// trainerFused is the name that transformers' Trainer has for the fused AdamW, the only fused step that files can say.
+const trainerFused = "adamw_torch_fused"
+
+func fusedStep(j *job.Job) [][]amend.Setting {
+	name := any(j.Optimizer.Name + "/" + string(job.Fused))
+	if name == fusedAdamW {
+		name = trainerFused
+	}
+	return when(j.Optimizer.Variant == job.Foreach && j.DeepSpeed == nil, to(recipe.OptimizerName, name))
+}
+
+func fsdpOnHost(j *job.Job) [][]amend.Setting {
+	return when(j.FSDP != nil && !j.FSDP.OffloadParameters, to(recipe.FSDPOffload, true))
+}
+
+func fsdpForDDP(j *job.Job) [][]amend.Setting {
+	return when(j.FSDP == nil && j.DeepSpeed == nil && j.World > int(j.Stages()), to(sharded, "2"))
+}
+
+func resharding(j *job.Job) [][]amend.Setting {
+	return when(j.FSDP != nil && j.FSDP.Strategy == "shard_grad_op", to(recipe.Reshard, true))
+}
+
+// smallerSchedules are the schedules that hold less, for the same stages.
+var smallerSchedules = map[string]string{"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B",
+	"InterleavedZeroBubble": "Interleaved1F1B"}
+
+func smallerSchedule(j *job.Job) [][]amend.Setting {
+	if j.Pipeline == nil {
+		return nil
+	}
+	smaller := smallerSchedules[j.Pipeline.Schedule]
+	return when(smaller != "", to(recipe.PipelineSchedule, smaller))
+}
+
+// Where the optimizer and the parameters of a job with DeepSpeed are.
+
+func offloadsOptimizer(j *job.Job) bool {
+	return j.DeepSpeed != nil && j.DeepSpeed.OffloadOptimizer.Device == "cpu"
+}
+
+func offloadsParameters(j *job.Job) bool {
+	return j.DeepSpeed != nil && j.DeepSpeed.OffloadParameters.Device == "cpu"
+}
+
+func optimizerOnHost(j *job.Job) [][]amend.Setting {
+	return when(j.DeepSpeed != nil && !offloadsOptimizer(j), to(recipe.OptimizerDevice, "cpu"))
+}
+
+func optimizerOnGPU(j *job.Job) [][]amend.Setting {
+	return when(offloadsOptimizer(j), to(recipe.OptimizerDevice, "none"))
+}
+
+func onlyOptimizerOnGPU(j *job.Job) [][]amend.Setting {
+	return when(offloadsOptimizer(j) && !offloadsParameters(j), to(recipe.OptimizerDevice, "none"))
+}
+
+func parametersOnGPU(j *job.Job) [][]amend.Setting {
+	return when(offloadsParameters(j), to(recipe.ParameterDevice, "none"))
+}
+
+// parametersOnHost takes ZeRO-3, with the optimizer on the CPU.
+func parametersOnHost(j *job.Job) [][]amend.Setting {
+	if j.DeepSpeed == nil || offloadsParameters(j) {
+		return nil
+	}
+	settings := []amend.Setting{to(recipe.ParameterDevice, "cpu")}
+	if !offloadsOptimizer(j) {
+		settings = append(settings, to(recipe.OptimizerDevice, "cpu"))
+	}
+	if j.DeepSpeed.ZeROStage < 3 {
+		settings = append(settings, to(recipe.Stage, 3))
+	}
+	return [][]amend.Setting{settings}
+}
+
+// stages lists stages of ZeRO.
+func stages(j *job.Job, from, until int) (ways [][]amend.Setting) {
+	for stage := from; j.DeepSpeed != nil && stage < until; stage++ {
+		ways = append(ways, []amend.Setting{to(recipe.Stage, stage)})
+	}
+	return ways
+}
+
+// zeroStage returns the stage of ZeRO, 0 without DeepSpeed.
+func zeroStage(j *job.Job) int {
+	if j.DeepSpeed == nil {
+		return 0
+	}
+	return j.DeepSpeed.ZeROStage
+}
+
+func higherStages(j *job.Job) [][]amend.Setting { return stages(j, zeroStage(j)+1, 4) }
+
+func lowerStages(j *job.Job) [][]amend.Setting { return stages(j, 1, zeroStage(j)) }
+
+func shardedOnHost(j *job.Job) [][]amend.Setting {
+	return when(offloadsOptimizer(j) && zeroStage(j) < 3, to(recipe.Stage, 3))
+}
+
+// smallerBucket lists smaller sizes of one of DeepSpeed's buckets.
+func smallerBucket(name recipe.Setting, is int64) (ways [][]amend.Setting) {
+	for _, size := range []int64{200_000_000, 50_000_000} {
+		ways = append(ways, when(is > size, to(name, int(size)))...)
+	}
+	return ways
+}
+
+func smallerReduceBucket(j *job.Job) [][]amend.Setting {
+	if j.DeepSpeed == nil {
+		return nil
+	}
+	return smallerBucket(recipe.ReduceBucket, j.DeepSpeed.Sizes.ReduceBucket)
+}
+
+func smallerPrefetchBucket(j *job.Job) [][]amend.Setting {
+	if j.DeepSpeed == nil {
+		return nil
+	}
+	return smallerBucket(recipe.PrefetchBucket, j.DeepSpeed.Sizes.PrefetchBucket)
+}
+
+func fewerLiveParameters(j *job.Job) [][]amend.Setting {
+	const fewer = 100_000_000
+	return when(zeroStage(j) == 3 && j.DeepSpeed.Sizes.LiveParameters > fewer, to(recipe.LiveParameters, fewer))
+}
+
+func pageable(j *job.Job) [][]amend.Setting {
+	return when(j.DeepSpeed != nil && j.DeepSpeed.OffloadOptimizer.PinMemory, to(recipe.PinnedOptimizer, false))
+}
+
+// moreNodes takes twice the nodes, with half the micro batches between two optimizer steps, or half of a micro batch. A
+// job of one sequence a step on each rank cannot keep its batch of all ranks.
+func moreNodes(j *job.Job) [][]amend.Setting {
+	twice := to(nodes, 2*j.Nodes)
+	half := batch(j, int(j.MicroBatch))
+	switch micro := int(j.MicroBatch); {
+	case j.World == 1 && j.DeepSpeed == nil || j.DividesBatch || j.Pipeline != nil:
+		return nil
+	case j.Accumulation%2 == 0:
+		half[1].To = j.Accumulation / 2
+	case micro%2 == 0:
+		half[0].To, half[1].To = micro/2, j.Accumulation
+	default:
+		return nil
+	}
+	return when(true, slices.Concat([]amend.Setting{twice}, half)...)
+}
+
+// NeedOf returns what a planned job needs, or "" for nothing. A job that fills two thirds of its GPU wastes none of it.
+func NeedOf(p *plan.Plan) Need {
+	v := p.Verdict
+	switch {
+	case v.Result == plan.Unknown || p.Job.OnCPU:
+		return ""
+	case v.Result != plan.Fits && v.Device == ledger.Host:
+		return HostMemory
+	case v.Result != plan.Fits:
+		return GPUMemory
+	case v.Device != ledger.GPU || v.Needed > v.Capacity/3*2:
+		return ""
+	}
+	return Speed
+}
