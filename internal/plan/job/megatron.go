@@ -63,7 +63,7 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	if o != (Overrides{GPUs: o.GPUs, Nodes: o.Nodes, AnyMicroBatch: o.AnyMicroBatch}) {
 		return nil, fault.Inputf("arguments of Megatron-LM say how the job is trained").WithHint("change an argument")
 	}
-	q := o.apply(in.request)
+	q := o.Request(in.request)
 	torch, err := q.torchRelease()
 	if err != nil {
 		return nil, err
