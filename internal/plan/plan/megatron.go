@@ -74,5 +74,5 @@ func peakOf(m simulate.Memory) ledger.Bytes {
 // megatronNode returns the host memory of a node whose ranks are all of one stage.
 func megatronNode(j *megatron.Job, m simulate.Memory) ledger.Device {
 	class := simulate.RankClass{Ranks: int(j.Degrees.World()), RanksPerNode: int(j.RanksPerNode), Host: m}
-	return nodeOf(&job.Job{HostMemory: j.HostMemory}, class)
+	return nodeOf(&job.Job{Machine: job.Machine{HostMemory: j.HostMemory}}, class)
 }
