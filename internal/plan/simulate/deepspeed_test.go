@@ -41,6 +41,7 @@ func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job
 			Parallel: job.Parallel{Degrees: forward.Degrees{Tensor: 1, Context: 1}, Expert: 1, Shard: 1}},
 		Program: job.Program{Versions: job.Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v}}}
 	j.Attention = forward.SDPA
+	j.Settle()
 	return j
 }
 
