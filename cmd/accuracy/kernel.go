@@ -87,7 +87,8 @@ func (e *expression) useKernel(k *kernel) (o forward.Options, err error) {
 		return o, err
 	}
 	o = forward.Options{Batch: max(1, int64(e.MicroBatch)), Sequence: int64(e.Sequence), WeightType: dtype.BF16,
-		Liger: e.byLiger(), Loss: forward.NativeLoss, TensorParallel: 1, ContextParallel: 1, HasLogits: func() {}}
+		Parallel: forward.Degrees{Tensor: 1, Context: 1}, HasLogits: func() {}}
+	o.Liger, o.Loss = e.byLiger(), forward.NativeLoss
 	if e.Precision.named() == "fp32" {
 		o.WeightType = dtype.F32
 	}

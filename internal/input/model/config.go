@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -324,6 +325,7 @@ func (c *config) model(name, source string) *Model {
 		Parameters:   root.parameters,
 		Network:      root.network,
 		Encoders:     root.encoders,
+		textType:     cmp.Or(root.textType, a.modelType),
 		mixtures:     root.mixtures,
 		hidden:       hidden,
 	}

@@ -27,6 +27,7 @@ var (
 
 func (c contrastive) describe(s scope) {
 	t := s.inside("text_config", c.text, "", nil)
+	s.textType = c.text
 	v := s.inside("vision_config", c.image, "", nil)
 	h := &Contrast{Scale: s.module("logit_scale"), Sigmoid: c.sigmoid}
 	if c.sigmoid {

@@ -75,6 +75,7 @@ type Model struct {
 	// Encoders are those of a model without a network.
 	Encoders []Encoder `json:"-"`
 
+	textType string     // model_type of the language model: that of text_config where there is one
 	mixtures []*Mixture // of a model without a network, whose experts transformers 5 fuses
 	hidden   int64      // then
 }

@@ -21,6 +21,7 @@ type made struct {
 	total      int64 // elements of the parameters so far
 	network    *Network
 	known      []architecture
+	textType   string    // model_type of text_config, "" without one
 	opaque     bool      // the operations are unknown
 	encoders   []Encoder // then
 	mixtures   []*Mixture

@@ -133,6 +133,7 @@ func (m multimodal) describe(s scope) {
 	if !ok {
 		s.fail(0, Documented, "text_config is of %q, which is not planned as a part of a multimodal model", modelType)
 	}
+	s.textType = modelType
 	config := cmp.Or(m.config, "vision_config")
 	v := s.inside(config, m.towered, "", m.renamed)
 	if got := v.textOr("", "model_type"); got != m.towered && !slices.Contains(m.others, got) {

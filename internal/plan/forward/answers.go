@@ -70,7 +70,7 @@ func (p *pass) selected(logits *autograd.Tensor) []*autograd.Tensor {
 // train/rm/trainer.py, with TRL's AutoModelForCausalLMWithValueHead).
 func (p *pass) value(h *model.Head, x *autograd.Tensor) Result {
 	p.WithoutGradients(func() { // the graph ends with the pass
-		logits := p.logits(h, x, h.Outputs/p.TensorParallel)
+		logits := p.logits(h, x, h.Outputs/p.Parallel.Tensor)
 		p.crossEntropy(logits)
 		p.Drop(logits)
 	})

@@ -27,11 +27,11 @@ func (p *pass) attention(s *model.Stack, a *model.Attention, x, source *autograd
 		if p.HoldsCache && p.tower == nil && a.Latent == nil {
 			k, v = p.cache(k), p.cache(v)
 		}
-		if p.DeepSpeedUlysses {
+		if p.Parallel.DeepSpeedUlysses {
 			q, k, v = p.byHeads(a, q, k, v)
 		}
 		mixed := p.mix(s, a, q, k, v)
-		if p.DeepSpeedUlysses {
+		if p.Parallel.DeepSpeedUlysses {
 			mixed = p.byTokens(mixed)
 		}
 		if a.Divided && p.Attention != Flash { // the parts are put together
@@ -64,7 +64,7 @@ func (p *pass) whyAttention() string {
 // attention returns. Every one is copied by rank, received, and copied by head. Ranks beyond the heads of keys get
 // copies of them.
 func (p *pass) byHeads(a *model.Attention, q, k, v *autograd.Tensor) (_, _, _ *autograd.Tensor) {
-	times := max(1, p.ContextParallel/p.heads(a.KeyValueHeads))
+	times := max(1, p.Parallel.Context/p.heads(a.KeyValueHeads))
 	one := func(x *autograd.Tensor, times int64) *autograd.Tensor {
 		r := x
 		if times > 1 {
@@ -97,7 +97,7 @@ func (p *pass) byTokens(x *autograd.Tensor) *autograd.Tensor {
 }
 
 // heads returns a rank's number of heads under tensor parallelism.
-func (p *pass) heads(n int64) int64 { return max(1, n/p.TensorParallel) }
+func (p *pass) heads(n int64) int64 { return max(1, n/p.Parallel.Tensor) }
 
 // project computes queries, keys and values, with norms and rotary positions.
 func (p *pass) project(a *model.Attention, x, source *autograd.Tensor) (q, k, v, gate *autograd.Tensor) {
@@ -192,7 +192,7 @@ func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autogra
 		if a.WideRotary || p.Autocast != dtype.Invalid {
 			t = dtype.F32
 		}
-		angles = p.New(2*p.Sequence/p.ContextParallel*int64(a.Rotary*float64(a.Width)), t)
+		angles = p.New(2*p.Sequence/p.Parallel.Context*int64(a.Rotary*float64(a.Width)), t)
 		defer p.Drop(angles)
 	}
 	return p.follow(q, p.rotate(a, q, angles)), p.follow(k, p.rotate(a, k, angles))
@@ -203,7 +203,7 @@ func (p *pass) rotated(a *model.Attention, q, k *autograd.Tensor) (_, _ *autogra
 // Under autocast they are in fp32.
 func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.Tensor {
 	switch {
-	case p.FusesPointwise:
+	case p.Compile:
 		return p.unary(x, p.compute(), saveNothing)
 	case p.Liger: // in place, in both passes (liger_kernel/ops/rope.py)
 		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x}, Shared: []bool{true},
@@ -233,8 +233,8 @@ func (p *pass) rotate(a *model.Attention, x, angles *autograd.Tensor) *autograd.
 func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor) *autograd.Tensor {
 	heads, groups := p.heads(a.Heads), p.heads(a.KeyValueHeads)
 	biased := a.Biased && p.FusesBias
-	if p.DeepSpeedUlysses {
-		groups = max(groups, p.ContextParallel) // ranks beyond the heads of keys have copies
+	if p.Parallel.DeepSpeedUlysses {
+		groups = max(groups, p.Parallel.Context) // ranks beyond the heads of keys have copies
 	}
 	if p.Attention == Eager || a.Biased && !biased || a.Soft ||
 		(a.Sinks != "" || a.NoSDPA) && p.Attention == SDPA {
@@ -244,7 +244,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// A window shorter than the sequence needs a mask. With a mask torch does not
 	// share keys among queries.
 	masked := p.Attention == SDPA && (p.masked || a.Window > 0 && p.Sequence > a.Window && !p.sharesWindow()) &&
-		!p.DeepSpeedUlysses // it drops masks
+		!p.Parallel.DeepSpeedUlysses // it drops masks
 	contiguous := p.Attention == SDPA && p.ContiguousHeads
 	if contiguous {
 		q = p.follow(q, p.unary(q, q.DType, saveNothing))
@@ -252,7 +252,7 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	if masked || p.mask != nil || p.FusedQKV || p.Attention == SDPA && p.RepeatsKeys {
 		k, v = p.repeat(k, heads/groups), p.repeat(v, heads/groups)
 	}
-	if p.ExchangesHeads {
+	if p.Parallel.Ulysses {
 		q, k, v = p.exchanged(q), p.exchanged(k), p.exchanged(v)
 	}
 	compute := promoted(promoted(q.DType, k.DType), v.DType)
@@ -275,12 +275,12 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 		o.Saved = append(o.Saved, p.mask)
 	}
 	if masked { // every layer converts the mask of the window to the type of the scores
-		mask := p.New(p.Batch*(p.Sequence/p.ContextParallel)*p.Sequence, compute)
+		mask := p.New(p.Batch*(p.Sequence/p.Parallel.Context)*p.Sequence, compute)
 		o.Saved = append(o.Saved, mask)
 		defer p.Drop(mask)
 	}
 	if biased {
-		bias := p.New(heads*p.Sequence/p.ContextParallel*p.Sequence, compute)
+		bias := p.New(heads*p.Sequence/p.Parallel.Context*p.Sequence, compute)
 		o.Saved = append(o.Saved, bias)
 		defer p.Drop(bias)
 	}
@@ -293,8 +293,8 @@ func (p *pass) mix(s *model.Stack, a *model.Attention, q, k, v *autograd.Tensor)
 	// it as the queries are stored.
 	efficient := p.Attention == SDPA && (masked || p.mask != nil || biased || a.Width != a.ValueWidth ||
 		compute == dtype.F32)
-	byHead := a.Joined || a.ByHead || contiguous || p.DeepSpeedUlysses && p.Attention == SDPA
-	if p.ExchangesHeads {
+	byHead := a.Joined || a.ByHead || contiguous || p.Parallel.DeepSpeedUlysses && p.Attention == SDPA
+	if p.Parallel.Ulysses {
 		return p.exchanged(r[0])
 	}
 	if byHead && !efficient || p.FusedQKV {
@@ -483,20 +483,20 @@ func (p *pass) delta(a *model.Attention, x *autograd.Tensor) *autograd.Tensor {
 // together runs a linear module whose outputs are sharded among ranks, and gathers
 // the outputs.
 func (p *pass) together(path string, x *autograd.Tensor, out int64) *autograd.Tensor {
-	part := p.linear(path, x, max(1, out/p.TensorParallel))
-	return p.follow(part, p.resized(part, p.TensorParallel))
+	part := p.linear(path, x, max(1, out/p.Parallel.Tensor))
+	return p.follow(part, p.resized(part, p.Parallel.Tensor))
 }
 
 // gather gathers the sequence, which tensor parallelism shards between the halves
 // of a block. Scatter shards it again.
-func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.TensorParallel) }
+func (p *pass) gather(x *autograd.Tensor) *autograd.Tensor { return p.resized(x, p.Parallel.Tensor) }
 
 func (p *pass) scatter(x *autograd.Tensor) *autograd.Tensor {
-	if p.TensorParallel == 1 {
+	if p.Parallel.Tensor == 1 {
 		return x
 	}
 	r := p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x},
-		Outputs: []autograd.Output{{Elements: x.Elements / p.TensorParallel, DType: x.DType}}, Kept: true})[0]
+		Outputs: []autograd.Output{{Elements: x.Elements / p.Parallel.Tensor, DType: x.DType}}, Kept: true})[0]
 	p.Drop(x)
 	return r
 }

@@ -31,7 +31,7 @@ func (p *pass) whyFeedForward() string {
 }
 
 // inner returns a rank's width between the projections.
-func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.TensorParallel) }
+func (p *pass) inner(f *model.FeedForward) int64 { return max(1, f.Inner/p.Parallel.Tensor) }
 
 // dense runs a feed-forward network on every token.
 func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
@@ -47,7 +47,7 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 			p.Drop(parts...)
 		case f.Gate != "":
 			gate := p.linear(f.Gate, x, inner)
-			if p.FusesPointwise || p.Liger {
+			if p.Compile || p.Liger {
 				up := p.linear(f.Up, x, inner)
 				h = p.gated(f.Activation, gate, up)
 				p.Drop(gate, up)
@@ -73,7 +73,7 @@ func (p *pass) dense(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor 
 // gated multiplies the activated gate with the values. Fused, it saves only the
 // two. Liger's gradients of the two replace them (liger_kernel/ops/swiglu.py).
 func (p *pass) gated(activation string, gate, up *autograd.Tensor) *autograd.Tensor {
-	if p.FusesPointwise || p.Liger {
+	if p.Compile || p.Liger {
 		both := []*autograd.Tensor{gate, up}
 		return p.Do(autograd.Operation{Inputs: both, Saved: both, Replaces: p.Liger,
 			Outputs: []autograd.Output{{Elements: gate.Elements, DType: gate.DType}}})[0]
@@ -88,7 +88,7 @@ func (p *pass) gated(activation string, gate, up *autograd.Tensor) *autograd.Ten
 // gradient depends on its result saves the result. Functions that transformers
 // writes out in several operations save intermediate results, too.
 func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
-	if p.FusedActivations || p.FusesPointwise {
+	if p.FusedActivations || p.Compile {
 		return p.unary(x, x.DType, saveInput)
 	}
 	switch name {
@@ -128,7 +128,7 @@ func (p *pass) activate(name string, x *autograd.Tensor) *autograd.Tensor {
 // positive, and an exponential elsewhere.
 func (p *pass) xielu(f *model.FeedForward, x *autograd.Tensor) *autograd.Tensor {
 	positive, negative := p.parameter(f.Alphas+".alpha_p").Tensor(), p.parameter(f.Alphas+".alpha_n").Tensor()
-	if p.FusesPointwise {
+	if p.Compile {
 		return p.Do(autograd.Operation{Inputs: []*autograd.Tensor{x, positive, negative}, Saved: []*autograd.Tensor{x},
 			Outputs: []autograd.Output{{Elements: x.Elements, DType: x.DType}}})[0]
 	}

@@ -37,7 +37,7 @@ func (p *pass) head(x *autograd.Tensor) Result {
 	}
 	outputs := h.Outputs
 	if !h.Classes {
-		outputs /= p.TensorParallel
+		outputs /= p.Parallel.Tensor
 	}
 	if p.Loss == ChunkedLoss && p.ChunksHead {
 		return p.chunkedHead(h, x, outputs)
@@ -91,7 +91,7 @@ func (p *pass) secondLoss(logits *autograd.Tensor) Result {
 	loss := p.Scope(func() *autograd.Tensor {
 		wide := p.cast(logits, dtype.F32)
 		shifted := wide
-		if !p.ExchangesHeads { // with it, labels are shifted in place of logits
+		if !p.Parallel.Ulysses { // with it, labels are shifted in place of logits
 			shifted = p.unary(wide, dtype.F32, saveNothing)
 		}
 		return p.mean(p.normalized(shifted, dtype.F32))
@@ -217,7 +217,7 @@ func (p *pass) crossEntropy(logits *autograd.Tensor) *autograd.Tensor {
 			shifted := p.unary(x, x.DType, saveNothing)
 			x = shifted
 		}
-		if p.TensorParallel > 1 && !p.network.Head.Classes {
+		if p.Parallel.Tensor > 1 && !p.network.Head.Classes {
 			return p.parallelLoss(x)
 		}
 		logarithms := p.normalized(x, x.DType)

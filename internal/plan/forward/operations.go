@@ -112,7 +112,7 @@ func (p *pass) dropout(x *autograd.Tensor, probability float64) *autograd.Tensor
 	switch {
 	case probability == 0 || p.NoDropout:
 		return x
-	case p.FusesPointwise: // the compiled backward pass makes the mask again from its seed
+	case p.Compile: // the compiled backward pass makes the mask again from its seed
 		return p.follow(x, p.unary(x, x.DType, saveNothing))
 	}
 	r := p.Do(autograd.Operation{
@@ -311,7 +311,7 @@ func (p *pass) norm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	return p.hooked(n.Path, func() *autograd.Tensor {
 		return p.Scope(func() *autograd.Tensor {
 			switch {
-			case p.FusesPointwise:
+			case p.Compile:
 				return p.fusedNorm(n, x)
 			case p.Liger && n.Path != "" && n.Kind != model.LayerNorm && n.Kind != model.LayerNormF32 &&
 				n.Kind != model.LayerNormWide:
@@ -359,7 +359,7 @@ func (p *pass) layerNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 // matmuls that read it.
 func (p *pass) fusedNorm(n model.Norm, x *autograd.Tensor) *autograd.Tensor {
 	result := x.DType
-	if p.FusesPointwise && p.narrow {
+	if p.Compile && p.narrow {
 		result = p.compute()
 	}
 	inPlace := p.Liger && n.Kind != model.LayerNorm

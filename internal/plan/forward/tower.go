@@ -63,7 +63,7 @@ func (p *pass) withImages(x *autograd.Tensor) *autograd.Tensor {
 func (p *pass) encode(t *model.Tower) *autograd.Tensor {
 	v := *p
 	v.network, v.tower = t.Network, t
-	v.ContextParallel, v.TensorParallel = 1, 1
+	v.Parallel.Context, v.Parallel.Tensor = 1, 1
 	v.Batch, v.Sequence = p.Images.Count, t.Image.Patches(p.Images.Height, p.Images.Width)+t.Image.Class
 	v.mask, v.masked, v.blocks = nil, false, 0
 	if t.OneSequence {

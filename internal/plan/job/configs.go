@@ -105,7 +105,7 @@ func (r *resolver) unfrozen() error {
 		r.assume("rows outside of the ranges of unfrozen_parameters have gradients and states, too: axolotl sets " +
 			"their gradients to zero")
 	}
-	j.Unfrozen, j.InputGradients = u, u.Embeds
+	j.Unfrozen = u
 	return nil
 }
 

@@ -102,8 +102,9 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 		return nil, err
 	}
 	r := &resolver{Request: o.Request(in.request), Inputs: in, anyMicroBatch: o.AnyMicroBatch,
-		job: &Job{Model: in.model, Reference: in.reference, DeepSpeed: deepSpeed, FSDP: in.fsdp, Files: in.files,
-			Allocator: in.request.Allocator}}
+		job: &Job{Model: in.model, Reference: in.reference, Files: in.files,
+			Sharding: Sharding{DeepSpeed: deepSpeed, FSDP: in.fsdp},
+			Program:  Program{Allocator: in.request.Allocator}}}
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,
 		r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter, r.optimizer,
 		r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets, r.answers, r.offload,
@@ -112,6 +113,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 			return nil, err
 		}
 	}
+	r.job.Settle()
 	r.job.Assumptions = r.assumed
 	return r.job, nil
 }

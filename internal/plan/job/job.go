@@ -14,19 +14,39 @@ import (
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
-	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 )
 
 // Job is a training job with every setting decided.
 type Job struct {
-	Model     *model.Model
-	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
-	// ReferenceType is the type that the frozen model is loaded in.
-	ReferenceType dtype.Type
-	Answers       *Answers // nil without a training on answers
-	KeepsHidden   bool     // the forward pass returns the hidden states behind all blocks
+	Model *model.Model
+	Machine
+	Batch
+	Precision
+	forward.Passes
+	Trained
+	Update
+	Sharding
+	Program
 
+	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
+	Answers   *Answers     // nil without a training on answers
+
+	// Megatron is the job as Megatron-LM runs it; nil for other programs. What its arguments say stands there, and
+	// fields of all programs have their values here, too.
+	Megatron *megatron.Job
+
+	// Learned is memory beside the model that a recorded run has taught.
+	Learned map[ledger.Component]ledger.Holding
+
+	Files []string // that the job was read from, without the catalog
+
+	// Assumptions are the defaults of settings that were not given, and notes.
+	Assumptions []string
+}
+
+// Machine is what a job runs on.
+type Machine struct {
 	World        int // ranks
 	Nodes        int
 	RanksPerNode int
@@ -34,7 +54,10 @@ type Job struct {
 	GPU          gpu.Model
 	HostMemory   ledger.Bytes // of one node; 0 = unknown
 	NUMANodes    int          // of one node; 0 = unknown
+}
 
+// Batch is what a rank reads in a step.
+type Batch struct {
 	MicroBatch   int64
 	Pairs        bool  // each of a micro batch is two sequences: a chosen and a rejected answer
 	BatchTensors int64 // of int64, each as large as the sequences of a micro batch
@@ -46,119 +69,93 @@ type Job struct {
 	// DividesBatch says that a file has the batch of a rank, and the size of a pipeline's micro batches, which divide
 	// it.
 	DividesBatch bool
+}
 
-	// ParameterType is the type of the stored parameters. AutocastType is the type
-	// that torch.autocast computes in, or Invalid. CastType is the type that an
-	// engine casts parameters to before their use, or Invalid. ReduceType is the
+// Precision says in which types a job stores parameters and computes.
+type Precision struct {
+	// ParameterType is the type of the stored parameters. AutocastType is the type that torch.autocast computes in, or
+	// Invalid. CastType is the type that an engine casts parameters to before their use, or Invalid. ReduceType is the
 	// type that gradients are reduced in.
 	ParameterType, AutocastType, CastType, ReduceType dtype.Type
-
-	Attention forward.AttentionKind
-	Recompute *autograd.Checkpoint
-	// Unfrozen are the only parameters that are trained, nil if all are. InputGradients makes the output of the
-	// embeddings need a gradient.
-	Unfrozen       *recipe.Unfrozen
-	InputGradients bool
+	AdapterType                                       dtype.Type
+	// ReferenceType is the type that the frozen model is loaded in.
+	ReferenceType dtype.Type
 	// WidensNorms means that norms, embeddings and the head are in fp32.
 	WidensNorms bool
+}
+
+// Trained says which parameters a job trains, and how the others are stored.
+type Trained struct {
+	// Unfrozen are the only parameters that are trained, nil if all are.
+	Unfrozen     *recipe.Unfrozen
+	Adapter      *recipe.Adapter
+	AddsInFull   bool // PEFT makes what it adds to parameters in full first
+	Quantization *recipe.Quantization
 	// QuantizesExperts means that the parameters that hold all experts of a layer are quantized, too.
 	QuantizesExperts bool
-	// QAT fake-quantizes linear modules, nil for none.
-	QAT *forward.FakeQuantization
+	HostExperts      *HostExperts // nil: the experts are a part of the model
+}
+
+// Update says how a step updates the parameters, and where the states rest.
+type Update struct {
+	Optimizer Optimizer
+	Offload   *StateOffload // nil: the states stay where the optimizer makes them
+	Clip      float64
 	// StepsInBackward means that every parameter has an optimizer of its own, which steps once its gradient is
 	// complete.
 	StepsInBackward bool
-	// OffloadActivations moves what operations save to the host, nil if it stays.
-	OffloadActivations *autograd.Offload
-	Loss               forward.LossKind
-	WeighsEntropy      bool // the loss of every token is weighted by an entropy
-	LossTwice          bool // the program computes it, from the logits of a model that has computed its own
-	Compile            bool
-	Liger              bool // liger-kernel replaces the modules of the model
-	TilesMLP           *recipe.Tiles
-	ScattersExperts    bool // axolotl's kernels of ScatterMoE run the experts
-	// Modules is the library whose modules the model consists of: transformers
-	// (also if empty), litgpt or torchtitan.
-	Modules string
-	// FusedActivations means that an activation function is one kernel.
-	FusedActivations bool
-	// FusedQKV means that queries, keys and values are one tensor.
-	FusedQKV bool
-	// KeepsLastBlock means that FSDP does not reshard the last block between the
-	// passes.
+	// SplitsDecay means that the optimizer has a parameter group without weight decay for norms and biases, as
+	// transformers' Trainer makes it.
+	SplitsDecay bool
+}
+
+// Sharding says how ranks share the parameters, and the work.
+type Sharding struct {
+	DeepSpeed *recipe.DeepSpeed
+	FSDP      *recipe.FSDP
+	Parallel  Parallel
+	Pipeline  *Pipeline // nil without pipeline stages
+	Stage     *Stage    // of a job that OfStage has made
+	// KeepsLastBlock means that FSDP does not reshard the last block between the passes.
 	KeepsLastBlock bool
 	UnitsAtEnds    recipe.UnitsAtEnds
 	// WidensShards means that accelerate converts the shards of FSDP1 to fp32 on the GPU. The program has loaded the
 	// weights as they were published.
-	WidensShards   bool
-	RecomputeEvery int  // one of so many blocks is recomputed; 0 and 1: all
-	RecomputeFirst bool // the first of so many blocks, not the last
-	// ZeROInit means that parameters are sharded while the model is made, as
-	// transformers does with ZeRO-3 if the Trainer is made first.
+	WidensShards bool
+	// ZeROInit means that parameters are sharded while the model is made, as transformers does with ZeRO-3 if the
+	// Trainer is made first.
 	ZeROInit bool
-	// WrapsTrained means that FSDP1 has a unit for every trained module of an adapter (PEFT's
-	// fsdp_auto_wrap_policy), so that frozen parameters have no gradient. The Trainer sets that policy
-	// (update_fsdp_plugin_peft in transformers). Without use_orig_params FSDP1 refuses units that are trained in
-	// parts. litgpt's are.
+	// WrapsTrained means that FSDP1 has a unit for every trained module of an adapter (PEFT's fsdp_auto_wrap_policy),
+	// so that frozen parameters have no gradient. The Trainer sets that policy (update_fsdp_plugin_peft in
+	// transformers). Without use_orig_params FSDP1 refuses units that are trained in parts. litgpt's are.
 	WrapsTrained bool
-	// SyncEachBatch means that gradients are reduced after every micro batch:
-	// without, FSDP keeps full gradients until the last (no_sync).
+	// SyncEachBatch means that gradients are reduced after every micro batch: without, FSDP keeps full gradients until
+	// the last (no_sync).
 	SyncEachBatch bool
 	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
 	LoadsOnGPU bool
-	// SplitsDecay means that the optimizer has a parameter group without weight
-	// decay for norms and biases, as transformers' Trainer makes it.
-	SplitsDecay bool
-	// HoldsOutputs means that the training loop keeps the outputs of the model
-	// until the next forward pass is done, as a hand-written loop does.
-	HoldsOutputs bool
+}
 
-	HostExperts *HostExperts // nil: the experts are a part of the model
-
-	// Megatron is the job as Megatron-LM runs it; nil for other programs. What its arguments say stands there, and
-	// fields of all programs have their values here, too.
-	Megatron *megatron.Job
-
-	Optimizer Optimizer
-	Offload   *StateOffload // nil: the states stay where the optimizer makes them
-	Clip      float64
-
-	Adapter      *recipe.Adapter
-	AddsInFull   bool // PEFT makes what it adds to parameters in full first
-	AdapterType  dtype.Type
-	Quantization *recipe.Quantization
-	DeepSpeed    *recipe.DeepSpeed
-	FSDP         *recipe.FSDP
-	Versions     Versions
+// Program is the code that runs the job.
+type Program struct {
+	// Modules is the library whose modules the model consists of: transformers (also if empty), litgpt or torchtitan.
+	Modules  string
+	Versions Versions
 	// AssumesTransformers means that nobody has said which release of transformers the job runs on.
 	AssumesTransformers bool
-
-	Parallel Parallel
-	Pipeline *Pipeline // nil without pipeline stages
-	Stage    *Stage    // of a job that OfStage has made
-
+	// HoldsOutputs means that the training loop keeps the outputs of the model until the next forward pass is done, as
+	// a hand-written loop does.
+	HoldsOutputs bool
+	TilesMLP     *recipe.Tiles
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
-
-	// Learned is memory beside the model that a recorded run has taught.
-	Learned map[ledger.Component]ledger.Holding
-
-	Files []string // that the job was read from, without the catalog
-
-	// Assumptions are the defaults of settings that were not given, and notes.
-	Assumptions []string
 }
 
 // Parallel holds the degrees of parallelism. A degree is 1 if ranks share nothing.
 type Parallel struct {
-	Tensor  int64 // ranks that share the width of a block
-	Context int64 // ranks that share a sequence
-	Ulysses bool  // these exchange parts of the sequence for heads around attention
-	Expert  int64 // ranks that share the experts
-	Shard   int64 // ranks that parameters are sharded among
-	// DeepSpeedUlysses means that attention has full sequences of some heads, where other layers have a part of the
-	// sequences (Ulysses). Without, keys and values go around.
-	DeepSpeedUlysses bool
+	forward.Degrees
+	Expert int64 // ranks that share the experts
+	Shard  int64 // ranks that parameters are sharded among
 }
 
 // Replicas returns the number of groups of ranks that together hold the full model, in data parallelism and in hybrid

@@ -86,9 +86,12 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 // OfMegatron returns a decided job of Megatron-LM as a job.
 func OfMegatron(m *megatron.Job) *Job {
 	d, world, inNode := m.Degrees, int(m.Degrees.World()), int(m.RanksPerNode)
-	return &Job{Megatron: m, Model: m.Model(), World: world, Nodes: (world + inNode - 1) / inNode,
-		RanksPerNode: inNode, GPU: m.GPU, MicroBatch: m.MicroBatch, Sequence: m.Sequence, Accumulation: m.Micros,
-		ParameterType: m.ParameterType, Attention: forward.AttentionKind(m.Attention),
-		Parallel: Parallel{Tensor: d.Tensor, Context: d.Context, Expert: d.Expert, Shard: d.Context},
-		Versions: Versions{Torch: m.Torch}, Files: m.Megatron.Files, Assumptions: m.Assumptions}
+	j := &Job{Megatron: m, Model: m.Model(), Files: m.Megatron.Files, Assumptions: m.Assumptions,
+		Machine:   Machine{World: world, Nodes: (world + inNode - 1) / inNode, RanksPerNode: inNode, GPU: m.GPU},
+		Batch:     Batch{MicroBatch: m.MicroBatch, Sequence: m.Sequence, Accumulation: m.Micros},
+		Precision: Precision{ParameterType: m.ParameterType},
+		Program:   Program{Versions: Versions{Torch: m.Torch}}}
+	j.Attention = forward.AttentionKind(m.Attention)
+	j.Parallel.Tensor, j.Parallel.Context, j.Parallel.Expert, j.Parallel.Shard = d.Tensor, d.Context, d.Expert, d.Context
+	return j
 }

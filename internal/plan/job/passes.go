@@ -173,20 +173,6 @@ func (r *resolver) liger() {
 	}
 }
 
-// ClampsScores reports whether eager attention takes the maximum of scores and
-// their type's least number: LLaMA from 4.28 to 4.30, and OPT until 4.48.
-func (j *Job) ClampsScores() bool {
-	v := j.Versions.Transformers
-	switch {
-	case !j.OfTransformers():
-	case j.Model.Type == "llama":
-		return v.AtLeast(4, 28, 0) && !v.AtLeast(4, 31, 0)
-	case j.Model.Type == "opt":
-		return !v.AtLeast(4, 49, 0)
-	}
-	return false
-}
-
 // Libraries of modules.
 const (
 	transformersModules = "transformers"
@@ -196,26 +182,55 @@ const (
 // OfTransformers reports whether the model consists of transformers' modules.
 func (j *Job) OfTransformers() bool { return j.Modules == "" || j.Modules == transformersModules }
 
-// RepeatsKeys reports whether keys and values are copied for all heads before
-// SDPA: integrations/sdpa_attention.py shares them since 4.54, with torch 2.5, and
-// the attention classes before it never did.
-func (j *Job) RepeatsKeys() bool {
-	return j.OfTransformers() && !(j.Versions.Transformers.AtLeast(4, 54, 0) && j.Versions.Torch.AtLeast(2, 5, 0))
+// Settle sets how the passes run, as far as that follows from releases and from other settings. Whoever changes a
+// decided job calls it again.
+func (j *Job) Settle() {
+	j.settleAttention()
+	v := j.Versions
+	j.RoutersTogether = !v.Transformers.AtLeast(5, 23, 0)
+	j.AttachesQuantizedInput = !v.BitsAndBytes.AtLeast(0, 43, 2)
+	j.CastsInside = j.DeepSpeed != nil && j.DeepSpeed.ZeROStage == 3 && j.DeepSpeed.EfficientLinear
+	j.ChunksHead = j.FusedQKV && j.Adapter != nil
+	j.CompilesLogits = j.Compile && j.OfTransformers()
+	j.Compares = j.Answers != nil
+	j.NoDropout = j.Answers != nil && j.Answers.NoDropout
+	j.HalfLoss = j.Answers != nil && j.Answers.HalfLoss
+	j.HooksImages = j.Recompute != nil && j.hooksImages()
+	j.InputGradients = j.UnfreezesEmbeddings() || j.HooksImages || j.Recompute != nil && j.Adapter != nil
 }
 
-// ContiguousHeads reports whether transformers makes queries, keys and values
-// contiguous before SDPA without a mask.
-func (j *Job) ContiguousHeads() bool {
-	v := j.Versions.Transformers
-	return j.OfTransformers() && v.AtLeast(4, 48, 0) && !v.AtLeast(4, 56, 0)
+// settleAttention sets what releases do in attention.
+func (j *Job) settleAttention() {
+	v, of := j.Versions, j.OfTransformers()
+	j.FusesBias = v.Transformers.AtLeast(5, 0, 0)
+	j.SavesSoftmaxInput = !v.Torch.AtLeast(1, 11, 0)
+	j.MasksCausally = j.Compile && of
+	j.HoldsCache = of && j.Recompute == nil && j.Model.Network.Generates()
+	// integrations/sdpa_attention.py shares keys since 4.54, with torch 2.5, and the attention classes before it never
+	// did.
+	j.RepeatsKeys = of && !(v.Transformers.AtLeast(4, 54, 0) && v.Torch.AtLeast(2, 5, 0))
+	j.ContiguousHeads = of && v.Transformers.AtLeast(4, 48, 0) && !v.Transformers.AtLeast(4, 56, 0)
+	// _update_causal_mask made one mask. Since masking_utils.py every block converts a mask of booleans.
+	j.SharesWindow = of && !v.Transformers.AtLeast(4, 53, 0)
+	j.ClampsScores = false
+	switch j.Model.Type {
+	case "llama":
+		j.ClampsScores = of && v.Transformers.AtLeast(4, 28, 0) && !v.Transformers.AtLeast(4, 31, 0)
+	case "opt":
+		j.ClampsScores = of && !v.Transformers.AtLeast(4, 49, 0)
+	}
 }
 
-// SharesWindow reports whether transformers makes the mask of a window once for
-// all blocks, in the type of the weights (_update_causal_mask). Since
-// masking_utils.py every block converts a mask of booleans.
-func (j *Job) SharesWindow() bool {
-	return j.OfTransformers() && !j.Versions.Transformers.AtLeast(4, 53, 0)
+// hooksImages reports whether gradient checkpointing makes the patches of images or the rows of sound need a gradient,
+// frozen or not (enable_input_require_grads in transformers/modeling_utils.py).
+func (j *Job) hooksImages() bool {
+	reads := len(j.Model.Network.Towers) > 0 || j.Model.Network.Sound() != nil && j.Adapter != nil
+	return reads && j.OfTransformers() && j.Versions.Transformers.AtLeast(5, 0, 0)
 }
+
+// UnfreezesEmbeddings reports whether patterns of trained parameters name the embeddings or the head, whose output then
+// needs a gradient.
+func (t *Trained) UnfreezesEmbeddings() bool { return t.Unfrozen != nil && t.Unfrozen.Embeds }
 
 // modules sets the library of the model's modules and the settings that follow
 // from it.

@@ -104,6 +104,7 @@ func (j *Job) OfStage(index int64) *Job {
 			of.Stage.Replicated = append(of.Stage.Replicated, p.Name)
 		}
 	}
+	of.Settle()
 	return &of
 }
 
@@ -114,6 +115,7 @@ func (j *Job) OfChunk(stage int64, chunk int) *Job {
 	of.Model, _ = j.Model.Segments([]model.Segment{{First: int(c.First), Blocks: int(c.Layers), Embedding: c.Embedding,
 		Head: c.Loss}})
 	of.Stage = &Stage{Index: stage}
+	of.Settle()
 	return &of
 }
 

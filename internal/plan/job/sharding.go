@@ -17,8 +17,8 @@ import (
 // parallel sets the degrees of tensor, context and expert parallelism.
 func (r *resolver) parallel() error {
 	j := r.job
-	j.Parallel = Parallel{Tensor: int64(max(1, r.TensorParallel)), Context: int64(max(1, r.ContextParallel)),
-		Expert: int64(max(1, r.ExpertParallel))}
+	j.Parallel.Tensor, j.Parallel.Context = int64(max(1, r.TensorParallel)), int64(max(1, r.ContextParallel))
+	j.Parallel.Expert = int64(max(1, r.ExpertParallel))
 	if d := j.DeepSpeed; d != nil && r.TensorParallel == 0 {
 		j.Parallel.Tensor = int64(max(1, d.TensorParallel))
 	}

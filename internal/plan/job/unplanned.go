@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 )
 
@@ -82,16 +83,10 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 		}
 	}
 	if f := j.FSDP; f != nil {
-		block := blockClasses[j.Model.Type]
-		named := len(f.WrapLayers) > 0 && (len(f.WrapLayers) > 1 || f.WrapLayers[0] != block)
-		if j.Model.Type == "whisper" {
-			both := []string{"WhisperDecoderLayer", "WhisperEncoderLayer"}
-			block = strings.Join(both, " and ")
-			named = len(f.WrapLayers) > 0 && !slices.Equal(slices.Sorted(slices.Values(f.WrapLayers)), both)
-		}
-		list = append(list, unplannedKey{named, fmt.Sprintf("FSDP units of %s: the plan takes the blocks of the "+
-			"model as units (%s)",
-			strings.Join(f.WrapLayers, ", "), block)})
+		blocks := j.Model.BlockClasses()
+		list = append(list, unplannedKey{len(blocks) > 0 && j.wrapsOthers(blocks), fmt.Sprintf("FSDP units of %s: "+
+			"the plan takes the blocks of the model as units (%s)", strings.Join(f.WrapLayers, ", "),
+			strings.Join(blocks, " and "))})
 	}
 	if q := j.Quantization; q != nil && q.Bits == 4 && q.Method == "" && q.File != "" {
 		list = append(list, unplannedKey{q.ComputeDType != j.ComputeType() && q.ComputeDType != j.AutocastType,
@@ -101,33 +96,16 @@ func (r *resolver) unplannedOfEngines() []unplannedKey {
 	return list
 }
 
-// blockClasses maps model_type to the class of transformers' blocks.
-var blockClasses = map[string]string{
-	"arcee": "ArceeDecoderLayer", "bert": "BertLayer", "bloom": "BloomBlock", "clip": "CLIPEncoderLayer",
-	"cohere": "CohereDecoderLayer", "deit": "DeiTLayer", "dinov2": "Dinov2Layer", "siglip": "SiglipEncoderLayer",
-	"vit":     "ViTLayer",
-	"cohere2": "Cohere2DecoderLayer", "deepseek_v2": "DeepseekV2DecoderLayer",
-	"deepseek_v3": "DeepseekV3DecoderLayer", "ernie4_5": "Ernie4_5DecoderLayer",
-	"exaone4": "Exaone4DecoderLayer", "falcon": "FalconDecoderLayer", "gemma": "GemmaDecoderLayer",
-	"gemma2": "Gemma2DecoderLayer", "gemma3_text": "Gemma3DecoderLayer", "glm": "GlmDecoderLayer",
-	"glm4": "Glm4DecoderLayer", "gpt2": "GPT2Block", "gpt_neox": "GPTNeoXLayer", "granite": "GraniteDecoderLayer",
-	"helium": "HeliumDecoderLayer", "hunyuan_v1_dense": "HunYuanDenseV1DecoderLayer", "jais2": "Jais2DecoderLayer",
-	"llama": "LlamaDecoderLayer", "ministral": "MinistralDecoderLayer", "ministral3": "Ministral3DecoderLayer",
-	"mistral": "MistralDecoderLayer", "mixtral": "MixtralDecoderLayer", "nemotron": "NemotronDecoderLayer",
-	"olmo": "OlmoDecoderLayer", "olmo2": "Olmo2DecoderLayer", "olmo3": "Olmo3DecoderLayer",
-	"opt": "OPTDecoderLayer", "phi": "PhiDecoderLayer", "phi3": "Phi3DecoderLayer", "qwen2": "Qwen2DecoderLayer",
-	"qwen2_moe": "Qwen2MoeDecoderLayer", "qwen3": "Qwen3DecoderLayer", "qwen3_moe": "Qwen3MoeDecoderLayer",
-	"qwen3_next": "Qwen3NextDecoderLayer", "seed_oss": "SeedOssDecoderLayer", "smollm3": "SmolLM3DecoderLayer",
-	"stablelm": "StableLmDecoderLayer", "starcoder2": "Starcoder2DecoderLayer", "t5": "T5Block",
-	"apertus": "ApertusDecoderLayer", "bamba": "BambaDecoderLayer", "cwm": "CwmDecoderLayer",
-	"deepseek_v32": "DeepseekV32DecoderLayer", "electra": "ElectraLayer", "falcon_h1": "FalconH1DecoderLayer",
-	"falcon_mamba": "FalconMambaBlock", "glm4_moe_lite": "Glm4MoeLiteDecoderLayer", "gptj": "GPTJBlock",
-	"granitemoehybrid": "GraniteMoeHybridDecoderLayer", "hyperclovax": "HyperCLOVAXDecoderLayer",
-	"lfm2": "Lfm2DecoderLayer", "lfm2_moe": "Lfm2MoeDecoderLayer", "llama4_text": "Llama4TextDecoderLayer",
-	"mamba": "MambaBlock", "mamba2": "Mamba2Block", "minimax": "MiniMaxDecoderLayer",
-	"mistral4": "Mistral4DecoderLayer", "mpt": "MptBlock", "mt5": "MT5Block", "nemotron_h": "NemotronHBlock",
-	"phimoe": "PhimoeDecoderLayer", "qwen3_5_moe_text": "Qwen3_5MoeDecoderLayer", "qwen3_5_text": "Qwen3_5DecoderLayer",
-	"recurrent_gemma": "RecurrentGemmaDecoderLayer", "rwkv": "RwkvBlock", "youtu": "YoutuDecoderLayer",
-	"gpt_bigcode": "GPTBigCodeBlock", "gpt_neo": "GPTNeoBlock",
-	"nanochat": "NanoChatDecoderLayer", "persimmon": "PersimmonDecoderLayer", "vaultgemma": "VaultGemmaDecoderLayer",
+// wrapsOthers reports whether FSDP's file names other units than the blocks of tokens, with or without those of
+// encoders.
+func (j *Job) wrapsOthers(blocks []string) bool {
+	if len(j.FSDP.WrapLayers) == 0 {
+		return false
+	}
+	ofEncoder := func(class string) bool {
+		encodes := func(t *model.Tower) bool { return t.BlockClass == class }
+		return !slices.Contains(blocks, class) && slices.ContainsFunc(j.Model.Network.Towers, encodes)
+	}
+	named := slices.DeleteFunc(slices.Sorted(slices.Values(j.FSDP.WrapLayers)), ofEncoder)
+	return !slices.Equal(slices.Compact(named), blocks)
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -78,4 +79,34 @@ func TestUnplannedIsSaid(t *testing.T) {
 func launchedCompiled(file func(name, text string) string) (*Job, error) {
 	text := "distributed_type: MULTI_GPU\ngpu_ids: 0,1\ndynamo_config:\n  dynamo_backend: INDUCTOR\n"
 	return Request{Model: "qwen2.5-0.5b", Accelerate: file("compiled.yaml", text)}.Resolve()
+}
+
+// TestUnitsOfEncoders reads right lists of units: those that transformers itself has for the model, encoders included.
+func TestUnitsOfEncoders(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for name, c := range map[string]struct {
+		units string
+		noted bool
+	}{
+		"qwen2.5-vl-3b": {"Qwen2_5_VLDecoderLayer,Qwen2_5_VLVisionBlock", false},
+		"qwen2.5-vl-7b": {"Qwen2_5_VLDecoderLayer", false},
+		"glm-4-9b-0414": {"GlmDecoderLayer", true},
+		"qwen3-4b":      {"Qwen2DecoderLayer,Qwen3DecoderLayer", true},
+		"gpt-oss-20b":   {"GptOssDecoderLayer", false},
+		"whisper-small": {"WhisperEncoderLayer,WhisperDecoderLayer", false},
+		"whisper-base":  {"WhisperEncoderLayer", true},
+		"../../input/model/testdata/remote/baichuan2-7b.json": {"DecoderLayer", false},
+	} {
+		q := Request{Model: name, MicroBatch: 1, Accelerate: file(filepath.Base(name)+".yaml",
+			"distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"+
+				"  fsdp_transformer_layer_cls_to_wrap: "+c.units+"\n")}
+		j, err := q.Resolve()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if said := strings.Join(j.Assumptions, "\n"); strings.Contains(said, "FSDP units of") != c.noted {
+			t.Errorf("%s with units of %s:\n%s", name, c.units, said)
+		}
+	}
 }

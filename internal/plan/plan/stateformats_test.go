@@ -32,7 +32,8 @@ func TestBytesOfOverlaps(t *testing.T) {
 		{"ZenFlow on a GPU", false, "zenflow", 14*1044480 + 14*1024*(101+1+1)},
 		{"ZenFlow", true, "zenflow", 16*1044480 + 14*1024*(101+1+1)},
 	} {
-		j := &job.Job{World: 1, RanksPerNode: 1, OnCPU: c.onCPU, Model: overlapModel()}
+		j := &job.Job{Model: overlapModel(),
+			Machine: job.Machine{World: 1, RanksPerNode: 1, OnCPU: c.onCPU}}
 		j.Optimizer.Name = "adamw"
 		found := false
 		for _, f := range stateFormats(j, 1044480) {
@@ -47,7 +48,7 @@ func TestBytesOfOverlaps(t *testing.T) {
 			t.Errorf("%s: no such format", c.name)
 		}
 	}
-	several := &job.Job{World: 2, RanksPerNode: 2, Model: overlapModel()}
+	several := &job.Job{Model: overlapModel(), Machine: job.Machine{World: 2, RanksPerNode: 2}}
 	several.Optimizer.Name = "adamw"
 	for _, f := range stateFormats(several, 1044480) {
 		if f.Overlap != "" {

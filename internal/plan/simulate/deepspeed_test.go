@@ -32,11 +32,17 @@ func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &job.Job{Model: m, World: 1, Nodes: 1, RanksPerNode: 1, MicroBatch: 1, Sequence: 128,
-		Accumulation: 1, ParameterType: d.Precision, Attention: forward.SDPA,
-		Optimizer: job.NewOptimizer("adamw", job.Foreach), DeepSpeed: d,
-		Versions: job.Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v},
-		Parallel: job.Parallel{Tensor: 1, Context: 1, Expert: 1, Shard: 1}}
+	j := &job.Job{Model: m,
+		Machine:   job.Machine{World: 1, Nodes: 1, RanksPerNode: 1},
+		Batch:     job.Batch{MicroBatch: 1, Sequence: 128, Accumulation: 1},
+		Precision: job.Precision{ParameterType: d.Precision},
+		Update:    job.Update{Optimizer: job.NewOptimizer("adamw", job.Foreach)},
+		Sharding: job.Sharding{DeepSpeed: d,
+			Parallel: job.Parallel{Degrees: forward.Degrees{Tensor: 1, Context: 1}, Expert: 1, Shard: 1}},
+		Program: job.Program{Versions: job.Versions{Torch: version.Version{Major: 2, Minor: 9}, DeepSpeed: v}}}
+	j.Attention = forward.SDPA
+	j.Settle()
+	return j
 }
 
 // onRanks moves the job to a node of so many ranks.
@@ -45,7 +51,9 @@ func onRanks(n int, j *job.Job) *job.Job {
 	return j
 }
 
+// simulated runs a job whose settings a test may have changed.
 func simulated(j *job.Job) *simulation {
+	j.Settle()
 	s := newSimulation(j, &trace{strict: true}, &trace{strict: true})
 	s.run()
 	return s

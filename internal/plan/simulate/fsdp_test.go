@@ -23,9 +23,10 @@ func TestPaddingAgainstPyTorch(t *testing.T) {
 			measured := torchtest.Answer[struct{ Shard, Gathered int64 }](t,
 				torchtest.Forked("torch.distributed.fsdp"), "../../../scripts/measure/shard.py",
 				"--rows", fmt.Sprint(c.rows), "--ranks", fmt.Sprint(c.ranks), "--experts", fmt.Sprint(c.experts))
-			e := &fsdp{simulation: &simulation{Job: &job.Job{Parallel: job.Parallel{Shard: c.ranks},
-				ParameterType: dtype.F32,
-				FSDP:          &recipe.FSDP{Version: 2}}}}
+			e := &fsdp{simulation: &simulation{Job: &job.Job{
+				Precision: job.Precision{ParameterType: dtype.F32},
+				Sharding: job.Sharding{Parallel: job.Parallel{Shard: c.ranks},
+					FSDP: &recipe.FSDP{Version: 2}}}}}
 			p := &autograd.Parameter{Elements: c.rows * 32, Rows: c.rows}
 			if c.experts > 0 { // of one of two expert parallel ranks: 32 ranks share 8 experts
 				p.Elements, p.Matrices, p.Expert = c.experts*p.Elements, c.experts, true

@@ -25,6 +25,7 @@ func newReference(s *simulation) *simulation {
 			j.DeepSpeed = &frozen
 		}
 	}
+	j.Settle()
 	r := &simulation{Job: &j, gpu: s.gpu, host: s.host, tape: s.tape, frozen: true}
 	r.modules, r.parameters = makeParameters(&j)
 	for i, p := range r.parameters {
@@ -142,7 +143,7 @@ func (s *simulation) whyAnswers() string {
 // judge runs a pass without gradients.
 func (s *simulation) judge(r *simulation, modules forward.Parameters) (result forward.Result) {
 	options := r.options()
-	options.Sequence, options.Offload = s.sequence, nil // a pass without gradients saves nothing
+	options.Sequence, options.OffloadActivations = s.sequence, nil // a pass without gradients saves nothing
 	options.Loss, options.LossTwice, options.HalfLoss = forward.LogProbabilities, false, false
 	switch {
 	case s.Answers != nil:

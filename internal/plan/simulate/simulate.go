@@ -105,57 +105,10 @@ func (s *simulation) weights() ledger.Component {
 
 // options returns the options of a forward pass.
 func (s *simulation) options() forward.Options {
-	return forward.Options{
-		Batch:                  s.Sequences(),
-		Sequence:               s.sequence,
-		Images:                 s.Images,
-		Attention:              s.Attention,
-		FusesBias:              s.Versions.Transformers.AtLeast(5, 0, 0),
-		WeightType:             s.ComputeType(),
-		Autocast:               s.AutocastType,
-		Recompute:              s.Recompute,
-		Offload:                s.OffloadActivations,
-		OffloadMemory:          s.offloaded,
-		QAT:                    s.QAT,
-		Loss:                   s.Loss,
-		ChunksHead:             s.FusedQKV && s.Adapter != nil,
-		FusedActivations:       s.FusedActivations,
-		FusedQKV:               s.FusedQKV,
-		RecomputeEvery:         s.RecomputeEvery,
-		RecomputeFirst:         s.RecomputeFirst,
-		FusesPointwise:         s.Compile,
-		Liger:                  s.Liger,
-		ScattersExperts:        s.ScattersExperts,
-		Tiles:                  s.Tiles(s.sequence),
-		ClampsScores:           s.ClampsScores(),
-		RoutersTogether:        !s.Versions.Transformers.AtLeast(5, 23, 0),
-		RepeatsKeys:            s.RepeatsKeys(),
-		ContiguousHeads:        s.ContiguousHeads(),
-		SharesWindow:           s.SharesWindow(),
-		MasksCausally:          s.Compile && s.OfTransformers(),
-		CompilesLogits:         s.Compile && s.OfTransformers(),
-		SavesSoftmaxInput:      !s.Versions.Torch.AtLeast(1, 11, 0),
-		AttachesQuantizedInput: !s.Versions.BitsAndBytes.AtLeast(0, 43, 2),
-		InputGradients:         s.InputGradients || s.Recompute != nil && (s.Adapter != nil || s.hooksImages()),
-		HoldsCache:             s.Recompute == nil && s.Model.Network.Generates() && s.OfTransformers(),
-		HooksImages:            s.Recompute != nil && s.hooksImages(),
-		ContextParallel:        s.Parallel.Context,
-		CastsInside:            s.DeepSpeed != nil && s.DeepSpeed.ZeROStage == 3 && s.DeepSpeed.EfficientLinear,
-		DeepSpeedUlysses:       s.Parallel.DeepSpeedUlysses,
-		ExchangesHeads:         s.Parallel.Ulysses,
-		TensorParallel:         s.Parallel.Tensor,
-		Hooks:                  s.engine,
-		HasLogits:              func() {},
-		NoDropout:              s.Answers != nil && s.Answers.NoDropout,
-		Compares:               s.Answers != nil,
-		HalfLoss:               s.Answers != nil && s.Answers.HalfLoss,
-		WideLogits:             (s.Answers != nil || s.diverges()) && s.casts(),
-		JudgedType:             s.judgedType(),
-		WeighsEntropy:          s.WeighsEntropy,
-		HostRanks:              s.hostRanks(),
-		KeepsHidden:            s.KeepsHidden,
-		LossTwice:              s.LossTwice,
-	}
+	return forward.Options{Batch: s.Sequences(), Sequence: s.sequence, Images: s.Images, WeightType: s.ComputeType(),
+		Autocast: s.AutocastType, Passes: s.Passes, Parallel: s.Parallel.Degrees, Tiles: s.Tiles(s.sequence),
+		HostRanks: s.hostRanks(), WideLogits: (s.Answers != nil || s.diverges()) && s.casts(),
+		JudgedType: s.judgedType(), OffloadMemory: s.offloaded, Hooks: s.engine, HasLogits: func() {}}
 }
 
 // hostRanks returns the number of ranks whose tokens the experts on the host take.
@@ -164,13 +117,6 @@ func (s *simulation) hostRanks() int64 {
 		return 0
 	}
 	return int64(s.World)
-}
-
-// hooksImages reports whether gradient checkpointing makes the patches of images or the rows of sound need a gradient,
-// frozen or not (enable_input_require_grads in transformers/modeling_utils.py).
-func (s *simulation) hooksImages() bool {
-	reads := len(s.Model.Network.Towers) > 0 || s.Model.Network.Sound() != nil && s.Adapter != nil
-	return reads && s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0)
 }
 
 // phase runs body as a phase of both devices.

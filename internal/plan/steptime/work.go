@@ -134,7 +134,7 @@ func workOf(j *job.Job) work {
 		}
 	}
 	w.frozen, w.reach = frozen/max(1, w.dense+w.experts), 1
-	if n := len(network.Blocks()); n > 0 && j.Adapter == nil && !j.InputGradients && j.Stage == nil {
+	if n := len(network.Blocks()); n > 0 && j.Adapter == nil && !j.UnfreezesEmbeddings() && j.Stage == nil {
 		w.reach = float64(n-lowest) / float64(n)
 	}
 	fused := j.Compile || j.Liger
