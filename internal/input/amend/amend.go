@@ -3,8 +3,10 @@
 package amend
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/recipe"
@@ -28,6 +30,9 @@ type Edit struct {
 
 // String returns the edit in one line: ds_config.json:7: reduce_bucket_size 5e8 -> 2e8.
 func (e Edit) String() string {
+	if e.From == "" && strings.HasPrefix(e.Key, "--") && e.To == "true" {
+		return fmt.Sprintf("%s:%d: %s (new)", e.File, e.Line, e.Key)
+	}
 	if e.From == "" {
 		return fmt.Sprintf("%s:%d: %s %s (new)", e.File, e.Line, e.Key, e.To)
 	}
@@ -127,6 +132,10 @@ func (r *Result) set(all []*recipe.Settings, setting Setting, accumulates bool) 
 func (r *Result) revise(all []*recipe.Settings, i int, setting Setting) error {
 	s := all[i]
 	revision, where, err := s.Revise(setting.Name, setting.To)
+	if errors.As(err, new(*recipe.NotEditable)) {
+		r.Rest = append(r.Rest, setting)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

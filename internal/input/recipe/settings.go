@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"errors"
+	"strings"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
@@ -34,6 +35,19 @@ const (
 	PipelineSchedule      Setting = "pipeline schedule"
 	PipelineMicroBatch    Setting = "micro batch of the pipeline"
 	Reshard               Setting = "resharding after the forward pass"
+
+	SequenceSplit        Setting = "sequence parallelism"
+	RecomputeGranularity Setting = "granularity of recomputation"
+	RecomputeMethod      Setting = "method of recomputation"
+	RecomputeLayers      Setting = "layers of recomputation"
+	DistributedOptimizer Setting = "distributed optimizer"
+	PrecisionAware       Setting = "precision-aware optimizer"
+	OptimizerOffload     Setting = "optimizer on the CPU"
+	OffloadFraction      Setting = "fraction of the optimizer on the CPU"
+	StatesOffload        Setting = "states on the host between steps"
+	ChunkedStatesOffload Setting = "states on the host in chunks"
+	FusedLoss            Setting = "fused loss"
+	FusedLossBy          Setting = "implementation of the fused loss"
 )
 
 // settingKey is the key of a setting in one kind of file. A value is written as the kind says it.
@@ -122,12 +136,16 @@ type Settings struct {
 	File     string
 	document *strict.Document
 	keys     map[Setting]settingKey
+	isScript bool // its keys are arguments of Megatron-LM
 }
 
 // LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
 // may stand for files.
 func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	text, err := texts.Read(file, largest)
+	if errors.As(err, new(*files.TooLarge)) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, Err: err}
 	}
@@ -136,7 +154,13 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 		return nil, nil
 	}
 	found, _ := recognized(d.Root)
-	s := &Settings{File: file, document: d, keys: settingKeys[found]}
+	s := &Settings{File: file, document: d, keys: settingKeys[found], isScript: d.Root.Member(megatronMark) != nil}
+	switch {
+	case s.isScript:
+		s.keys = argumentKeys
+	case found == argumentsKind:
+		s.keys = keysInYAML(d.Root)
+	}
 	if s.keys == nil {
 		return nil, nil
 	}
@@ -175,7 +199,12 @@ func fsdpKeysOf(root *strict.Value) map[Setting]settingKey {
 func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].follows }
 
 // Key returns the key of a setting, or "" if files of this kind do not have it.
-func (s *Settings) Key(setting Setting) string { return s.keys[setting].path }
+func (s *Settings) Key(setting Setting) string {
+	if key := s.keys[setting].path; key != "" && s.isScript {
+		return "--" + strings.ReplaceAll(key, "_", "-")
+	}
+	return s.keys[setting].path
+}
 
 // IsUnset reports whether a file without the key of a setting says this value.
 func (s *Settings) IsUnset(setting Setting, value any) bool {
@@ -206,7 +235,13 @@ func (s *Settings) Revise(setting Setting, to any) (*strict.Revision, fault.Posi
 	if key.says != nil {
 		to = key.says(to)
 	}
-	r, err := s.document.Revise(key.path, strict.Of(to))
+	var r *strict.Revision
+	var err error
+	if s.isScript {
+		r, err = reviseScript(s.document, Argument{key.path, to})
+	} else {
+		r, err = s.document.Revise(key.path, strict.Of(to))
+	}
 	if err != nil {
 		return nil, fault.Position{}, err
 	}
@@ -219,5 +254,5 @@ func (s *Settings) With(text []byte) (*Settings, error) {
 	if d == nil {
 		return nil, fault.File(s.File).Inputf("the revised text cannot be read")
 	}
-	return &Settings{File: s.File, document: d, keys: s.keys}, nil
+	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript}, nil
 }

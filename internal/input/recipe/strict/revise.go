@@ -54,7 +54,7 @@ func (d *Document) Revise(path string, to *Value) (*Revision, error) {
 		want.Set(path, 0, to)
 	}
 	r.Added = bytes.Count(r.Text, []byte{'\n'}) - bytes.Count(d.Text, []byte{'\n'})
-	if !again.Root.same(want) {
+	if !again.Root.Same(want) {
 		return nil, d.Inputf(r.At, "plimsoll cannot edit %s here without changing something else", path)
 	}
 	return r, nil
@@ -70,19 +70,19 @@ func (d *Document) parseAgain(text []byte) (*Document, error) {
 	return ParseCommented(d.File, text)
 }
 
-// same reports whether two values are equal, whatever the order of members.
-func (v *Value) same(w *Value) bool {
+// Same reports whether two values are equal, whatever the order of members.
+func (v *Value) Same(w *Value) bool {
 	if v.Kind != w.Kind || len(v.Members) != len(w.Members) || len(v.Elements) != len(w.Elements) {
 		return false
 	}
 	for i := range v.Members {
 		other := w.Member(v.Members[i].Name)
-		if other == nil || !v.Members[i].Value.same(other.Value) {
+		if other == nil || !v.Members[i].Value.Same(other.Value) {
 			return false
 		}
 	}
 	for i := range v.Elements {
-		if !v.Elements[i].same(w.Elements[i]) {
+		if !v.Elements[i].Same(w.Elements[i]) {
 			return false
 		}
 	}

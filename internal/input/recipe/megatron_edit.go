@@ -1,0 +1,304 @@
+package recipe
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// Argument is an argument of Megatron-LM with the value that it should have: nil for none.
+type Argument struct {
+	Key string
+	To  any
+}
+
+// argumentKeys are the arguments of Megatron-LM for settings.
+var argumentKeys = map[Setting]settingKey{
+	MicroBatch: {path: "micro_batch_size"}, TrainBatch: {path: "global_batch_size"}, Accumulation: {follows: TrainBatch},
+	TensorDegree:         {path: "tensor_model_parallel_size", unset: 1},
+	ContextDegree:        {path: "context_parallel_size", unset: 1},
+	PipelineDegree:       {path: "pipeline_model_parallel_size", unset: 1},
+	SequenceSplit:        {path: "sequence_parallel", unset: false},
+	RecomputeGranularity: {path: "recompute_granularity"},
+	RecomputeMethod:      {path: "recompute_method"},
+	RecomputeLayers:      {path: "recompute_num_layers"},
+	DistributedOptimizer: {path: "use_distributed_optimizer", unset: false},
+	PrecisionAware:       {path: "use_precision_aware_optimizer", unset: false},
+	OptimizerOffload:     {path: "optimizer_cpu_offload", unset: false},
+	OffloadFraction:      {path: "optimizer_offload_fraction", unset: 1.},
+	StatesOffload:        {path: "offload_optimizer_states", unset: false},
+	ChunkedStatesOffload: {path: "chunked_optimizer_state_offload", unset: false},
+	FusedLoss:            {path: "cross_entropy_loss_fusion", unset: false},
+	FusedLossBy:          {path: "cross_entropy_fusion_impl"},
+}
+
+// ArgumentOf returns the argument of Megatron-LM for a setting. Its key is empty for a setting that none says.
+func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys[setting].path, to} }
+
+// String returns the argument as people type it.
+func (a Argument) String() string {
+	name := "--" + strings.ReplaceAll(a.Key, "_", "-")
+	switch {
+	case a.isOff():
+		return "without " + name
+	case a.To == true:
+		return name
+	}
+	return fmt.Sprintf("%s %v", name, a.To)
+}
+
+// isOff reports whether the argument should not be given.
+func (a Argument) isOff() bool { return a.To == nil || a.To == false }
+
+// value returns what a reader of the argument finds.
+func (a Argument) value() *strict.Value {
+	if a.To == true {
+		return strict.Of(true)
+	}
+	return strict.Bare(fmt.Sprint(a.To), 0)
+}
+
+// in returns the members of an object with the argument.
+func (a Argument) in(root *strict.Value) *strict.Value {
+	with := root.Clone()
+	m := with.Member(a.Key)
+	switch {
+	case a.isOff():
+		with.Members = slices.DeleteFunc(with.Members, func(m strict.Member) bool { return m.Name == a.Key })
+	case m != nil:
+		m.Value = a.value()
+	default:
+		with.Members = append(with.Members, strict.Member{Name: a.Key, Value: a.value()})
+	}
+	return with
+}
+
+// With returns the job with other arguments in place of those that were read.
+func (m *Megatron) With(arguments []Argument) (*Megatron, error) {
+	d := *m.given.Document
+	for _, a := range arguments {
+		d.Root = a.in(d.Root)
+	}
+	r, err := megatronSchema().Read(&d)
+	if err != nil {
+		return nil, err
+	}
+	with := *m
+	with.given = r
+	r.Fill(&with)
+	return &with, nil
+}
+
+// keysInYAML returns the keys of settings as a YAML file writes arguments: with dashes or underscores, and perhaps
+// below MODEL_ARGS.
+func keysInYAML(root *strict.Value) map[Setting]settingKey {
+	section, prefix := root, ""
+	if m := root.Member("MODEL_ARGS"); m != nil {
+		section, prefix = m.Value, m.Name+"."
+	}
+	plain := func(name string) string { return strings.ReplaceAll(strings.TrimPrefix(name, "--"), "-", "_") }
+	style := func(key string) string { return key }
+	names := map[string]string{}
+	for _, m := range section.Members {
+		names[plain(m.Name)] = m.Name
+		if strings.Contains(strings.TrimPrefix(m.Name, "--"), "-") {
+			mark := m.Name[:len(m.Name)-len(strings.TrimPrefix(m.Name, "--"))]
+			style = func(key string) string { return mark + strings.ReplaceAll(key, "_", "-") }
+		}
+	}
+	keys := map[Setting]settingKey{}
+	for setting, key := range argumentKeys {
+		if name, has := names[key.path]; has {
+			key.path = prefix + name
+		} else if key.path != "" {
+			key.path = prefix + style(key.path)
+		}
+		keys[setting] = key
+	}
+	return keys
+}
+
+// scriptEdit is a text in place of a part of a script. From is the value that was there.
+type scriptEdit struct {
+	at, end    int
+	text       string
+	from, says string
+}
+
+// reviseScript returns a script with another argument. Everything else stays as it is. Several places may say the
+// argument: the first counts whose edit is read as this change and no other.
+func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
+	m, text := d.Root.Member(a.Key), string(d.Text)
+	var edits []scriptEdit
+	switch {
+	case m == nil && a.isOff() || m != nil && !a.isOff() && m.Value.Same(a.value()):
+		return &strict.Revision{Text: d.Text}, nil
+	case m == nil:
+		edits = insertions(text, a)
+	case a.isOff():
+		edits = removals(text, a.Key)
+	default:
+		edits = replacements(text, a)
+	}
+	want := a.in(d.Root)
+	for _, e := range edits {
+		r := &strict.Revision{Text: slices.Concat(d.Text[:e.at], []byte(e.text), d.Text[e.end:]), At: int64(e.at),
+			From: e.from, To: e.says}
+		if again := parseArguments(d.File, r.Text); again != nil && again.Root.Same(want) {
+			r.Added = bytes.Count(r.Text, []byte{'\n'}) - bytes.Count(d.Text, []byte{'\n'})
+			return r, nil
+		}
+	}
+	return nil, &NotEditable{fault.File(d.File).Inputf("plimsoll cannot change %s in this script and nothing else", a)}
+}
+
+// NotEditable is the error for a script that cannot be edited safely.
+type NotEditable struct{ *fault.Input }
+
+// Unwrap returns the input.
+func (e *NotEditable) Unwrap() error { return e.Input }
+
+// place is a flag in a script, with the value behind it. Without a value, value and end are the end of the flag.
+type place struct{ flag, value, end int }
+
+// placesOf lists where a text has the flag of an argument, also in comments.
+func placesOf(text, key string) (list []place) {
+	flag := regexp.MustCompile(`--` + strings.ReplaceAll(regexp.QuoteMeta(key), "_", "[-_]") +
+		`(?:(?:=|(?:\s|\\\n)+)|\b)`)
+	for _, found := range flag.FindAllStringIndex(text, -1) {
+		if found[0] > 0 && text[found[0]-1] == '-' || strings.HasPrefix(text[found[1]:], "-") &&
+			!strings.HasPrefix(text[found[1]:], "--") {
+			continue // a longer flag
+		}
+		p := place{found[0], found[1], wordEnd(text, found[1])}
+		if strings.HasPrefix(text[p.value:], "--") {
+			p.value = p.flag + len(strings.TrimRight(text[p.flag:p.value], " \t\n\\="))
+			p.end = p.value
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// wordEnd returns the end of a word of a script, with its quotes and what it expands.
+func wordEnd(text string, at int) int {
+	if at < len(text) && (text[at] == '"' || text[at] == '\'') {
+		if n := strings.IndexByte(text[at+1:], text[at]); n >= 0 {
+			return at + n + 2
+		}
+	}
+	depth := 0
+	for ; at < len(text); at++ {
+		switch c := text[at]; {
+		case c == '$' && at+1 < len(text) && (text[at+1] == '(' || text[at+1] == '{'):
+			depth++
+			at++
+		case depth > 0 && c == '(':
+			depth++
+		case depth > 0 && (c == ')' || c == '}'):
+			depth--
+		case depth == 0 && strings.ContainsRune(" \t\r\n\\\"');&|`", rune(c)):
+			return at
+		}
+	}
+	return at
+}
+
+var (
+	variableWord = lazyregexp.New(`^\$(?:\{(\w+)\}|(\w+))$`)
+	defaultWord  = lazyregexp.New(`^\$\{\w+:?-([^{}]*)\}$`)
+)
+
+// replacements lists the ways to give an argument another value: where a variable gets the value that the flag names,
+// and at the flag.
+func replacements(text string, a Argument) (list []scriptEdit) {
+	for _, p := range placesOf(text, a.Key) {
+		at, end := unquoted(text, p.value, p.end)
+		if at == end {
+			continue
+		}
+		if v := variableWord.FindStringSubmatch(text[at:end]); v != nil {
+			set := regexp.MustCompile(`(?m)(?:^|[\s;])` + v[1] + v[2] + `=`)
+			for _, found := range set.FindAllStringIndex(text, -1) {
+				at, end := unquoted(text, found[1], wordEnd(text, found[1]))
+				list = append(list, a.over(text, at, end))
+			}
+		}
+		list = append(list, a.over(text, at, end))
+	}
+	return list
+}
+
+// over puts the value of an argument over a word, or over its default.
+func (a Argument) over(text string, at, end int) scriptEdit {
+	if d := defaultWord.FindStringSubmatchIndex(text[at:end]); d != nil {
+		at, end = at+d[2], at+d[3]
+	}
+	is := fmt.Sprint(a.To)
+	return scriptEdit{at, end, is, text[at:end], is}
+}
+
+// unquoted returns a word without its quotes.
+func unquoted(text string, at, end int) (from, to int) {
+	if end-at > 1 && (text[at] == '"' || text[at] == '\'') && text[end-1] == text[at] {
+		return at + 1, end - 1
+	}
+	return at, end
+}
+
+// removals lists the ways to leave an argument out: with its line, or alone.
+func removals(text, key string) (list []scriptEdit) {
+	for _, p := range placesOf(text, key) {
+		first, rest := lineOf(text, p.flag)
+		says := text[p.value:p.end]
+		if says == "" {
+			says = "true"
+		}
+		last := p.end + len(text[p.end:]) - len(strings.TrimLeft(text[p.end:], " \t"))
+		if strings.TrimSpace(text[first:p.flag]) == "" && strings.Trim(text[p.end:rest], " \t\\\n") == "" &&
+			strings.HasSuffix(strings.TrimSpace(text[p.end:rest]), `\`) == continues(text, first) {
+			list = append(list, scriptEdit{first, rest, "", says, "none"})
+		}
+		list = append(list, scriptEdit{p.flag, last, "", says, "none"})
+	}
+	return list
+}
+
+// lineOf returns the start of the line of a place, and that of the next line.
+func lineOf(text string, at int) (first, next int) {
+	next = len(text)
+	if n := strings.IndexByte(text[at:], '\n'); n >= 0 {
+		next = at + n + 1
+	}
+	return strings.LastIndexByte(text[:at], '\n') + 1, next
+}
+
+// continues reports whether the line before a line ends with a backslash.
+func continues(text string, first int) bool { return strings.HasSuffix(text[:first], "\\\n") }
+
+// insertions lists the ways to add an argument: before others that most scripts have, on a line of its own where these
+// have one.
+func insertions(text string, a Argument) (list []scriptEdit) {
+	says := fmt.Sprint(a.To)
+	for _, anchor := range []string{"micro_batch_size", "global_batch_size", "seq_length", "num_layers", "hidden_size"} {
+		for _, p := range placesOf(text, anchor) {
+			first, _ := lineOf(text, p.flag)
+			indent := text[first:p.flag]
+			if strings.TrimSpace(indent) == "" {
+				between := "\n" + indent
+				if continues(text, first) {
+					between = " \\" + between
+				}
+				list = append(list, scriptEdit{p.flag, p.flag, a.String() + between, "", says})
+			}
+			list = append(list, scriptEdit{p.flag, p.flag, a.String() + " ", "", says})
+		}
+	}
+	return list
+}
