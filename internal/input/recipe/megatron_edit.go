@@ -38,6 +38,16 @@ var argumentKeys = map[Setting]settingKey{
 	FusedLossBy:          {path: "cross_entropy_fusion_impl"},
 }
 
+// MegatronSettings lists the settings that arguments of Megatron-LM say.
+func MegatronSettings() (list []Setting) {
+	for setting, key := range argumentKeys {
+		if key.path != "" {
+			list = append(list, setting)
+		}
+	}
+	return list
+}
+
 // ArgumentOf returns the argument of Megatron-LM for a setting. Its key is empty for a setting that none says.
 func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys[setting].path, to} }
 
@@ -45,7 +55,7 @@ func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys
 func (a Argument) String() string {
 	name := "--" + strings.ReplaceAll(a.Key, "_", "-")
 	switch {
-	case a.isOff():
+	case a.IsOff():
 		return "without " + name
 	case a.To == true:
 		return name
@@ -53,8 +63,8 @@ func (a Argument) String() string {
 	return fmt.Sprintf("%s %v", name, a.To)
 }
 
-// isOff reports whether the argument should not be given.
-func (a Argument) isOff() bool { return a.To == nil || a.To == false }
+// IsOff reports whether the argument should not be given.
+func (a Argument) IsOff() bool { return a.To == nil || a.To == false }
 
 // value returns what a reader of the argument finds.
 func (a Argument) value() *strict.Value {
@@ -69,7 +79,7 @@ func (a Argument) in(root *strict.Value) *strict.Value {
 	with := root.Clone()
 	m := with.Member(a.Key)
 	switch {
-	case a.isOff():
+	case a.IsOff():
 		with.Members = slices.DeleteFunc(with.Members, func(m strict.Member) bool { return m.Name == a.Key })
 	case m != nil:
 		m.Value = a.value()
@@ -137,11 +147,11 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 	m, text := d.Root.Member(a.Key), string(d.Text)
 	var edits []scriptEdit
 	switch {
-	case m == nil && a.isOff() || m != nil && !a.isOff() && m.Value.Same(a.value()):
+	case m == nil && a.IsOff() || m != nil && !a.IsOff() && m.Value.Same(a.value()):
 		return &strict.Revision{Text: d.Text}, nil
 	case m == nil:
 		edits = insertions(text, a)
-	case a.isOff():
+	case a.IsOff():
 		edits = removals(text, a.Key)
 	default:
 		edits = replacements(text, a)

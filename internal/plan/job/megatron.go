@@ -15,6 +15,8 @@ type MegatronArguments struct {
 	Megatron        string  `json:",omitempty"` // arguments as they are typed, or a file with them
 	Vocabulary      int     `json:",omitempty"` // tokens, before padding
 	ExpertImbalance float64 `json:",omitempty"` // tokens of the fullest rank of experts by the mean; 0 is 1
+	// Arguments go before those of the file.
+	Arguments []recipe.Argument `json:",omitempty"`
 }
 
 // onlyMegatron are the flags that say nothing without Megatron-LM's arguments.
@@ -54,7 +56,9 @@ func (in *Inputs) readMegatron() (err error) {
 	if q.ExpertImbalance != 0 && !(q.ExpertImbalance >= 1) {
 		return fault.Inputf("--expert-imbalance is %v, expected 1 or more", q.ExpertImbalance)
 	}
-	in.megatron, err = recipe.ReadMegatron(q.Megatron, q.Texts)
+	if in.megatron, err = recipe.ReadMegatron(q.Megatron, q.Texts); err == nil && len(q.Arguments) > 0 {
+		in.megatron, err = in.megatron.With(q.Arguments)
+	}
 	return err
 }
 

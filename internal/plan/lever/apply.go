@@ -118,9 +118,13 @@ type Applied struct {
 // settings are as they were.
 func Apply(q job.Request, paths []string, settings []amend.Setting) (*Applied, error) {
 	a := &Applied{Flags: []string{}, Request: q}
+	says := flags
+	if q.Megatron != "" {
+		says = megatronFlags
+	}
 	var inFiles []amend.Setting
 	for _, s := range settings {
-		if f, ok := flags[s.Name]; ok && f.given(&a.Request) {
+		if f, ok := says[s.Name]; ok && f.given(&a.Request) {
 			a.raise(f, s)
 		} else {
 			inFiles = append(inFiles, s)
@@ -130,8 +134,11 @@ func Apply(q job.Request, paths []string, settings []amend.Setting) (*Applied, e
 	if err != nil {
 		return nil, err
 	}
+	if q.Megatron != "" && len(made.Edits) == 0 {
+		made.Rest = inFiles // arguments that are typed, or a script that cannot be edited
+	}
 	for _, s := range made.Rest {
-		f, ok := flags[s.Name]
+		f, ok := says[s.Name]
 		if !ok {
 			return nil, nil
 		}
@@ -147,7 +154,9 @@ func Apply(q job.Request, paths []string, settings []amend.Setting) (*Applied, e
 // raise sets a flag of the request.
 func (a *Applied) raise(f requestFlag, s amend.Setting) {
 	f.set(&a.Request, s.To)
-	a.Flags = append(a.Flags, f.says(s.To))
+	if f.says != nil {
+		a.Flags = append(a.Flags, f.says(s.To))
+	}
 }
 
 // amended returns the request with the edited texts in place of the files.

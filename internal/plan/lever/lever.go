@@ -56,11 +56,22 @@ var levers = []Lever{
 	{GPUMemory, buckets, smallerPrefetchBucket},
 	{GPUMemory, "fewer gathered parameters stay for later use", fewerLiveParameters},
 
+	{GPUMemory, "tensor parallel ranks then share activations between their layers, too", sequenceParallel},
+	{GPUMemory, shards, distributedOptimizer},
+	{GPUMemory, "the loss keeps one copy of the logits", fusedLoss},
+	{GPUMemory, "the backward pass recomputes attention", recomputingAttention},
+	{GPUMemory, "states and master weights then lie in host memory between two steps", statesBetweenSteps},
+	{GPUMemory, offloads, megatronOptimizerOnHost},
+	{GPUMemory, "twice as many ranks share each layer", moreTensorParallel},
+	{GPUMemory, "twice as many ranks share each sequence", moreContextParallel},
+	{GPUMemory, "twice as many ranks share the layers", morePipelineStages},
+
 	{HostMemory, "PyTorch rounds pinned blocks up to powers of two", pageable},
 	{HostMemory, "parameters then stay on the GPUs", parametersOnGPU},
 	{HostMemory, "optimizer states then stay on the GPUs", optimizerOnGPU},
 	{HostMemory, shards, shardedOnHost},
 	{HostMemory, "each node then holds half of what is sharded", moreNodes},
+	{HostMemory, "states then stay on the GPUs", megatronStatesOnGPU},
 
 	{Speed, "larger products take less time for each token", largerBatches},
 	{Speed, "nothing is computed twice", keepingActivations},
@@ -118,6 +129,10 @@ func micros(j *job.Job) int {
 }
 
 func recomputing(j *job.Job) [][]amend.Setting {
+	if j.Megatron != nil {
+		return when(j.Megatron.Recompute != "full", to(recipe.RecomputeGranularity, "full"),
+			to(recipe.RecomputeMethod, "uniform"), to(recipe.RecomputeLayers, 1))
+	}
 	return when(j.Recompute == nil || j.Recompute.Selective > 0 || j.RecomputeEvery > 1,
 		to(recipe.GradientCheckpointing, true))
 }
@@ -161,6 +176,9 @@ func fsdpOnHost(j *job.Job) [][]amend.Setting {
 }
 
 func fsdpForDDP(j *job.Job) [][]amend.Setting {
+	if j.Megatron != nil {
+		return nil
+	}
 	return when(j.FSDP == nil && j.DeepSpeed == nil && j.World > int(j.Stages()), to(sharded, "2"))
 }
 

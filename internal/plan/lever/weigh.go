@@ -61,7 +61,7 @@ func (c *Change) First() amend.Edit {
 	if len(c.Edits) > 0 {
 		return c.Edits[0]
 	}
-	name, value, _ := strings.Cut(c.Flags[0], " ")
+	name, value, _ := strings.Cut(strings.TrimPrefix(c.Flags[0], added), " ")
 	if name == "without" {
 		name, value, _ = strings.Cut(value, " ")
 		return amend.Edit{Key: name, From: value, To: "none"}
@@ -192,7 +192,7 @@ func (w *weigher) rank(list []Change) {
 		case a.Verdict == plan.DoesNotFit:
 			return frees
 		}
-		return cmp.Or(cmp.Compare(slower(&a), slower(&b)), frees)
+		return cmp.Or(cmp.Compare(slower(&a), slower(&b)), cmp.Compare(w.cost(&a), w.cost(&b)), frees)
 	})
 }
 
