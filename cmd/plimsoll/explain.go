@@ -26,16 +26,18 @@ import (
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
-	"plimsoll/internal/input/gpu"
-	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/steptime"
 	"plimsoll/internal/show/report"
 )
 
 // explainOptions are the flags of the verb.
 type explainOptions struct {
+	files      []string
 	request    job.Request
+	clip       float64
+	machine    machineOptions
 	parameters parametersFlag
 	peak, end  bytesFlag
 	snapshot   snapshotOptions
@@ -59,8 +61,10 @@ Kubernetes, recordings of plimsoll run --record, documents of plimsoll plan
 coloured or interleaved. A directory stands for its files, a tar or zip
 archive for those inside, and - for stdin.
 
-With a model and the configuration of the job, explain plans the changes that it
-offers, and says how many bytes each frees.
+With the configuration of the job, explain offers the changes of plimsoll plan:
+each with the line of the file, the bytes that it frees, its time, and whether
+the job then fits. It reads all configurations that plan reads, and takes the
+same flags of the job and of the machine. They go before files.
 
 Of a memory snapshot of PyTorch alone, explain says who held how many bytes by
 component and by line of the source, how much of the reserved memory was free,
@@ -70,12 +74,13 @@ The exit code is 5 if a failure was found, its cause known or not, and 0 if
 nothing is wrong.`,
 		Example: `  plimsoll explain train.log dmesg.txt
   plimsoll explain logs/ ds_config.json --model llama-3.1-8b --gpus 8
+  plimsoll explain train.log axolotl.yml --gpus 8 --gpu H100-80GB
   journalctl -k --since "1 hour ago" | plimsoll explain train.log -
   plimsoll explain --peak 66GiB --end 53GiB --model falcon-7b --precision fp16
   plimsoll explain oom.pickle --what-if expandable_segments:True
   plimsoll explain --diff before.pickle after.pickle`,
-		RunE: func(c *cobra.Command, arguments []string) error {
-			return reported(func() error { return runExplain(c, options, arguments) })
+		RunE: func(c *cobra.Command, _ []string) error {
+			return reported(func() error { return runExplain(c, options) })
 		},
 	}
 	explainFlags(command, &options)
@@ -83,28 +88,29 @@ nothing is wrong.`,
 }
 
 func explainFlags(c *cobra.Command, o *explainOptions) {
-	q, flags := &o.request, c.Flags()
-	flags.SortFlags = false
-	choiceOrFileFlag(c, &q.Model, "model", "", "the model of the job: `name` in the catalog, a config.json or a "+
-		"folder with one", model.Catalog())
-	onlineFlag(c, &q.Online)
-	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each (default: the ranks that the files "+
-		"name)")
-	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
-	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
-	flags.Var((*countFlag)(&q.Sequence), "seq-len", "tokens of a sequence")
-	flags.Var((*countFlag)(&q.MicroBatch), "micro-batch", "sequences of a rank's micro batch")
-	choiceFlag(c, &q.Precision, "precision", "", "`dtype` of the parameters: VALUES (amp: fp32 parameters under "+
-		"autocast)",
-		job.Precisions)
-	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation, such as adamw/fused",
-		job.Optimizers())
+	c.Flags().SortFlags = false
+	group(c, "What was read off", func() { readOffFlags(c, o) })
+	jobFlags(c, &o.request, &o.clip)
+	c.Flags().Lookup("gpus").Usage += " (default: the ranks that the files name)"
+	jobArguments(c, &o.request, &o.files)
+	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
+	group(c, machineSpeed, func() {
+		machineFlags(c, &o.machine)
+		networkFlag(c, &o.machine)
+	})
+	group(c, "Memory snapshots of PyTorch", func() { snapshotFlags(c, &o.snapshot) })
+	group(c, "Result", func() {
+		htmlFlag(c)
+		outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
+	})
+}
+
+// readOffFlags adds the flags for numbers that no file says.
+func readOffFlags(c *cobra.Command, o *explainOptions) {
+	flags := c.Flags()
 	flags.Var(&o.parameters, "parameters", "`number` of trained parameters, such as 3.2e9, for bytes a parameter")
 	flags.Var(&o.peak, "peak", "peak of a GPU's memory that you have read off, such as 66GiB")
 	flags.Var(&o.end, "end", "memory of the same GPU at the end of a step; explain names the difference")
-	snapshotFlags(c, &o.snapshot)
-	htmlFlag(c)
-	outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
 }
 
 // parametersFlag is a number of parameters on the command line.
@@ -129,19 +135,24 @@ func (n *parametersFlag) Set(text string) error {
 	return nil
 }
 
-func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
-	if err := o.check(arguments); err != nil {
+func runExplain(c *cobra.Command, o explainOptions) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	o.request.Clip = given(c, "clip", &o.clip)
+	of, err := o.machine.read(c, &o.request)
+	if err != nil {
 		return err
 	}
 	r := &explainReader{stdin: c.InOrStdin(), progress: terminalProgress(c), request: o.request}
 	r.in = explain.Inputs{Version: c.Root().Version, Parameters: int64(o.parameters), Peak: ledger.Bytes(o.peak),
 		End: ledger.Bytes(o.end)}
-	for _, name := range arguments {
+	for _, name := range o.files {
 		if err := r.argument(name); err != nil {
 			return err
 		}
 	}
-	if err := o.checkJob(r.request.Model); err != nil {
+	if err := o.checkJob(r.request, of); err != nil {
 		return err
 	}
 	if snapshots := len(r.snapshots); snapshots > 0 && r.onlySnapshots() {
@@ -154,16 +165,25 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 				WithHint("name one snapshot, or two with --diff, and no other file")
 		}
 	}
+	return r.explain(c, o.format, of)
+}
+
+// explain shows the explanation of what was read.
+func (r *explainReader) explain(c *cobra.Command, format report.Format, of machineOf) error {
 	for _, name := range r.snapshots {
 		if err := r.holdersOf(name); err != nil {
 			return err
 		}
 	}
-	if !r.request.IsEmpty() {
+	if r.request.NamesModel() {
 		r.in.Request = &r.request
+		r.in.Machine = func(j *job.Job) steptime.Machine {
+			m, _, _ := of.timed(j) // the flags were checked
+			return m
+		}
 	}
 	e := explain.Explain(r.in)
-	if err := present(c, report.ExplanationPage(e), o.format); err != nil {
+	if err := present(c, report.ExplanationPage(e), format); err != nil {
 		return err
 	}
 	if e.Cause.Resource != explain.None {
@@ -172,9 +192,9 @@ func runExplain(c *cobra.Command, o explainOptions, arguments []string) error {
 	return nil
 }
 
-func (o *explainOptions) check(arguments []string) error {
+func (o *explainOptions) check() error {
 	switch {
-	case len(arguments) == 0 && o.peak == 0:
+	case len(o.files) == 0 && o.peak == 0:
 		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").
 			WithHint("give the files that the failure left, such as plimsoll explain train.log")
 	case (o.peak == 0) != (o.end == 0) || o.peak < o.end:
@@ -184,22 +204,25 @@ func (o *explainOptions) check(arguments []string) error {
 	return nil
 }
 
-// checkJob refuses flags that no plan takes, or that no plan would read. The model is that of the flags or of a file.
-func (o *explainOptions) checkJob(model string) error {
+// checkJob refuses flags that no plan takes, or that no plan would read. The request is that of flags and files.
+func (o *explainOptions) checkJob(with job.Request, of machineOf) error {
+	if _, _, err := of(&job.Job{}); err != nil {
+		return err
+	}
 	if o.request.IsEmpty() {
 		return nil
 	}
-	if model == "" {
+	if !with.NamesModel() {
 		return fault.Inputf("a flag of the job is given, but no file and no flag names its model").
 			WithHint("give --model NAME, or name the model's config.json")
+	}
+	if _, err := with.Resolve(); err == nil {
+		return nil
 	}
 	q := o.request
 	// A file that cannot be planned is no fault of the flags. This model takes sequences of any length.
 	q.Model = cmp.Or(q.Model, "llama-3.2-1b")
-	in, err := job.Read(q)
-	if err == nil {
-		_, err = job.Decide(in, job.Overrides{})
-	}
+	_, err := q.Resolve()
 	return err
 }
 
@@ -208,6 +231,7 @@ type explainReader struct {
 	stdin     io.Reader
 	in        explain.Inputs
 	request   job.Request
+	program   string            // the file of a program that sets up the training, such as axolotl's
 	snapshots []string          // files
 	members   int               // of archives, that were read
 	progress  activity.Progress // nil if nobody sees it
@@ -416,22 +440,34 @@ func (r *explainReader) addPlan(name string, d *report.PlanDocument) {
 	}
 }
 
-// configuration takes a file of the job's configuration. It reports whether the file is one.
+// configuration takes a file of the job's configuration, as plan takes it. It reports whether the file is one.
 func (r *explainReader) configuration(name string, text []byte) bool {
+	if !mayConfigure(name, text) {
+		return false
+	}
 	q := &r.request
 	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
-		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
-	flag := ""
-	trimmed := bytes.TrimSpace(text)
-	if bytes.HasPrefix(trimmed, []byte("{")) || slices.Contains([]string{".yaml", ".yml"},
-		strings.ToLower(filepath.Ext(name))) {
-		flag = recipe.Flag(name, text)
-	}
+		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization,
+		"--config": &r.program}
+	kind, flag := recipe.KindOf(name, text)
 	if to[flag] == nil || *to[flag] != "" {
 		return false
 	}
 	*to[flag] = name
-	r.in.Configurations = append(r.in.Configurations, explain.File{Name: name, Kind: strings.TrimPrefix(flag, "--") +
-		" configuration"})
+	if flag == "--config" {
+		q.Configs = append(slices.Clone(q.Configs), name)
+	} else {
+		kind = strings.TrimPrefix(flag, "--") + " configuration"
+	}
+	r.in.Configurations = append(r.in.Configurations, explain.File{Name: name, Kind: kind})
 	return true
+}
+
+// mayConfigure reports whether a file may be a configuration or a script that starts a training: a log may have such
+// lines, too.
+func mayConfigure(name string, text []byte) bool {
+	trimmed := bytes.TrimSpace(text)
+	return bytes.HasPrefix(trimmed, []byte("{")) || bytes.HasPrefix(trimmed, []byte("#!")) ||
+		slices.Contains([]string{".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"},
+			strings.ToLower(filepath.Ext(name)))
 }

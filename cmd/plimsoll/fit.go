@@ -56,6 +56,7 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	flags.SortFlags = false
 	q := &options.question
 	jobFlags(command, &q.Request, &options.clip)
+	jobArguments(command, &q.Request, &q.Request.Configs)
 	group(command, statesOnHost, func() { restFlags(command, &q.States) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machine)

@@ -159,10 +159,21 @@ func checkRate(c *cobra.Command, flag string, value float64) error {
 	return nil
 }
 
+// machineOf returns what is known of the machine that runs a job, and where it is known from.
+type machineOf func(*job.Job) (steptime.Machine, []string, error)
+
+// timed also assumes the rate of host memory that a step of the job takes.
+func (of machineOf) timed(j *job.Job) (steptime.Machine, []string, error) {
+	m, sources, err := of(j)
+	if err == nil && steptime.UsesHost(j) {
+		sources = assume(j, &m.Rates, sources)
+	}
+	return m, sources, err
+}
+
 // read returns what is known of the machine, and where it is known from. It sets what --machine says of the job. The
 // flags go before a profile of this host, and that before the data sheet.
-func (o *machineOptions) read(c *cobra.Command, q *job.Request) (func(*job.Job) (steptime.Machine, []string, error),
-	error) {
+func (o *machineOptions) read(c *cobra.Command, q *job.Request) (machineOf, error) {
 	published, from, err := o.published(q)
 	if err != nil {
 		return nil, err

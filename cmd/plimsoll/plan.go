@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"maps"
+	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -99,9 +100,9 @@ Optimizers that --optimizer knows, beside the Trainer's names for them:
 
 const checkpointingFlag = "gradient-checkpointing"
 
-// jobArguments has a command take configurations of a job as arguments, and before them the value of the flag for
-// gradient checkpointing. That value is optional, and arrives as an argument where the flag was given without "=".
-func jobArguments(c *cobra.Command, q *job.Request) {
+// jobArguments has a command take files as arguments, and before them the value of the flag for gradient checkpointing.
+// That value is optional, and arrives as an argument where the flag was given without "=".
+func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 	isLacking := func() bool {
 		flag := c.Flags().Lookup(checkpointingFlag)
 		return flag.Changed && q.Recompute == flag.NoOptDefVal
@@ -110,14 +111,14 @@ func jobArguments(c *cobra.Command, q *job.Request) {
 		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
 			q.Recompute, arguments = arguments[0], arguments[1:]
 		}
-		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) {
+		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) && !isThere(arguments[0]) {
 			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
 				WithHint("give it as --model " + arguments[0])
 		}
 		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
 			return noArguments(c, arguments)
 		}
-		q.Configs = append(q.Configs, arguments...)
+		*to = append(*to, arguments...)
 		return nil
 	}
 	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -128,9 +129,15 @@ func jobArguments(c *cobra.Command, q *job.Request) {
 	}
 }
 
+func isThere(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
+}
+
 func planFlags(c *cobra.Command, o *planOptions) {
 	c.Flags().SortFlags = false
 	jobFlags(c, &o.request, &o.clip)
+	jobArguments(c, &o.request, &o.request.Configs)
 	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
 	group(c, "Megatron-LM", func() { megatronFlags(c, &o.request.MegatronArguments) })
 	group(c, machineSpeed, func() {
@@ -182,7 +189,6 @@ func jobFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	group(c, "Training", func() { trainingFlags(c, q, clip) })
 	group(c, "Sharding and parallelism", func() { parallelFlags(c, q) })
 	group(c, "Releases and what was measured", func() { releaseFlags(c, q) })
-	jobArguments(c, q)
 }
 
 // fileFlags adds the flags for the model and for files.
@@ -429,12 +435,9 @@ func (o *planOptions) document(c *cobra.Command) (*report.PlanDocument, error) {
 	if err != nil {
 		return nil, err
 	}
-	machine, sources, err := of(resolved)
+	machine, sources, err := of.timed(resolved)
 	if err != nil {
 		return nil, err
-	}
-	if steptime.UsesHost(resolved) {
-		sources = assume(resolved, &machine.Rates, sources)
 	}
 	if document.StepTime, err = report.NewStepTime(p, machine, sources); err != nil {
 		return nil, err

@@ -46,6 +46,7 @@ A job is described as to plimsoll plan.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	jobFlags(command, &options.request, &options.clip)
+	jobArguments(command, &options.request, &options.request.Configs)
 	group(command, statesOnHost, func() { restFlags(command, &options.request.Offload) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machineOptions)

@@ -26,6 +26,10 @@ func (e *Explanation) Brief() []string {
 		lines = append(lines, fmt.Sprintf("held: %v, %s", h.Bytes, h.Text))
 	}
 	for _, edit := range e.Edits[:min(len(e.Edits), 2)] {
+		if edit.Planned != nil {
+			lines = append(lines, fmt.Sprintf("change: %v frees %v; %s", edit.Planned, edit.Frees, edit.Why))
+			continue
+		}
 		lines = append(lines, fmt.Sprintf("change: %s to %s; %s", edit.Key, edit.To, edit.Why))
 	}
 	for _, c := range e.Collect[:min(len(e.Collect), 2)] {

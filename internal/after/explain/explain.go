@@ -31,7 +31,7 @@ func Explain(in Inputs) *Explanation {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
-			e.Edits = append(e.Edits, ranked(s.plannedEdits(claim{resource: GPU}, nil))...)
+			e.Edits = append(e.Edits, s.plannedEdits(claim{resource: GPU}, nil)...)
 		}
 	}
 	e.Notes = append(e.Notes, s.notes()...)

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/plan"
 )
 
 // known is a size that a text tells.
@@ -349,7 +351,7 @@ func check(t interface{ Errorf(string, ...any) }, e *Explanation) {
 	case len(e.Brief()) > longestBrief:
 		t.Errorf("the short form has %d lines", len(e.Brief()))
 	}
-	if !slices.IsSortedFunc(e.Edits, func(a, b Edit) int { return int(min(max(b.Frees-a.Frees, -1), 1)) }) {
+	if !slices.IsSortedFunc(e.Edits, byBytes) && !slices.IsSortedFunc(e.Edits, byVerdict) {
 		t.Errorf("the edits are not sorted: %+v", e.Edits)
 	}
 	for _, r := range e.RuledOut {
@@ -360,6 +362,27 @@ func check(t interface{ Errorf(string, ...any) }, e *Explanation) {
 	if text, err := json.Marshal(e); err != nil || strings.Contains(string(text), `:null,"files`) {
 		t.Errorf("%s: %v", text, err)
 	}
+}
+
+// byBytes puts first what frees most.
+func byBytes(a, b Edit) int { return cmp.Compare(b.Frees, a.Frees) }
+
+// byVerdict puts first what makes a job fit, then what costs least time, then what frees most. What was not planned
+// comes last.
+func byVerdict(a, b Edit) int {
+	order := map[plan.Result]int{plan.Fits: 1, plan.Tight: 2, plan.DoesNotFit: 3, plan.Unknown: 4, "": 5}
+	of := func(e Edit) (verdict plan.Result, slower float64) {
+		if e.Planned == nil {
+			return "", 0
+		}
+		if e.Planned.Slower != nil && e.Planned.Verdict != plan.DoesNotFit {
+			slower = *e.Planned.Slower
+		}
+		return e.Planned.Verdict, slower
+	}
+	first, slower := of(a)
+	second, than := of(b)
+	return cmp.Or(cmp.Compare(order[first], order[second]), cmp.Compare(slower, than), byBytes(a, b))
 }
 
 // TestExplainAnything gives Explain facts in any order, of any ranks.
@@ -457,25 +480,34 @@ func TestPageCache(t *testing.T) {
 	}
 }
 
-// TestPlannedEdits plans changes of the user's own file. Each names the file, and the one that frees most comes first.
+// TestPlannedEdits plans changes of the user's own file. Each names the file and its line, with what its plan says, and
+// the one that makes the job fit comes first.
 func TestPlannedEdits(t *testing.T) {
 	phase := from("log", evidence.TrainerLog, evidence.Progress{Phase: ledger.Backward, Step: -1}, oom(nil))
 	e := Explain(Inputs{Sources: []*evidence.Source{phase}, Request: &job.Request{Model: "llama-3.1-8b", GPUs: 4,
-		GPU: "A100-80GB", Sequence: 1024, MicroBatch: 4, DeepSpeed: "testdata/zero1.json"}})
-	byKey := map[string]Edit{}
+		GPU: "A100-80GB", Sequence: 1024, DeepSpeed: "testdata/zero1.json"}})
+	byKey := map[string]Edit{} // of one edit alone, the one that frees most
 	for _, edit := range e.Edits {
-		byKey[edit.Key] = edit
+		if others := len(edit.Planned.Edits) - 1; edit.Frees > byKey[edit.Key].Frees && (others == 0 ||
+			edit.Key == "train_micro_batch_size_per_gpu") && len(edit.Planned.Flags) == 0 {
+			byKey[edit.Key] = edit
+		}
 	}
 	edit := byKey["zero_optimization.stage"]
-	if edit.File != "testdata/zero1.json" || edit.From != "1" || edit.To != "3" || edit.Frees < 4*gib {
-		t.Errorf("%+v: expected stage 3 of testdata/zero1.json first", edit)
+	if edit.File != "testdata/zero1.json" || edit.Line != 4 || edit.From != "1" || edit.To != "3" ||
+		edit.Frees < 4*gib {
+		t.Errorf("%+v: expected stage 3 of testdata/zero1.json", edit)
 	}
-	if edit := byKey["train_micro_batch_size_per_gpu"]; edit.From != "4" || edit.To != "2" ||
-		edit.Frees < 100*ledger.MiB {
-		t.Errorf("%+v: expected half of the micro batch", edit)
+	if edit := byKey["train_micro_batch_size_per_gpu"]; edit.From != "4" || edit.Line != 2 ||
+		len(edit.Planned.Edits) != 2 || edit.Frees < 100*ledger.MiB {
+		t.Errorf("%+v: expected a smaller micro batch with more accumulation", edit)
 	}
-	if e.Edits[0].Key != "zero_optimization.offload_optimizer.device" || e.Edits[0].To != "cpu" {
-		t.Errorf("%+v: expected the offloaded optimizer first", e.Edits[0])
+	edit = byKey["zero_optimization.offload_optimizer.device"]
+	if edit.To != `"cpu"` || edit.Planned.Verdict != plan.Fits {
+		t.Errorf("%+v: expected the offloaded optimizer, which makes the job fit", edit)
+	}
+	if e.Edits[0].Planned.Verdict != plan.Fits {
+		t.Errorf("%+v: expected a change that makes the job fit first", e.Edits[0])
 	}
 	check(t, e)
 }

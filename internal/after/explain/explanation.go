@@ -5,6 +5,8 @@ package explain
 
 import (
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/amend"
+	"plimsoll/internal/plan/lever"
 )
 
 // Schema is the schema of the JSON document.
@@ -52,7 +54,9 @@ type Explanation struct {
 	Holders  []Holder   `json:"holders"`
 	// RuledOut are the usual suspects that it was not, with the reason.
 	RuledOut []RuledOut `json:"ruled_out"`
-	Edits    []Edit     `json:"edits"` // the one that frees most comes first
+	// Edits are in the order of plimsoll plan if the plan of the job lacks memory, too. Otherwise what frees most comes
+	// first.
+	Edits []Edit `json:"edits"`
 	// Collect are commands that would find the evidence that is missing.
 	Collect []Collect `json:"collect"`
 	// Notes are what the files say beside the failure: jumps of memory between two lines, retries, growth.
@@ -102,14 +106,13 @@ type RuledOut struct {
 	Why      string   `json:"why"`
 }
 
-// Edit is a change of a file of the user, or of a command.
+// Edit is a change of a file of the user, of a command or of a variable. It has a line of a file, or no file.
 type Edit struct {
-	File  string       `json:"file"` // empty for an environment variable or a command
-	Key   string       `json:"key"`
-	From  string       `json:"from"`
-	To    string       `json:"to"`
+	amend.Edit
 	Frees ledger.Bytes `json:"frees_bytes"` // 0 if it cannot be said
 	Why   string       `json:"why"`
+	// Planned is the change with all its edits and with what its plan says; nil for one that was not planned.
+	Planned *lever.Change `json:"planned,omitempty"`
 }
 
 // Collect is a command that finds missing evidence.

@@ -197,7 +197,7 @@ func (s *scene) plannedHolders(resource Resource, phase *ledger.PhaseName) []Hol
 	var devices []ledger.Device
 	if len(s.Plans) > 0 {
 		devices = s.Plans[0].Devices
-	} else if p := s.planned(); p != nil {
+	} else if p, _ := s.planned(); p != nil {
 		devices = p.Devices
 	}
 	for i := range devices {

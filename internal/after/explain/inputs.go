@@ -4,6 +4,7 @@ import (
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/steptime"
 )
 
 // Inputs are what people have after a failure. All are optional.
@@ -17,9 +18,11 @@ type Inputs struct {
 	Plans []Plan
 	// Snapshots are of GPUs, by PyTorch.
 	Snapshots []Snapshot
-	// Request is the job in the user's own files, such as ds_config.json, or nil if there are none. Explain plans
-	// variants of it, and says what each frees.
+	// Request is the job in the user's own files, such as ds_config.json, or nil if they name no model. Explain plans
+	// changes of it, and says what each frees.
 	Request *job.Request
+	// Machine says how fast a machine runs a job; nil if nothing is known beyond data sheets.
+	Machine func(*job.Job) steptime.Machine
 	// Configurations are the files of the request.
 	Configurations []File
 	// Unread are files of archives that explain reads only as files of their own.

@@ -10,7 +10,6 @@ import (
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/plan/plan"
 )
 
 // notes returns what the files say beside the failure.
@@ -154,22 +153,10 @@ func (s *scene) parameters() int64 {
 	for _, p := range s.Plans {
 		return p.Parameters
 	}
-	if p := s.planned(); p != nil {
+	if p, _ := s.planned(); p != nil {
 		return p.Trained
 	}
 	return 0
-}
-
-// planned plans the user's job once, or returns nil if the inputs do not name it.
-func (s *scene) planned() *plan.Plan {
-	if s.Request == nil || s.Request.Model == "" || s.triedPlan {
-		return s.plan
-	}
-	s.triedPlan = true
-	if j, err := s.sized(*s.Request).Resolve(); err == nil {
-		s.plan, _ = plan.New(j) // a job that cannot be planned has no plan
-	}
-	return s.plan
 }
 
 // peakAndEnd says what a GPU held at its peak and no longer at the end, by the user's two numbers.
@@ -235,7 +222,7 @@ func (s *scene) summaryOfPeak() string {
 // plannedGPU returns the GPU of the user's plan or job, or nil. Only a plan that was made here knows what the end of a
 // phase holds.
 func (s *scene) plannedGPU() *ledger.Device {
-	p := s.planned()
+	p, _ := s.planned()
 	if p == nil {
 		return nil
 	}

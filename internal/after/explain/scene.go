@@ -25,6 +25,7 @@ type scene struct {
 	victims    []*death
 	planNote   string // of the plan that changes were weighed by
 	plan       *plan.Plan
+	planError  error
 	triedPlan  bool
 }
 

@@ -236,16 +236,15 @@ func Misplaced(path string) error {
 	return modelKind.expect(path, text)
 }
 
-// Flag returns the command's flag for a configuration file of this content, such as --deepspeed, or "" if the text is
-// no configuration that Plimsoll reads.
-func Flag(file string, text []byte) string {
-	d := parseAny(file, text)
+// KindOf returns the kind of a configuration file or a script of this content, and the command's flag for it, such as
+// --deepspeed. Both are empty if the text is no configuration that Plimsoll reads.
+func KindOf(file string, text []byte) (kind, flag string) {
+	d := parseContent(file, text)
 	if d == nil {
-		return ""
+		return "", ""
 	}
-	found, _ := recognized(d.Root)
-	if found == nil {
-		return ""
+	if found, _ := recognized(d.Root); found != nil {
+		return found.name, found.flag
 	}
-	return found.flag
+	return "", ""
 }

@@ -99,11 +99,22 @@ func (in *Inputs) readConfigs() error {
 	return nil
 }
 
-func (in *Inputs) readModel() (err error) {
-	name := in.request.Model
-	if name == "" && in.framework != nil {
-		name = in.framework.Model
+// NamesModel reports whether flags or files say which model is trained, or have a fault that hides it.
+func (q Request) NamesModel() bool {
+	in := &Inputs{request: q}
+	err := in.readConfigs()
+	return err != nil || in.modelName() != ""
+}
+
+func (in *Inputs) modelName() string {
+	if in.request.Model == "" && in.framework != nil {
+		return in.framework.Model
 	}
+	return in.request.Model
+}
+
+func (in *Inputs) readModel() (err error) {
+	name := in.modelName()
 	if name == "" {
 		return fault.Inputf("no model was named").
 			WithHint("add --model with a name of the catalog or the path of a config.json")

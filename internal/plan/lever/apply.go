@@ -3,6 +3,7 @@ package lever
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"plimsoll/internal/base/files"
@@ -47,6 +48,7 @@ var flags = map[recipe.Setting]requestFlag{
 	recipe.PipelineSchedule: word("pipeline-schedule", func(q *job.Request) *string { return &q.PipelineSchedule }).
 		givenWhere(func(q *job.Request) bool { return q.PipelineParallel > 0 }),
 	sharded: word("fsdp", func(q *job.Request) *string { return &q.FSDP }).givenWhere(always),
+	gpus:    count("gpus", func(q *job.Request) *int { return &q.GPUs }).givenWhere(always),
 	nodes:   count("nodes", func(q *job.Request) *int { return &q.Nodes }).givenWhere(always),
 }
 
@@ -151,10 +153,10 @@ func Apply(q job.Request, paths []string, settings []amend.Setting) (*Applied, e
 	return a, nil
 }
 
-// raise sets a flag of the request.
+// raise sets a flag of the request, unless it has the value.
 func (a *Applied) raise(f requestFlag, s amend.Setting) {
-	f.set(&a.Request, s.To)
-	if f.says != nil {
+	before := a.Request
+	if f.set(&a.Request, s.To); !reflect.DeepEqual(a.Request, before) {
 		a.Flags = append(a.Flags, f.says(s.To))
 	}
 }

@@ -22,6 +22,14 @@ const (
 	Speed      Need = "speed, with memory that is free"
 )
 
+// Device returns the kind of device whose memory counts.
+func (n Need) Device() ledger.Kind {
+	if n == HostMemory {
+		return ledger.Host
+	}
+	return ledger.GPU
+}
+
 // Lever is a change of a job, with one way for each of its values.
 type Lever struct {
 	For  Need
@@ -70,7 +78,7 @@ var levers = []Lever{
 	{HostMemory, "parameters then stay on the GPUs", parametersOnGPU},
 	{HostMemory, "optimizer states then stay on the GPUs", optimizerOnGPU},
 	{HostMemory, shards, shardedOnHost},
-	{HostMemory, "each node then holds half of what is sharded", moreNodes},
+	{HostMemory, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
 	{HostMemory, "states then stay on the GPUs", megatronStatesOnGPU},
 
 	{Speed, "larger products take less time for each token", largerBatches},
@@ -84,6 +92,7 @@ var levers = []Lever{
 const (
 	sharded recipe.Setting = "FSDP" // in place of DistributedDataParallel
 	nodes   recipe.Setting = "nodes"
+	gpus    recipe.Setting = "GPUs of a node"
 )
 
 func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }
@@ -294,22 +303,19 @@ func pageable(j *job.Job) [][]amend.Setting {
 	return when(j.DeepSpeed != nil && j.DeepSpeed.OffloadOptimizer.PinMemory, to(recipe.PinnedOptimizer, false))
 }
 
-// moreNodes takes twice the nodes, with half the micro batches between two optimizer steps, or half of a micro batch. A
-// job of one sequence a step on each rank cannot keep its batch of all ranks.
+// moreNodes takes twice the nodes for the same batch of all ranks: with half the micro batches between two optimizer
+// steps, or half of a micro batch. A job of one sequence a step on each rank cannot keep its batch.
 func moreNodes(j *job.Job) [][]amend.Setting {
-	twice := to(nodes, 2*j.Nodes)
-	half := batch(j, int(j.MicroBatch))
-	switch micro := int(j.MicroBatch); {
-	case j.World == 1 && j.DeepSpeed == nil || j.DividesBatch || j.Pipeline != nil:
+	micro := int(j.MicroBatch)
+	twice, same := to(nodes, 2*j.Nodes), to(gpus, j.RanksPerNode)
+	switch {
+	case j.World == 1 && j.DeepSpeed == nil, j.Pipeline != nil:
 		return nil
 	case j.Accumulation%2 == 0:
-		half[1].To = j.Accumulation / 2
-	case micro%2 == 0:
-		half[0].To, half[1].To = micro/2, j.Accumulation
+		return when(true, twice, same, to(recipe.Accumulation, j.Accumulation/2))
 	default:
-		return nil
+		return when(micro%2 == 0, twice, same, to(recipe.MicroBatch, micro/2))
 	}
-	return when(true, slices.Concat([]amend.Setting{twice}, half)...)
 }
 
 // NeedOf returns what a planned job needs, or "" for nothing. A job that fills two thirds of its GPU wastes none of it.

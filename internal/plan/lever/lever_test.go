@@ -349,6 +349,12 @@ func TestFlags(t *testing.T) {
 		{job.Request{Model: "llama-2-7b", GPU: "RTX-4090", GPUs: 2, Sequence: 2048, Precision: "fp32",
 			PipelineParallel: 2, PipelineSchedule: "GPipe", MicroBatch: 1, Accumulation: 16},
 			[]string{"--pipeline-schedule 1F1B"}},
+		{job.Request{Model: "qwen2.5-7b", GPU: "RTX-4090", Sequence: 512, Precision: "bf16", Optimizer: "adam"},
+			[]string{"--optimizer adam/fused"}},
+		{job.Request{Model: "llama-3.1-8b", GPU: "H100-80GB", GPUs: 8, Sequence: 2048, Precision: "bf16",
+			MicroBatch: 1, Accumulation: 4, HostMemory: 100 * ledger.GiB,
+			Shorthand: job.Shorthand{ZeRO: "2", ZeROOffload: []string{job.OffloadedOptimizer}}},
+			[]string{"--nodes 2 --grad-accum 2", "without --zero-offload optimizer"}},
 	} {
 		q := c.request
 		list, err := asked(q, planned(t, q))
@@ -358,6 +364,9 @@ func TestFlags(t *testing.T) {
 		var flags []string
 		for i := range list {
 			checkApplied(t, "flags", &list[i])
+			if first := list[i].First(); !strings.HasPrefix(first.Key, "--") || first.To == "" {
+				t.Errorf("the first of %v is %v", list[i].Flags, first)
+			}
 			flags = append(flags, strings.Join(list[i].Flags, " "))
 		}
 		for _, want := range c.want {

@@ -56,12 +56,17 @@ func (c *Change) String() string {
 	return strings.Join(append(parts, c.Flags...), ", ")
 }
 
-// First returns the first edit. A flag is one without a file.
+// First returns the edit that the others follow. A flag is an edit without a file.
 func (c *Change) First() amend.Edit {
-	if len(c.Edits) > 0 {
-		return c.Edits[0]
+	says := c.Flags
+	if s := c.idea.settings[0]; len(c.Edits) > 0 {
+		f, ok := flags[s.Name]
+		if !ok || !slices.Contains(c.Flags, f.says(s.To)) {
+			return c.Edits[0]
+		}
+		says = []string{f.says(s.To)}
 	}
-	name, value, _ := strings.Cut(strings.TrimPrefix(c.Flags[0], added), " ")
+	name, value, _ := strings.Cut(strings.TrimPrefix(says[0], added), " ")
 	if name == "without" {
 		name, value, _ = strings.Cut(value, " ")
 		return amend.Edit{Key: name, From: value, To: "none"}
@@ -77,10 +82,7 @@ type idea struct {
 
 // For returns the changes that serve the need of a job, the best first.
 func For(q Question) ([]Change, error) {
-	w := weigher{Question: q, device: ledger.GPU}
-	if q.Need == HostMemory {
-		w.device = ledger.Host
-	}
+	w := weigher{Question: q, device: q.Need.Device()}
 	w.step, _ = q.Plan.Time(q.Machine)
 	w.before, _ = Held(q.Plan, w.device, q.Phase)
 	list, err := w.all()
@@ -180,8 +182,7 @@ func (w *weigher) rank(list []Change) {
 		}
 		return *c.Slower
 	}
-	planned := w.Plan.Verdict.Result
-	exceeds := w.Need != Speed && (planned == plan.Fits || planned == plan.Unknown)
+	exceeds := w.Need != Speed && !w.Plan.Lacks()
 	slices.SortStableFunc(list, func(a, b Change) int {
 		frees := cmp.Compare(b.Frees(), a.Frees())
 		switch {

@@ -169,6 +169,9 @@ func largestOnHost(classes []simulate.RankClass, world int) simulate.RankClass {
 // least returns what a phase needs at its peak without fragmentation.
 func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
 
+// Lacks reports whether a device is too small for the plan, or may be.
+func (p *Plan) Lacks() bool { return p.Verdict.Result == DoesNotFit || p.Verdict.Result == Tight }
+
 // judge sets the verdict.
 func (p *Plan) judge() { p.Verdict = Judge(p.Devices) }
 

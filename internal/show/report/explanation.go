@@ -86,23 +86,38 @@ func ruledOutItems(e *explain.Explanation) []string {
 	return items
 }
 
+// shownEdits is how many planned changes text shows. It shows all others.
+const shownEdits = 6
+
 func editItems(e *explain.Explanation) []string {
 	var items []string
+	planned := 0
 	for _, edit := range e.Edits {
-		text := edit.Key + ": "
-		if edit.File != "" {
-			text = edit.File + ": " + text
+		if edit.Planned == nil {
+			items = append(items, editItem(edit))
+			continue
 		}
-		if edit.From != "" {
-			text += edit.From + " -> "
+		if planned++; planned <= shownEdits {
+			items = append(items, weighed(edit.Planned))
 		}
-		text += edit.To
-		if edit.Frees > 0 {
-			text += fmt.Sprintf(" frees %v", edit.Frees)
-		}
-		items = append(items, text+"; "+edit.Why)
+	}
+	if planned > shownEdits {
+		items = append(items, fmt.Sprintf("%d more that were planned: --json", planned-shownEdits))
 	}
 	return items
+}
+
+// editItem says a change that was not planned.
+func editItem(e explain.Edit) string {
+	text := e.Key + ": "
+	if e.From != "" {
+		text += e.From + " -> "
+	}
+	text += e.To
+	if e.Frees > 0 {
+		text += fmt.Sprintf(" frees %v", e.Frees)
+	}
+	return text + "; " + e.Why
 }
 
 func collectItems(e *explain.Explanation) []string {

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"plimsoll/internal/after/explain"
+	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/lever"
+	"plimsoll/internal/show/report"
+)
+
+const (
+	jobsToExplain = "testdata/explain"
+	outOfMemory   = jobsToExplain + "/oom.log" // of a GPU of 40 GB
+	publicConfigs = "../../../shared/data/configs"
+)
+
+// explainedJob is the document of plimsoll explain for the error of a GPU beside files of a job and flags.
+func explainedJob(t *testing.T, arguments ...string) *explain.Explanation {
+	t.Helper()
+	out, stderr, code := runs(append([]string{"explain", "--json"}, append(arguments, outOfMemory)...)...)
+	var e explain.Explanation
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != exitFailed {
+		t.Fatalf("%q: exit code %d, %v\n%s", arguments, code, err, stderr)
+	}
+	return &e
+}
+
+// plannedJob is the document of plimsoll plan with all advice, or nil for a job that cannot be planned.
+func plannedJob(t *testing.T, arguments ...string) *report.PlanDocument {
+	t.Helper()
+	out, _, code := runs(append([]string{"plan", "--json"}, arguments...)...)
+	if code == exitInput {
+		return nil
+	}
+	var d report.PlanDocument
+	if err := json.Unmarshal([]byte(out), &d); err != nil {
+		t.Fatalf("%q: %v", arguments, err)
+	}
+	return &d
+}
+
+// TestExplainReadsJobs: explain plans the job of every file that plan reads, without --model where the file names it.
+func TestExplainReadsJobs(t *testing.T) {
+	for file, want := range map[string]struct{ job, edit string }{
+		"axolotl.yml":        {"4 x 4,096 tokens", "micro_batch_size"},
+		"llama_factory.yaml": {"8 x 2,048 tokens", "per_device_train_batch_size"},
+		"torchtitan.toml":    {"4 x 4,096 tokens", "training.local_batch_size"},
+		"swift.sh":           {"4 x 4,096 tokens", "--fsdp"}, // scripts are not edited
+	} {
+		path := filepath.Join(jobsToExplain, file)
+		e := explainedJob(t, path, "--gpus", "8", "--gpu", "A100-40GB")
+		if notes := strings.Join(e.Notes, "\n"); !strings.Contains(notes, want.job) {
+			t.Errorf("%s: no plan of %s: %s", file, want.job, notes)
+		}
+		found := false
+		for _, edit := range e.Edits {
+			if edit.Key == want.edit {
+				found = edit.Planned != nil && edit.Frees > 0 && (edit.File == path && edit.Line > 0 || file == "swift.sh")
+			}
+		}
+		if !found {
+			t.Errorf("%s: no edit of %s with its line: %+v", file, want.edit, e.Edits)
+		}
+	}
+}
+
+// TestExplainReadsPublicJobs: configurations of axolotl and LLaMA-Factory stand beside the error of a GPU.
+func TestExplainReadsPublicJobs(t *testing.T) {
+	filestest.PublicConfigs(t, publicConfigs)
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	for name, file := range map[string]bool{
+		"axolotl-ai-cloud_axolotl__examples_mistral_config.yml":                      true,
+		"hiyouga_LLaMA-Factory__examples_extras_fp8_llama3_fp8_fsdp_sft.yaml":        false, // nothing in it helps
+		"hiyouga_LLaMA-Factory__examples_accelerate_fsdp_config_multiple_nodes.yaml": true,
+	} {
+		path := filepath.Join(publicConfigs, name)
+		flags := []string{path, "--gpus", "8", "--gpu", "A100-40GB"}
+		if strings.Contains(name, "accelerate") {
+			flags = append(flags, "--model", "llama-3.1-8b", "--seq-len", "8192")
+		}
+		e := explainedJob(t, flags...)
+		edits := 0
+		for _, edit := range e.Edits {
+			if edit.Planned != nil && edit.File == path && edit.Line > 0 {
+				edits++
+			}
+		}
+		if len(e.Edits) == 0 || e.Edits[0].Planned == nil || (edits > 0) != file {
+			t.Errorf("%s: %+v, %q: expected planned edits", name, e.Edits, e.Notes)
+		}
+	}
+}
+
+// TestExplainAnswersAsPlan: for a job that does not fit, explain and plan offer the same changes in the same order, of
+// the same bytes, time and verdict. With -short it takes few of the public configurations.
+func TestExplainAnswersAsPlan(t *testing.T) {
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	stride, compared := 5, 0
+	if testing.Short() {
+		stride = 25
+	}
+	for i, c := range filestest.PublicConfigs(t, publicConfigs) {
+		if i%stride != 0 {
+			continue
+		}
+		job := []string{c.Path, "--gpu", "A100-40GB", "--host-memory", "2TiB"}
+		if f, err := recipe.LoadFramework(c.Path, recipe.Source{}); err != nil || f == nil || f.Model == "" {
+			job = append(job, "--model", "llama-3.1-8b")
+		}
+		for gpus := 8; gpus > 0; gpus /= 2 {
+			flags := append(job, "--gpus", fmt.Sprint(gpus))
+			d := plannedJob(t, flags...)
+			if d == nil {
+				continue
+			}
+			if d.Verdict != "fits" {
+				compared++
+				checkSame(t, c.Name, d, explainedJob(t, flags...))
+			}
+			break
+		}
+	}
+	if t.Logf("%d jobs lack memory", compared); compared == 0 {
+		t.Error("no job lacks memory")
+	}
+}
+
+func checkSame(t *testing.T, name string, d *report.PlanDocument, e *explain.Explanation) {
+	t.Helper()
+	var offered []lever.Change
+	for _, edit := range e.Edits {
+		if edit.Planned != nil {
+			offered = append(offered, *edit.Planned)
+		}
+	}
+	if len(offered) != len(d.Advice) || len(offered) > 0 && !reflect.DeepEqual(offered, d.Advice) {
+		t.Errorf("%s: explain offers %d changes, plan %d:\n%+v\n%+v", name, len(offered), len(d.Advice), offered, d.Advice)
+	}
+}
+
+// TestExplainTakesFlagsOfPlan: every flag of plan that says what a job and a machine are is one of explain.
+func TestExplainTakesFlagsOfPlan(t *testing.T) {
+	of := explainCommand().Flags()
+	planned := planCommand().Flags()
+	for _, name := range strings.Fields(`model config online deepspeed training-args accelerate adapter quantization gpu
+		gpus nodes gpu-memory host-memory numa-nodes cpu seq-len micro-batch grad-accum images precision optimizer clip
+		gradient-checkpointing attention loss lora zero zero-offload fsdp tensor-parallel pipeline-parallel torch
+		alloc-conf factors offload master machine link-in host-bandwidth tflops network`) {
+		if of.Lookup(name) == nil || planned.Lookup(name) == nil {
+			t.Errorf("--%s is not a flag of both", name)
+		}
+	}
+	for _, flags := range [][]string{
+		{"--model", "qwen3-4b", "--gradient-checkpointing", "full"},
+		{"--config", jobsToExplain + "/axolotl.yml", "--gpu-memory", "39GiB", "--host-memory", "512GiB"},
+	} {
+		if e := explainedJob(t, flags...); len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
+			t.Errorf("%q: %q, expected a plan of the job", flags, e.Notes)
+		}
+	}
+}
