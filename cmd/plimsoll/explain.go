@@ -26,6 +26,7 @@ import (
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/steptime"
@@ -94,6 +95,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	c.Flags().Lookup("gpus").Usage += " (default: the ranks that the files name)"
 	jobArguments(c, &o.request, &o.files)
 	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
+	group(c, megatron.Program, func() { megatronFlags(c, &o.request.MegatronArguments) })
 	group(c, machineSpeed, func() {
 		machineFlags(c, &o.machine)
 		networkFlag(c, &o.machine)
@@ -151,6 +153,9 @@ func runExplain(c *cobra.Command, o explainOptions) error {
 		if err := r.argument(name); err != nil {
 			return err
 		}
+	}
+	if err := checkMegatron(c, &r.request); err != nil {
+		return err
 	}
 	if err := o.checkJob(r.request, of); err != nil {
 		return err
@@ -435,7 +440,7 @@ func (r *explainReader) plan(name string) error {
 
 func (r *explainReader) addPlan(name string, d *report.PlanDocument) {
 	r.in.Plans = append(r.in.Plans, explain.Plan{File: name, Parameters: d.Model.Trained, Devices: d.Devices})
-	if r.request.Model == "" {
+	if r.request.Model == "" && r.request.Megatron == "" {
 		r.request = d.Request
 	}
 }
@@ -448,7 +453,7 @@ func (r *explainReader) configuration(name string, text []byte) bool {
 	q := &r.request
 	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
 		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization,
-		"--config": &r.program}
+		"--config": &r.program, recipe.MegatronFlag: &q.Megatron}
 	kind, flag := recipe.KindOf(name, text)
 	if to[flag] == nil || *to[flag] != "" {
 		return false

@@ -14,6 +14,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/amend"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/plan/fit"
 	"plimsoll/internal/show/report"
 )
@@ -58,6 +59,7 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 	jobFlags(command, &q.Request, &options.clip)
 	jobArguments(command, &q.Request, &q.Request.Configs)
 	group(command, statesOnHost, func() { restFlags(command, &q.States) })
+	group(command, megatron.Program, func() { megatronFlags(command, &q.Request.MegatronArguments) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machine)
 		networkFlag(command, &options.machine)
@@ -85,6 +87,9 @@ func search(q fit.Question) (*fit.Answer, error) {
 
 func runFit(c *cobra.Command, o fitOptions) error {
 	q := &o.question
+	if err := checkMegatron(c, &q.Request); err != nil {
+		return err
+	}
 	q.Request.Clip = given(c, "clip", &o.clip)
 	of, err := o.machine.read(c, &q.Request)
 	if err != nil {
@@ -98,7 +103,9 @@ func runFit(c *cobra.Command, o fitOptions) error {
 	if q.Machine, sources, err = of(base); err != nil {
 		return err
 	}
-	sources = assume(base, &q.Machine.Rates, sources)
+	if base.Megatron == nil {
+		sources = assume(base, &q.Machine.Rates, sources)
+	}
 	answer, err := search(*q)
 	if err != nil {
 		return err

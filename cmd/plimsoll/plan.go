@@ -14,6 +14,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/plan/job"
@@ -139,7 +140,7 @@ func planFlags(c *cobra.Command, o *planOptions) {
 	jobFlags(c, &o.request, &o.clip)
 	jobArguments(c, &o.request, &o.request.Configs)
 	group(c, statesOnHost, func() { offloadFlags(c, &o.request.Offload) })
-	group(c, "Megatron-LM", func() { megatronFlags(c, &o.request.MegatronArguments) })
+	group(c, megatron.Program, func() { megatronFlags(c, &o.request.MegatronArguments) })
 	group(c, machineSpeed, func() {
 		machineFlags(c, &o.machine)
 		networkFlag(c, &o.machine)

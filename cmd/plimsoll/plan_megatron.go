@@ -22,9 +22,13 @@ func megatronFlags(c *cobra.Command, a *job.MegatronArguments) {
 	flags.Lookup("expert-imbalance").DefValue = "1" // a request without it is empty
 }
 
-// besideMegatron are the flags that say something beside Megatron-LM's arguments.
-var besideMegatron = strings.Fields(`megatron vocabulary expert-imbalance gpus nodes gpu gpu-memory host-memory config
-	torch alloc-conf explain out advise apply json markdown format html table color`)
+// ofJob are the titles of flags that describe a job. Of these besideMegatron say something beside the arguments of
+// Megatron-LM.
+var (
+	ofJob = []string{"Model and files", "Machine", "Batches", "Training", "Sharding and parallelism",
+		"Releases and what was measured", statesOnHost, machineSpeed}
+	besideMegatron = strings.Fields("gpus nodes gpu gpu-memory host-memory config torch alloc-conf")
+)
 
 // checkMegatron takes the arguments of Megatron-LM from among the files of a request. Beside them it refuses flags that
 // say nothing to Megatron-LM.
@@ -33,7 +37,8 @@ func checkMegatron(c *cobra.Command, q *job.Request) (wrong error) {
 		return nil
 	}
 	c.Flags().Visit(func(f *pflag.Flag) {
-		if !slices.Contains(besideMegatron, f.Name) && wrong == nil {
+		title := strings.Join(f.Annotations[groupAnnotation], "")
+		if slices.Contains(ofJob, title) && !slices.Contains(besideMegatron, f.Name) && wrong == nil {
 			wrong = fault.Inputf("--%s is given beside --megatron, whose arguments say it", f.Name).
 				WithHint("leave one of the two out")
 		}

@@ -30,6 +30,7 @@ type Recipe struct {
 	Overrides job.Overrides
 	Config    string // of DeepSpeed, if the recipe needs a file that the user does not have
 	degrees   degrees
+	megatron  *megatronJob // nil for other programs
 }
 
 // Size is how large the steps of a recipe are.
@@ -52,6 +53,9 @@ func (r *Recipe) Peak() (most ledger.Bytes) {
 	return most
 }
 
+// IsTimed reports whether the time of the recipe is predicted.
+func (r *Recipe) IsTimed() bool { return r.megatron == nil }
+
 // Speed returns the tokens a second of all GPUs.
 func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.Expected.Seconds() }
 
@@ -59,6 +63,7 @@ func (r *Recipe) Speed() float64 { return float64(r.Step.Tokens) / r.Step.Total.
 type Answer struct {
 	Base       *job.Job
 	Says       bool    // files of the user say settings
+	Untimed    bool    // times are not predicted: recipes are in the order of what costs time
 	Candidates int     // recipes that the search decided on, planned or not
 	Planned    int     // recipes that were planned, each counted once, however often and with how many stages
 	Fastest    *Recipe // nil if none fits
@@ -443,6 +448,7 @@ func (m *member) atLeast() (bytes ledger.Bytes) {
 func (m *member) recipe() *Recipe {
 	r := &Recipe{Name: m.name, Size: m.job.size(), Plan: m.plan, Step: m.step, Config: m.config,
 		degrees: m.degrees}
+	r.megatron, _ = m.job.(*megatronJob)
 	r.Overrides = m.overrides
 	r.Overrides.MicroBatch, r.Overrides.Accumulation = m.micro, r.Size.Accumulation
 	return r

@@ -46,7 +46,7 @@ func Search(q Question) (*Answer, error) {
 	if s.answer.Candidates == 0 {
 		return nil, s.nothing()
 	}
-	if s.answer.Fastest == nil {
+	if s.answer.Fastest == nil || s.answer.Untimed {
 		return s.answer, nil
 	}
 	return s.answer, s.longest()
@@ -82,6 +82,13 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	s.space = space{micros: microBatches, anyMicro: q.Request.MicroBatch == 0 && q.Batch == 0, decide: s.decided}
 	if q.Request.MicroBatch > 0 {
 		s.micros = []int{q.Request.MicroBatch}
+	}
+	if base.Megatron != nil {
+		m, err := newMegatronSearch(s)
+		if err != nil {
+			return nil, err
+		}
+		return m.torchSearch, nil
 	}
 	s.variants, err = s.listVariants()
 	return s, err

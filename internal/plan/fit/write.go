@@ -14,6 +14,9 @@ func (a *Answer) Amend(r *Recipe) (*amend.Result, error) {
 
 // Settings returns what the recipe says.
 func (r *Recipe) Settings() []amend.Setting {
+	if r.megatron != nil {
+		return r.megatron.settings
+	}
 	o := r.Overrides
 	list := []amend.Setting{{Name: recipe.MicroBatch, To: o.MicroBatch},
 		{Name: recipe.Accumulation, To: o.Accumulation},
@@ -48,6 +51,10 @@ func (r *Recipe) Settings() []amend.Setting {
 // Request returns the request that plans the recipe without a search. A recipe whose DeepSpeed configuration is new
 // names the file that it will be.
 func (r *Recipe) Request(q job.Request) job.Request {
+	if r.megatron != nil {
+		q.GPUs, q.Nodes = r.Overrides.GPUs, r.Overrides.Nodes
+		return r.megatron.request(q)
+	}
 	q = r.Overrides.Request(q)
 	if r.Config != "" {
 		q.DeepSpeed, q.Precision, q.ZeRO, q.ZeROOffload = ConfigFile, "", "", nil

@@ -101,6 +101,9 @@ func (in *Inputs) readConfigs() error {
 
 // NamesModel reports whether flags or files say which model is trained, or have a fault that hides it.
 func (q Request) NamesModel() bool {
+	if q.FindMegatron(); q.Megatron != "" {
+		return true
+	}
 	in := &Inputs{request: q}
 	err := in.readConfigs()
 	return err != nil || in.modelName() != ""

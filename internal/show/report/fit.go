@@ -23,6 +23,8 @@ type Fit struct {
 	Model      string       `json:"model"`
 	GPU        string       `json:"gpu"`
 	Capacity   ledger.Bytes `json:"gpu_capacity_bytes"`
+	// Untimed means that times are not predicted: recipes are in the order of what costs time.
+	Untimed    bool         `json:"untimed,omitempty"`
 	Candidates int          `json:"candidates"`
 	Planned    int          `json:"planned"`
 	// Fastest is null if no recipe fits. Closest is then the one that lacks least.
@@ -68,8 +70,10 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 	}
 	size := r.Size
 	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: size.Ranks, MicroBatch: size.MicroBatch,
-		Accumulation: size.Accumulation, Sequence: size.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
-		Step: secondsOf(r.Step.Total), Request: r.Request(q)}
+		Accumulation: size.Accumulation, Sequence: size.Sequence, GPU: r.Peak(), Request: r.Request(q)}
+	if r.IsTimed() {
+		d.TokensSecond, d.Step = r.Speed(), secondsOf(r.Step.Total)
+	}
 	for i := range r.Plan.Devices {
 		if r.Plan.Devices[i].Kind == ledger.Host {
 			d.Host = max(d.Host, r.Plan.Devices[i].Peak().PeakUsed)
@@ -81,7 +85,7 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 // NewFit makes the document.
 func NewFit(version string, q job.Request, a *fit.Answer, made *amend.Result, sources []string) *Fit {
 	d := &Fit{Schema: FitSchema, Version: version, Model: a.Base.Model.Name, GPU: a.Base.GPU.Name,
-		Capacity: a.Base.GPU.Memory, Candidates: a.Candidates, Planned: a.Planned,
+		Capacity: a.Base.GPU.Memory, Untimed: a.Untimed, Candidates: a.Candidates, Planned: a.Planned,
 		Fastest: newFitRecipe(a.Fastest, q), Closest: newFitRecipe(a.Closest, q),
 		LargestBatch: newFitRecipe(a.LargestBatch, q), Longest: newFitRecipe(a.Longest, q),
 		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: sources,
@@ -134,6 +138,14 @@ func (d *Fit) Page() *Page {
 }
 
 func (d *Fit) table() *Table {
+	if d.Untimed {
+		t := (&Table{Style: Plain}).with(Words, "recipe").with(Number, "micro", "accum").with(Bytes, "GPU", "host").
+			with(Label, "fits")
+		for _, r := range d.Front {
+			t.add(r.Name, r.MicroBatch, r.Accumulation, r.GPU, r.Host, fits[r.Verdict])
+		}
+		return t
+	}
 	t := (&Table{Style: Plain}).with(Words, "recipe").with(Number, "micro", "accum").with(Bytes, "GPU", "host").
 		with(Label, "step", "tokens/s", "fits")
 	for _, r := range d.Front {
@@ -144,6 +156,11 @@ func (d *Fit) table() *Table {
 }
 
 func (d *Fit) verdict() string {
+	if r := d.Fastest; r != nil && d.Untimed {
+		return fmt.Sprintf("first: %s, micro batch %d, accumulation %d, %v on a GPU; times are not predicted yet, so "+
+			"the order is that of what costs time: recomputation, ranks that share the model, smaller micro batches",
+			r.Name, r.MicroBatch, r.Accumulation, r.GPU)
+	}
 	if r := d.Fastest; r != nil {
 		return fmt.Sprintf("fastest: %s, micro batch %d, accumulation %d: %s tokens/s by the model of time, "+
 			"%v on a GPU", r.Name, r.MicroBatch, r.Accumulation, ledger.Count(int64(r.TokensSecond)), r.GPU)
