@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/roads"
@@ -48,6 +49,7 @@ A job is described as to plimsoll plan.`,
 	jobFlags(command, &options.request, &options.clip)
 	jobArguments(command, &options.request, &options.request.Configs)
 	group(command, statesOnHost, func() { restFlags(command, &options.request.Offload) })
+	group(command, megatron.Program, func() { megatronFlags(command, &options.request.MegatronArguments) })
 	group(command, machineSpeed, func() {
 		machineFlags(command, &options.machineOptions)
 		flags.Float64Var(&options.forward, "forward-ms", 0, "`milliseconds` of the forward pass (default: by --tflops)")
@@ -59,6 +61,12 @@ A job is described as to plimsoll plan.`,
 }
 
 func runRoads(c *cobra.Command, o roadsOptions) error {
+	if err := checkMegatron(c, &o.request); err != nil {
+		return err
+	}
+	if o.request.Megatron != "" {
+		return runMegatronRoads(c, o)
+	}
 	o.request.Clip = given(c, "clip", &o.clip)
 	for flag, value := range map[string]float64{"forward-ms": o.forward, "backward-ms": o.backward} {
 		if err := checkRate(c, flag, value); err != nil {
@@ -102,4 +110,21 @@ func runRoads(c *cobra.Command, o roadsOptions) error {
 		return err
 	}
 	return present(c, report.NewRoads(described, states.Name(), compared, sources).Page(), o.format)
+}
+
+// runMegatronRoads compares Megatron-LM's own roads.
+func runMegatronRoads(c *cobra.Command, o roadsOptions) error {
+	compared, err := plan.NewMegatronRoads(o.request)
+	if err != nil {
+		return err
+	}
+	p, err := plan.New(compared.Job)
+	if err != nil {
+		return err
+	}
+	described, err := report.NewPlanDocument(c.Root().Version, o.request, p)
+	if err != nil {
+		return err
+	}
+	return present(c, report.NewRoads(described, "Megatron-LM's own", compared, nil).Page(), o.format)
 }

@@ -26,7 +26,8 @@ func (s *scene) planned() (*plan.Plan, error) {
 }
 
 // sized returns the request with what the files say of the machine, unless the request says it itself: as many GPUs as
-// ranks are named, unless a launcher of Megatron-LM says it, the memory of the GPU whose error is read, and that of the host.
+// ranks are named, the memory of the GPU whose error is read, and that of the host. A script of Megatron-LM says its
+// ranks.
 func (s *scene) sized(q job.Request) job.Request {
 	if q.GPUs == 0 && q.Nodes == 0 && q.Accelerate == "" && q.Megatron == "" && !q.CPU {
 		for _, f := range s.findings {

@@ -30,6 +30,7 @@ type Plan struct {
 	// the memory of one node. It is nil for optimizers that the formats do not hold.
 	StateFormats []StateFormat
 	offloaded    []roads.Parameter // of a rank, if the job offloads states
+	pinned       ledger.Bytes      // of a node, of a job of Megatron-LM
 }
 
 // Result says whether a job fits.
@@ -148,6 +149,7 @@ func newWithin(j *job.Job, capacity ledger.Bytes, simulated simulator) (*Plan, e
 		classes = []simulate.RankClass{largestOnHost(classes, j.World)}
 	}
 	for _, c := range classes {
+		p.pinned = c.Pinned * ledger.Bytes(c.RanksPerNode)
 		p.Devices = append(p.Devices, nodeOf(j, c))
 	}
 	p.Spread.setIntervals(p.Devices[gpus:])

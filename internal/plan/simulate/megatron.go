@@ -90,8 +90,9 @@ func runMegatronStage(j *job.Job, stage int64, capacity ledger.Bytes) (class Ran
 		}
 	}
 	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.elements(),
-		GPU:  &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
-		Host: Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}}, nil
+		Pinned: s.pinned.allocator.Statistics().Pinned.Peak,
+		GPU:    &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
+		Host:   Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.

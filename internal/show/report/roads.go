@@ -88,7 +88,7 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 		}
 		d.Roads = append(d.Roads, road)
 	}
-	if r.Job.FSDP == nil && r.Job.World > 1 {
+	if r.Job.Megatron == nil && r.Job.FSDP == nil && r.Job.World > 1 {
 		d.Assumptions = append(slices.Clone(d.Assumptions), "every rank holds and updates all states on each road: "+
 			`sharding="zero1" of plimsoll.torch.AdamW divides the CPU step among ranks, and --fsdp 2 every road`)
 	}
@@ -102,6 +102,8 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 // verdict says in one sentence which road, and why.
 func (d *Roads) verdict(r *plan.Roads) string {
 	switch {
+	case r.Job.Megatron != nil:
+		return "no verdict on time: the time of a step of Megatron-LM is not predicted yet"
 	case len(r.Missing) > 0:
 		return "no verdict on time without " + strings.Join(r.Missing, ", ") + ": --machine has published rates"
 	case r.Best == nil:
@@ -140,7 +142,10 @@ func (d *Roads) Page() *Page {
 			seconds(d.Rates.BackwardSeconds))
 	}
 	facts.addEach("rates", d.Rates.Sources)
-	sections := []Section{{facts}, {d.table()}, {d.designs()}}
+	sections := []Section{{facts}, {d.table()}}
+	if len(d.Designs) > 0 {
+		sections = append(sections, Section{d.designs()})
+	}
 	if len(d.Assumptions) > 0 {
 		sections = append(sections, Section{Facts{{"assumed", []string{strings.Join(d.Assumptions, "; ")}}}})
 	}
