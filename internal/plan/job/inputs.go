@@ -48,11 +48,8 @@ func Read(q Request) (*Inputs, error) {
 	if in.request.FindMegatron(); in.request.Megatron != "" {
 		return in, in.readMegatron()
 	}
-	if err := q.MegatronArguments.unused(); err != nil {
-		return nil, err
-	}
-	for _, step := range []func() error{in.readConfigs, in.readModel, in.readTraining, in.readLaunch, in.readDeepSpeed,
-		in.readQuantization, in.readAdapter, in.readFactors} {
+	for _, step := range []func() error{in.readConfigs, q.MegatronArguments.unused, in.readModel, in.readTraining,
+		in.readLaunch, in.readDeepSpeed, in.readQuantization, in.readAdapter, in.readFactors} {
 		if err := step(); err != nil {
 			return nil, err
 		}

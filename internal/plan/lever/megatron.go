@@ -36,15 +36,20 @@ func argumentFlags() map[recipe.Setting]requestFlag {
 
 // Costs of settings in the order of the time that they take. Times of Megatron-LM are not predicted, so its changes are
 // put in this order.
-var costs = map[recipe.Setting]int{recipe.MicroBatch: 1, recipe.StatesOffload: 2, recipe.RecomputeGranularity: 3,
+var costs = map[recipe.Setting]float64{recipe.MicroBatch: 1, recipe.StatesOffload: 2, recipe.RecomputeGranularity: 3,
 	recipe.RecomputeLayers: 4, recipe.TensorDegree: 5, recipe.ContextDegree: 5, recipe.PipelineDegree: 6,
 	recipe.OptimizerOffload: 7}
 
-// cost returns the largest cost of the settings of a change; 0 where times are predicted.
-func (w *weigher) cost(c *Change) (most int) {
+// cost returns the largest cost of the settings of a change; 0 where times are predicted. A small micro batch costs more
+// than a large one.
+func (w *weigher) cost(c *Change) (most float64) {
 	for _, s := range c.idea.settings {
+		cost := costs[s.Name]
+		if micro, ok := s.To.(int); ok && s.Name == recipe.MicroBatch {
+			cost += 0.5 / float64(micro)
+		}
 		if w.Plan.Job.Megatron != nil {
-			most = max(most, costs[s.Name])
+			most = max(most, cost)
 		}
 	}
 	return most

@@ -18,15 +18,15 @@ const FitSchema = "plimsoll.fit/1"
 
 // Fit is the document of a search for recipes.
 type Fit struct {
-	Schema     string       `json:"schema"`
-	Version    string       `json:"version"`
-	Model      string       `json:"model"`
-	GPU        string       `json:"gpu"`
-	Capacity   ledger.Bytes `json:"gpu_capacity_bytes"`
+	Schema   string       `json:"schema"`
+	Version  string       `json:"version"`
+	Model    string       `json:"model"`
+	GPU      string       `json:"gpu"`
+	Capacity ledger.Bytes `json:"gpu_capacity_bytes"`
 	// Untimed means that times are not predicted: recipes are in the order of what costs time.
-	Untimed    bool         `json:"untimed,omitempty"`
-	Candidates int          `json:"candidates"`
-	Planned    int          `json:"planned"`
+	Untimed    bool `json:"untimed,omitempty"`
+	Candidates int  `json:"candidates"`
+	Planned    int  `json:"planned"`
 	// Fastest is null if no recipe fits. Closest is then the one that lacks least.
 	Fastest *FitRecipe `json:"fastest"`
 	Closest *FitRecipe `json:"closest,omitempty"`
