@@ -112,8 +112,9 @@ var optimizerKinds = slices.Concat([]optimizerKind{
 	{name: "ademamix-32bit", states: doubled(inFP32("state1", "state2")),
 		aliases: aliases{"ademamix": {variant: Fused}, "paged_ademamix_32bit": {Fused, true}}},
 	{name: "adamw-4bit", states: nibbles, aliases: aliases{"adamw_torch_4bit": {variant: Loop}}},
-	{name: "adamw-apex", states: inFP32("exp_avg", "exp_avg_sq"), aliases: aliases{"adamw_apex_fused": {variant: Fused}}},
-}, muons, lowRankKinds, []optimizerKind{adamMiniKind, badamKind})
+	{name: "adamw-apex", states: inFP32("exp_avg", "exp_avg_sq"),
+		aliases: aliases{"adamw_apex_fused": {variant: Fused}}},
+}, muons, lowRankKinds, []optimizerKind{adamMiniKind, badamKind, soapKind})
 
 // optimizerNames are the kinds and their aliases, by name.
 var optimizerNames = func() map[string]Optimizer {
