@@ -18,8 +18,9 @@ var soapKind = optimizerKind{name: soap, variant: Loop, uncounted: true, full: t
 	passes: func(_ *Optimizer, parameters []*autograd.Parameter) [][]ledger.Bytes {
 		return [][]ledger.Bytes{soapTemporaries(parameters)}
 	},
-	why: "the step over the matrix that makes the most, in a step that decomposes its factors (get_orthogonal_matrix_qr): " +
-		"gradient and momentum in the basis and back, outer products, and what a factor's QR makes"}
+	why: "the step over the matrix that makes the most, in a step that decomposes its factors " +
+		"(get_orthogonal_matrix_qr): gradient and momentum in the basis and back, outer products, and what a factor's " +
+		"QR makes"}
 
 // soapSides returns the sizes of a matrix, and the elements of the factors of its two sides; 0 for a side without one.
 func soapSides(p *autograd.Parameter) (rows, columns, first, second int64) {
@@ -69,14 +70,14 @@ func soapTemporaries(parameters []*autograd.Parameter) []ledger.Bytes {
 // soap refuses what SOAP was not measured with.
 func (r *resolver) soap(*Optimizer) error {
 	if r.job.ParameterType != dtype.F32 {
-		return fault.Inputf("SOAP is planned for parameters in fp32, and these are in %v: it converts factors of other "+
-			"types to decompose them, which is not planned yet", r.job.ParameterType).
+		return fault.Inputf("SOAP is planned for parameters in fp32, and these are in %v: it converts factors of "+
+			"other types to decompose them, which is not planned yet", r.job.ParameterType).
 			WithHint("give --precision amp-bf16, or use --optimizer adamw")
 	}
 	for _, p := range r.job.Model.Parameters {
 		if len(p.Shape) > 2 && !p.Frozen {
-			return fault.Inputf("SOAP has a factor for each dimension, which is planned for matrices only, but %s has %d "+
-				"dimensions", p.Name, len(p.Shape)).WithHint("use --optimizer adamw")
+			return fault.Inputf("SOAP has a factor for each dimension, which is planned for matrices only, but %s has "+
+				"%d dimensions", p.Name, len(p.Shape)).WithHint("use --optimizer adamw")
 		}
 	}
 	r.assume("SOAP decomposes factors (torch.linalg.qr, eigh): their workspace on a GPU was not measured")
