@@ -19,8 +19,8 @@ var soapKind = optimizerKind{name: soap, variant: Loop, uncounted: true, full: t
 		return [][]ledger.Bytes{soapTemporaries(parameters)}
 	},
 	why: "the step over the matrix that makes the most, in a step that decomposes its factors " +
-		"(get_orthogonal_matrix_qr): gradient and momentum in the basis and back, outer products, and what a factor's " +
-		"QR makes"}
+		"(get_orthogonal_matrix_qr): gradient and momentum in the basis and back, outer products, and what a " +
+		"factor's QR makes"}
 
 // soapSides returns the sizes of a matrix, and the elements of the factors of its two sides; 0 for a side without one.
 func soapSides(p *autograd.Parameter) (rows, columns, first, second int64) {
