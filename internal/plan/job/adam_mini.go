@@ -12,6 +12,9 @@ import (
 // matrices, or for all of a parameter (Adam_mini in adam_mini 1.1.1). Biases have Adam's moments.
 const adamMini = "adam-mini"
 
+var adamMiniKind = optimizerKind{name: adamMini, variant: Loop, choose: (*resolver).mini, loopTensors: 2, full: true,
+	aliases: aliases{"adam_mini": {}, "adammini": {}}}
+
 // Names of parameters, by what Adam-mini does to them.
 var (
 	miniHeads = strings.Fields("k_proj q_proj wq wk query key")

@@ -12,6 +12,13 @@ import (
 // (BlockOptimizer in badam 1.4). The states of a block are dropped before the next one is trained.
 const badam = "badam"
 
+var badamKind = optimizerKind{name: badam, variants: []Variant{Foreach, Fused}, full: true,
+	states: inFP32("master_weights", "exp_avg", "exp_avg_sq"), aliases: aliases{"badam_fused": {variant: Fused}},
+	passes: func(o *Optimizer, parameters []*autograd.Parameter) [][]ledger.Bytes {
+		return [][]ledger.Bytes{o.badamTemporaries(parameters)}
+	},
+	why: "BAdam's gradients in fp32 for a block, and the list of AdamW's step where it is foreach"}
+
 // badamBlock is a part of the names of the block that is planned: from the first one the backward pass is longest.
 const badamBlock = "layers.0."
 

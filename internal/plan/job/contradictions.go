@@ -169,7 +169,7 @@ func (r *resolver) engines() error {
 			fmt.Sprintf("--clip is %v, expected 0 or more", j.Clip), "leave it out, or give 0 for no clipping"},
 		{r.OffloadParameters && j.FSDP == nil, "--fsdp-offload is given without FSDP", "add --fsdp 2"},
 	}
-	lomo := j.Optimizer.Name == "lomo"
+	lomo := j.Optimizer.StepsInBackward()
 	list = append(list, contradiction{lomo && j.Accumulation > 1,
 		fmt.Sprintf("LOMO steps in the backward pass, so it cannot accumulate gradients over %d micro batches",
 			j.Accumulation),

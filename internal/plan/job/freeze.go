@@ -20,7 +20,7 @@ func (r *resolver) freeze() error {
 		}
 		j.Model = partly
 	}
-	if name, _, _ := r.optimizerName(); optimizerNames[name].kind == badam {
+	if name, _, _ := r.optimizerName(); optimizerNames[name].Name == badam {
 		return r.trainOneBlock()
 	}
 	if f == nil || f.Freeze == nil {

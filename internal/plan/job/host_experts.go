@@ -93,7 +93,8 @@ func (j *Job) refuseHostExperts() error {
 			"which is not planned yet", "leave the quantization out"},
 		contradiction{j.Parallel.Tensor > 1 || j.Parallel.Context > 1 || j.Parallel.Expert > 1 || j.Offload != nil,
 			"use_kt is true beside another way to divide the job, which is not planned yet", "leave it out"},
-		contradiction{variantsOf[name] == nil || name == badam || name == muon, fmt.Sprintf("use_kt is true, and %s "+
-			"has no step on the host, where the adapters of experts are", name), "use adamw"},
+		contradiction{j.Optimizer.kind.variants == nil || name == badam || name == muon,
+			fmt.Sprintf("use_kt is true, and %s has no step on the host, where the adapters of experts are", name),
+			"use adamw"},
 	)
 }

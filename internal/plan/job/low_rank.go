@@ -17,11 +17,26 @@ type lowRank struct {
 	targets map[string]bool // names of the weights
 }
 
-// lowRankKinds begin with one of these.
+// The names of lowRankKinds begin with one of these.
 const galore, apollo = "galore-", "apollo-"
 
-func isLowRank(kind string) bool {
-	return strings.HasPrefix(kind, galore) || strings.HasPrefix(kind, apollo)
+// lowRankKinds are the rows of GaLore and APOLLO.
+var lowRankKinds = []optimizerKind{
+	lowRankKind(galore+"adamw", "galore_adamw", "galore_adamw_layerwise", "galore"),
+	lowRankKind(galore+"adamw-8bit", "galore_adamw_8bit", "galore_adamw_8bit_layerwise"),
+	lowRankKind(galore+"adafactor", "galore_adafactor", "galore_adafactor_layerwise"),
+	lowRankKind(apollo+"adamw", "apollo_adamw", "apollo_adamw_layerwise", "apollo"),
+}
+
+func lowRankKind(name string, names ...string) optimizerKind {
+	k := optimizerKind{name: name, variant: Loop, choose: (*resolver).projections, full: true, aliases: aliases{},
+		passes: func(o *Optimizer, parameters []*autograd.Parameter) [][]ledger.Bytes {
+			return [][]ledger.Bytes{o.lowRank.temporaries(parameters)}
+		}}
+	for _, other := range names {
+		k.aliases[other] = alias{}
+	}
+	return k
 }
 
 // projections makes the optimizer of the settings of a file, or of the defaults of transformers' Trainer.
@@ -228,9 +243,7 @@ func (l *lowRank) updating(p *autograd.Parameter) [][]ledger.Bytes {
 }
 
 // needsFull reports whether the states depend on the full shape or the name of a parameter, or are of one block.
-func (o *Optimizer) needsFull() bool {
-	return o.lowRank != nil || o.Name == adamMini || o.Name == badam
-}
+func (o *Optimizer) needsFull() bool { return o.kind.full }
 
 // refuseParts refuses jobs in which a rank has parts of matrices only, for optimizers that need all of one.
 func (j *Job) refuseParts() error {

@@ -31,9 +31,9 @@ type newtonSchulz struct {
 }
 
 // muonKind returns a Muon with the names of its states.
-func muonKind(matrix string, others ...string) Optimizer {
-	return Optimizer{lists: 1, loopTensors: 2,
-		States: func(p *autograd.Parameter) []State {
+func muonKind(name, why, matrix string, others ...string) optimizerKind {
+	return optimizerKind{name: name, why: why, lists: 1, loopTensors: 2, passes: (*Optimizer).muonPasses,
+		states: func(p *autograd.Parameter) []State {
 			if p.Hidden {
 				return sameShape(matrix)(p)
 			}
@@ -42,22 +42,25 @@ func muonKind(matrix string, others ...string) Optimizer {
 	}
 }
 
-var (
-	muonOptimizer = muonKind("momentum_buffer", "exp_avg", "exp_avg_sq").because("torch.optim.Muon orthogonalizes a " +
-		"matrix at a time in bf16 (_zeropower_via_newtonschulz in torch/optim/_muon.py); torch.optim.AdamW has " +
-		"all other parameters, and a list of its own")
-	moonlightOptimizer = muonKind("momentum_buffer", "moment1", "moment2").because("Muon orthogonalizes a matrix " +
-		"at a time in bf16, and under FSDP2 gathers it before (zeropower_via_newtonschulz5); its AdamW has all " +
-		"other parameters, one after the other")
-	dionOptimizer = muonKind("momentum", "momentum", "variance").because("DistMuon exchanges shards, so that a " +
-		"rank has one full matrix of so many as there are ranks, for three such groups at a time (dist_muon.py); its " +
-		"AdamW has all other parameters")
-)
-
-func (o Optimizer) because(why string) Optimizer {
-	o.listsWhy = why
-	return o
-}
+// muons are the rows of the Muons.
+var muons = func() []optimizerKind {
+	ofAxolotl := []optimizerKind{
+		muonKind(moonlight, "Muon orthogonalizes a matrix at a time in bf16, and under FSDP2 gathers it before "+
+			"(zeropower_via_newtonschulz5); its AdamW has all other parameters, one after the other",
+			"momentum_buffer", "moment1", "moment2"),
+		muonKind(dion, "DistMuon exchanges shards, so that a rank has one full matrix of so many as there are ranks, "+
+			"for three such groups at a time (dist_muon.py); its AdamW has all other parameters",
+			"momentum", "momentum", "variance"),
+	}
+	for i := range ofAxolotl {
+		ofAxolotl[i].uncounted = true
+	}
+	of := muonKind(muon, "torch.optim.Muon orthogonalizes a matrix at a time in bf16 (_zeropower_via_newtonschulz in "+
+		"torch/optim/_muon.py); torch.optim.AdamW has all other parameters, and a list of its own",
+		"momentum_buffer", "exp_avg", "exp_avg_sq")
+	of.variants = ofTorch // of AdamW, which has the parameters that Muon does not
+	return append(ofAxolotl, of)
+}()
 
 // IsMuon reports whether the optimizer is one of the Muons.
 func (o *Optimizer) IsMuon() bool { return strings.HasPrefix(o.Name, muon) }

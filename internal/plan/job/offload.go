@@ -161,7 +161,7 @@ func (j *Job) refuseOffload() error {
 			"remove optimizer_in_bwd, or leave --offload states out"},
 		contradiction{j.Optimizer.needsFull(), fmt.Sprintf("StateOffload was not tried with %s", j.Optimizer.Name),
 			"leave --offload states out"},
-		contradiction{j.Optimizer.Name == "lomo", "LOMO has no state", "leave --offload states out"},
+		contradiction{j.Optimizer.StepsInBackward(), "LOMO has no state", "leave --offload states out"},
 		contradiction{!o.Whole && o.Rest == OnHost && j.Optimizer.IsTogether(), fmt.Sprintf("%s updates a parameter "+
 			"by what it finds in others, so its states cannot come in chunks", j.Optimizer.Name),
 			"give --offload-mode whole"},

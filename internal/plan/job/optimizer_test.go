@@ -65,7 +65,7 @@ func TestStates(t *testing.T) {
 		{"paged_ademamix_8bit", 3*8192 + 3*4*32, 3 * 4 * 512, true},
 		{"lamb", 2 * 2 * 8192, 2 * 2 * 512, false},
 	} {
-		o := optimizerNames[c.name].optimizer()
+		o := optimizerNames[c.name]
 		sum := func(elements int64) (sum int64) {
 			for _, s := range o.States(&autograd.Parameter{Elements: elements, DType: dtype.BF16}) {
 				sum += s.Bytes

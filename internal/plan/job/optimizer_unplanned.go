@@ -19,7 +19,6 @@ var unplannedOptimizers = []struct{ start, why string }{
 	{"musgd", "mup builds its groups of parameters, one for each width"},
 	{"shampoo", "Shampoo keeps factors of each dimension and their inverse roots"},
 	{"distributedshampoo", "Shampoo keeps factors of each dimension and their inverse roots"},
-	{"soap", "SOAP keeps moments in the basis of Shampoo's factors, and the factors"},
 	{"dion", "Dion keeps a momentum of matrices and a factor of low rank"},
 }
 

@@ -96,6 +96,9 @@ func jobs(t *testing.T) map[string]job.Request {
 		if o := job.NewOptimizer(name, ""); o.IsOfDeepSpeed() {
 			q.DeepSpeed = zero("lamb.json", `"stage": 0`)
 		}
+		if name == "soap" {
+			q.Precision = "amp-bf16" // its parameters are in fp32
+		}
 		list["optimizer "+name] = q
 	}
 	const trainers = "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused adamw_anyprecision adamw_torch_8bit " +

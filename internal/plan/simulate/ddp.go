@@ -58,7 +58,7 @@ func (e *ddp) initialize() {
 // parameter.
 func (e *ddp) gradient(p *autograd.Parameter) {
 	switch {
-	case e.Optimizer.Name == "lomo":
+	case e.Optimizer.StepsInBackward():
 		p.DropGradient()
 	case e.StepsInBackward:
 		e.stepInBackward(p)
