@@ -447,9 +447,6 @@ func (r *explainReader) addPlan(name string, d *report.PlanDocument) {
 
 // configuration takes a file of the job's configuration, as plan takes it. It reports whether the file is one.
 func (r *explainReader) configuration(name string, text []byte) bool {
-	if !mayConfigure(name, text) {
-		return false
-	}
 	q := &r.request
 	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
 		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization,
@@ -466,13 +463,4 @@ func (r *explainReader) configuration(name string, text []byte) bool {
 	}
 	r.in.Configurations = append(r.in.Configurations, explain.File{Name: name, Kind: kind})
 	return true
-}
-
-// mayConfigure reports whether a file may be a configuration or a script that starts a training: a log may have such
-// lines, too.
-func mayConfigure(name string, text []byte) bool {
-	trimmed := bytes.TrimSpace(text)
-	return bytes.HasPrefix(trimmed, []byte("{")) || bytes.HasPrefix(trimmed, []byte("#!")) ||
-		slices.Contains([]string{".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"},
-			strings.ToLower(filepath.Ext(name)))
 }

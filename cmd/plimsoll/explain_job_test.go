@@ -62,7 +62,8 @@ func TestExplainReadsJobs(t *testing.T) {
 		found := false
 		for _, edit := range e.Edits {
 			if edit.Key == want.edit {
-				found = edit.Planned != nil && edit.Frees > 0 && (edit.File == path && edit.Line > 0 || file == "swift.sh")
+				found = edit.Planned != nil && edit.Frees > 0 &&
+					(edit.File == path && edit.Line > 0 || file == "swift.sh")
 			}
 		}
 		if !found {
@@ -141,7 +142,8 @@ func checkSame(t *testing.T, name string, d *report.PlanDocument, e *explain.Exp
 		}
 	}
 	if len(offered) != len(d.Advice) || len(offered) > 0 && !reflect.DeepEqual(offered, d.Advice) {
-		t.Errorf("%s: explain offers %d changes, plan %d:\n%+v\n%+v", name, len(offered), len(d.Advice), offered, d.Advice)
+		t.Errorf("%s: explain offers %d changes, plan %d:\n%+v\n%+v", name, len(offered), len(d.Advice), offered,
+			d.Advice)
 	}
 }
 
@@ -163,6 +165,35 @@ func TestExplainTakesFlagsOfPlan(t *testing.T) {
 	} {
 		if e := explainedJob(t, flags...); len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
 			t.Errorf("%q: %q, expected a plan of the job", flags, e.Notes)
+		}
+	}
+}
+
+// TestCommandsInEvidence: a log and a pod that name the command of a training are evidence, and no job.
+func TestCommandsInEvidence(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	pod := file("pod.yaml", `apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - name: train
+    args: ["swift sft --model Qwen/Qwen3-4B --train_type full"]
+status:
+  containerStatuses:
+  - name: train
+    state:
+      terminated:
+        exitCode: 137
+        reason: OOMKilled
+`)
+	log := file("log.json", `{"log": "swift sft --model Qwen/Qwen3-4B --train_type full", "stream": "stdout"}
+{"log": "OSError: [Errno 28] No space left on device", "stream": "stderr"}
+`)
+	for path, want := range map[string]explain.Resource{pod: explain.CGroup, log: explain.Disk} {
+		out, stderr, _ := runs("explain", "--json", path)
+		var e explain.Explanation
+		if err := json.Unmarshal([]byte(out), &e); err != nil || e.Cause.Resource != want {
+			t.Errorf("%s: %+v, %v, %s: expected %s", path, e.Cause, err, stderr, want)
 		}
 	}
 }

@@ -106,12 +106,17 @@ const unknown = "no-such-value"
 // reaching are the arguments with which a verb checks its flags with lists of values. Those of a flag, "VERB FLAG", go
 // before those of the verb.
 var reaching = map[string]string{
-	"bench":                      "--workers 99999",
-	"bench peer":                 "--optimizer lion",
-	"binding":                    "--fsroot ../../examples/machines/two-socket.txtar",
-	"checkpoint convert":         "../../examples/checkpoints OUT",
-	"explain":                    "--model gpt2 ../../examples/failures/killed.log",
-	"explain model":              "../../examples/failures/killed.log",
+	"bench":              "--workers 99999",
+	"bench peer":         "--optimizer lion",
+	"binding":            "--fsroot ../../examples/machines/two-socket.txtar",
+	"checkpoint convert": "../../examples/checkpoints OUT",
+	"explain":            "--model gpt2 ../../examples/failures/killed.log",
+	"explain model":      "../../examples/failures/killed.log",
+	"explain adapter-precision": "--model llama-2-7b --adapter ../../examples/adapter_config.json --seq-len 64 " +
+		"../../examples/failures/killed.log",
+	"explain pipeline-schedule": "--model gpt2 --seq-len 64 --gpus 2 --pipeline-parallel 2 --grad-accum 4 " +
+		"../../examples/failures/killed.log",
+	"explain zero-offload":       "--model gpt2 --seq-len 64 --zero 3 ../../examples/failures/killed.log",
 	"export":                     "../../examples/recordings/run.jsonl",
 	"fit":                        "--model gpt2 --seq-len 64",
 	"fit adapter-precision":      "--model llama-2-7b --adapter ../../examples/adapter_config.json --seq-len 64",

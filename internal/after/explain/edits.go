@@ -133,19 +133,8 @@ func hostEdits(top claim) []Edit {
 // groupEdits raises the limit to what was needed at least. The kernel had stopped the job at its limit, so that what
 // it needs in all is not known.
 func (s *scene) groupEdits(top claim) []Edit {
-	limit := ledger.Bytes(0)
-	switch f := top.at.Fact.(type) {
-	case evidence.KernelKill:
-		limit = f.Limit.Bytes
-	case oomCounts:
-		if at := f.atLimit(); at != nil {
-			limit = at.limit
-		}
-	case evidence.BatchKill:
-		limit = f.Limit.Bytes
-	}
 	from, to := "", "more"
-	if limit > 0 {
+	if limit := limitOf(top.at.Fact); limit > 0 {
 		from, to = limit.String(), "more than "+limit.String()
 	}
 	key, why := "memory.max", "of the cgroup, if the host has more memory"
@@ -158,6 +147,21 @@ func (s *scene) groupEdits(top claim) []Edit {
 		key, why = "docker run --memory", "Docker limits the container's cgroup to it"
 	}
 	return append([]Edit{edit(key, from, to, why)}, hostEdits(claim{})...)
+}
+
+// limitOf returns the limit of the cgroup that a fact says was reached, or 0.
+func limitOf(fact evidence.Fact) ledger.Bytes {
+	switch f := fact.(type) {
+	case evidence.KernelKill:
+		return f.Limit.Bytes
+	case oomCounts:
+		if at := f.atLimit(); at != nil {
+			return at.limit
+		}
+	case evidence.BatchKill:
+		return f.Limit.Bytes
+	}
+	return 0
 }
 
 func (s *scene) killedBy(name string) bool {

@@ -67,6 +67,9 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 		e.Confidence = Likely
 	}
 	e.Cause = Cause{Resource: top.resource, Detail: top.detail}
+	if top.resource == CGroup {
+		s.groupLimit = limitOf(top.at.Fact)
+	}
 	if rank := s.rankOfClaim(top); rank != evidence.NoRank {
 		e.Cause.Rank = &rank
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -26,8 +27,8 @@ func (s *scene) planned() (*plan.Plan, error) {
 }
 
 // sized returns the request with what the files say of the machine, unless the request says it itself: as many GPUs as
-// ranks are named, the memory of the GPU whose error is read, and that of the host. A script of Megatron-LM says its
-// ranks.
+// ranks are named, the memory of the GPU whose error is read, and the limit of the cgroup or the memory of the host. A
+// script of Megatron-LM says its ranks.
 func (s *scene) sized(q job.Request) job.Request {
 	if q.GPUs == 0 && q.Nodes == 0 && q.Accelerate == "" && q.Megatron == "" && !q.CPU {
 		for _, f := range s.findings {
@@ -40,7 +41,7 @@ func (s *scene) sized(q job.Request) job.Request {
 		}
 	}
 	if q.HostMemory == 0 {
-		q.HostMemory = s.memory()
+		q.HostMemory = cmp.Or(s.groupLimit, s.memory())
 	}
 	return q
 }

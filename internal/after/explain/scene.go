@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/plan"
 )
 
@@ -26,6 +27,7 @@ type scene struct {
 	planNote   string // of the plan that changes were weighed by
 	plan       *plan.Plan
 	planError  error
+	groupLimit ledger.Bytes // of the cgroup that ran out of memory
 	triedPlan  bool
 }
 

@@ -1,8 +1,10 @@
 package recipe
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -236,10 +238,17 @@ func Misplaced(path string) error {
 	return modelKind.expect(path, text)
 }
 
-// KindOf returns the kind of a configuration file or a script of this content, and the command's flag for it, such as
-// --deepspeed. Both are empty if the text is no configuration that Plimsoll reads.
+// KindOf returns the kind of a configuration or script, and the command's flag for it, such as --deepspeed. Both are
+// empty if the text is none that Plimsoll reads. A script is one by its name or its first line: a log or the description
+// of a pod may have such commands, too.
 func KindOf(file string, text []byte) (kind, flag string) {
-	d := parseContent(file, text)
+	var d *strict.Document
+	switch start := bytes.TrimSpace(text); {
+	case bytes.HasPrefix(start, []byte("#!")), isTOML(file), slices.Contains(scriptNames, filepath.Ext(file)):
+		d = parseContent(file, text)
+	case bytes.HasPrefix(start, []byte{'{'}), bytes.HasPrefix(start, []byte("//")), strict.IsYAML(file):
+		d = parseAny(file, text)
+	}
 	if d == nil {
 		return "", ""
 	}
@@ -248,3 +257,6 @@ func KindOf(file string, text []byte) (kind, flag string) {
 	}
 	return "", ""
 }
+
+// scriptNames are how names of scripts end.
+var scriptNames = []string{".sh", ".bash", ".sbatch", ".slurm"}

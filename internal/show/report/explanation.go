@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/after/explain"
+	"plimsoll/internal/plan/lever"
 )
 
 // ExplanationPage shows why a job has failed: first the answer, then what it rests on and what to do.
@@ -89,22 +90,38 @@ func ruledOutItems(e *explain.Explanation) []string {
 // shownEdits is how many planned changes text shows. It shows all others.
 const shownEdits = 6
 
+// editItems shows the best planned changes, one of each kind.
 func editItems(e *explain.Explanation) []string {
 	var items []string
-	planned := 0
+	planned, shown := 0, map[string]bool{}
 	for _, edit := range e.Edits {
 		if edit.Planned == nil {
 			items = append(items, editItem(edit))
 			continue
 		}
-		if planned++; planned <= shownEdits {
+		planned++
+		if keys := keysOf(edit.Planned); len(shown) < shownEdits && !shown[keys] {
+			shown[keys] = true
 			items = append(items, weighed(edit.Planned))
 		}
 	}
-	if planned > shownEdits {
-		items = append(items, fmt.Sprintf("%d more that were planned: --json", planned-shownEdits))
+	if rest := planned - len(shown); rest > 0 {
+		items = append(items, fmt.Sprintf("%d more that were planned: --json", rest))
 	}
 	return items
+}
+
+// keysOf returns what a change changes, whatever the values are.
+func keysOf(c *lever.Change) string {
+	var keys []string
+	for _, e := range c.Edits {
+		keys = append(keys, e.Key)
+	}
+	for _, f := range c.Flags {
+		name, _, _ := strings.Cut(f, " ")
+		keys = append(keys, name)
+	}
+	return strings.Join(keys, " ")
 }
 
 // editItem says a change that was not planned.
