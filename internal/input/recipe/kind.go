@@ -90,8 +90,8 @@ var (
 		instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
 
 	kinds = slices.Concat([]*kind{severalKind, megatronKind, argumentsKind}, otherTrainings, []*kind{
-		llamaFactoryV1Kind, swiftKind, llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind, presetKind, scriptKind,
-		accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
+		llamaFactoryV1Kind, swiftKind, llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind,
+		presetKind, scriptKind, accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
 		[]*kind{trainingKind, fsdpKind})
 )
 

@@ -20,7 +20,9 @@ type Argument struct {
 
 // argumentKeys are the arguments of Megatron-LM for settings.
 var argumentKeys = map[Setting]settingKey{
-	MicroBatch: {path: "micro_batch_size"}, TrainBatch: {path: "global_batch_size"}, Accumulation: {follows: TrainBatch},
+	MicroBatch:           {path: "micro_batch_size"},
+	TrainBatch:           {path: "global_batch_size"},
+	Accumulation:         {follows: TrainBatch},
 	TensorDegree:         {path: "tensor_model_parallel_size", unset: 1},
 	ContextDegree:        {path: "context_parallel_size", unset: 1},
 	PipelineDegree:       {path: "pipeline_model_parallel_size", unset: 1},
@@ -55,7 +57,7 @@ func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys
 func (a Argument) String() string {
 	name := "--" + strings.ReplaceAll(a.Key, "_", "-")
 	switch {
-	case a.IsOff():
+	case a.isOff():
 		return "without " + name
 	case a.To == true:
 		return name
@@ -63,8 +65,8 @@ func (a Argument) String() string {
 	return fmt.Sprintf("%s %v", name, a.To)
 }
 
-// IsOff reports whether the argument should not be given.
-func (a Argument) IsOff() bool { return a.To == nil || a.To == false }
+// isOff reports whether the argument should not be given.
+func (a Argument) isOff() bool { return a.To == nil || a.To == false }
 
 // value returns what a reader of the argument finds.
 func (a Argument) value() *strict.Value {
@@ -79,7 +81,7 @@ func (a Argument) in(root *strict.Value) *strict.Value {
 	with := root.Clone()
 	m := with.Member(a.Key)
 	switch {
-	case a.IsOff():
+	case a.isOff():
 		with.Members = slices.DeleteFunc(with.Members, func(m strict.Member) bool { return m.Name == a.Key })
 	case m != nil:
 		m.Value = a.value()
@@ -147,11 +149,11 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 	m, text := d.Root.Member(a.Key), string(d.Text)
 	var edits []scriptEdit
 	switch {
-	case m == nil && a.IsOff() || m != nil && !a.IsOff() && m.Value.Same(a.value()):
+	case m == nil && a.isOff() || m != nil && !a.isOff() && m.Value.Same(a.value()):
 		return &strict.Revision{Text: d.Text}, nil
 	case m == nil:
 		edits = insertions(text, a)
-	case a.IsOff():
+	case a.isOff():
 		edits = removals(text, a.Key)
 	default:
 		edits = replacements(text, a)
@@ -169,10 +171,12 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 }
 
 // NotEditable is the error for a script that cannot be edited safely.
-type NotEditable struct{ *fault.Input }
+type NotEditable struct{ input *fault.Input }
 
-// Unwrap returns the input.
-func (e *NotEditable) Unwrap() error { return e.Input }
+func (e *NotEditable) Error() string { return e.input.Error() }
+
+// Unwrap returns the bad input.
+func (e *NotEditable) Unwrap() error { return e.input }
 
 // place is a flag in a script, with the value behind it. Without a value, value and end are the end of the flag.
 type place struct{ flag, value, end int }
@@ -296,7 +300,7 @@ func continues(text string, first int) bool { return strings.HasSuffix(text[:fir
 // have one.
 func insertions(text string, a Argument) (list []scriptEdit) {
 	says := fmt.Sprint(a.To)
-	for _, anchor := range []string{"micro_batch_size", "global_batch_size", "seq_length", "num_layers", "hidden_size"} {
+	for anchor := range strings.FieldsSeq("micro_batch_size global_batch_size seq_length num_layers hidden_size") {
 		for _, p := range placesOf(text, anchor) {
 			first, _ := lineOf(text, p.flag)
 			indent := text[first:p.flag]

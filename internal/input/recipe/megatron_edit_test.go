@@ -15,8 +15,8 @@ const sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-len
 
 // TestReviseScript changes an argument of a script. Only the lines of the argument change.
 func TestReviseScript(t *testing.T) {
-	array := "#!/bin/bash\n# --micro-batch-size 9\nARGS=(\n    " + sizes + "\n    --micro-batch-size 4\n    --bf16\n)\n" +
-		"torchrun pretrain_gpt.py ${ARGS[@]}\n"
+	array := "#!/bin/bash\n# --micro-batch-size 9\nARGS=(\n    " + sizes + "\n    --micro-batch-size 4\n    --bf16\n" +
+		")\ntorchrun pretrain_gpt.py ${ARGS[@]}\n"
 	lines := "torchrun pretrain_gpt.py \\\n    " + sizes + " \\\n    --micro-batch-size 4 \\\n    --bf16\n"
 	with := func(text, by string) string { return strings.Replace(text, "--micro-batch-size 4", by, 1) }
 	const micro = "--micro-batch-size"
@@ -103,7 +103,8 @@ func TestReviseArgumentsInYAML(t *testing.T) {
 		if err != nil || !strings.Contains(got, want) {
 			t.Errorf("%v: %s", err, got)
 		}
-		if got, err = revised("train.yaml", text, MicroBatch, 2); err != nil || got != strings.Replace(text, "4", "2", 1) {
+		got, err = revised("train.yaml", text, MicroBatch, 2)
+		if err != nil || got != strings.Replace(text, "4", "2", 1) {
 			t.Errorf("%v: %s", err, got)
 		}
 	}

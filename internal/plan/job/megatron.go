@@ -96,6 +96,7 @@ func OfMegatron(m *megatron.Job) *Job {
 		Precision: Precision{ParameterType: m.ParameterType},
 		Program:   Program{Versions: Versions{Torch: m.Torch}}}
 	j.Attention = forward.AttentionKind(m.Attention)
-	j.Parallel.Tensor, j.Parallel.Context, j.Parallel.Expert, j.Parallel.Shard = d.Tensor, d.Context, d.Expert, d.Context
+	j.Parallel.Tensor, j.Parallel.Context, j.Parallel.Expert = d.Tensor, d.Context, d.Expert
+	j.Parallel.Shard = d.Context // so that replicas are those of data parallelism
 	return j
 }

@@ -24,7 +24,7 @@ func argumentFlags() map[recipe.Setting]requestFlag {
 			},
 			says: func(to any) string {
 				argument := recipe.ArgumentOf(setting, to)
-				if argument.IsOff() {
+				if argument.To == nil || argument.To == false {
 					return argument.String()
 				}
 				return added + argument.String()
@@ -40,8 +40,8 @@ var costs = map[recipe.Setting]float64{recipe.MicroBatch: 1, recipe.StatesOffloa
 	recipe.RecomputeLayers: 4, recipe.TensorDegree: 5, recipe.ContextDegree: 5, recipe.PipelineDegree: 6,
 	recipe.OptimizerOffload: 7}
 
-// cost returns the largest cost of the settings of a change; 0 where times are predicted. A small micro batch costs more
-// than a large one.
+// cost returns the largest cost of the settings of a change, and 0 where times are predicted. A small micro batch costs
+// more than a large one.
 func (w *weigher) cost(c *Change) (most float64) {
 	for _, s := range c.idea.settings {
 		cost := costs[s.Name]

@@ -68,7 +68,8 @@ type RoadTimes struct {
 // NewRoads makes the document. The sources are those of the rates.
 func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) *Roads {
 	d := &Roads{Schema: RoadsSchema, Version: of.Version, Model: of.Model, Job: of.Job, States: states,
-		Missing: append([]string{}, r.Missing...), Assumptions: of.Assumptions, Designs: append([]roads.Design{}, r.Megatron...),
+		Missing: append([]string{}, r.Missing...), Assumptions: of.Assumptions,
+		Designs: append([]roads.Design{}, r.Megatron...),
 		Rates: RoadRates{In: r.Rates.Link.In, Out: r.Rates.Link.Out, Together: r.Rates.Link.Together,
 			Host: r.Rates.Host, Device: r.Rates.Device, FLOPS: r.Rates.FLOPS,
 			ForwardSeconds: r.Passes.Forward.Seconds(), BackwardSeconds: r.Passes.Backward.Seconds(),
