@@ -192,7 +192,8 @@ func TestOnlyGradientsStay(t *testing.T) {
 					}
 				}
 				if got := r.memory.sum; got != want || want == 0 {
-					t.Errorf("seed %d, %s: %d bytes stay, want %d of gradients: %v", seed, says, got, want, r.memory.now)
+					t.Errorf("seed %d, %s: %d bytes stay, want %d of gradients: %v", seed, says, got, want,
+						r.memory.now)
 				}
 			}
 		})
@@ -305,7 +306,8 @@ func TestWhatOptionsChange(t *testing.T) {
 func perBlock(t *testing.T) int64 {
 	t.Helper()
 	with := func(n int) int64 {
-		text := strings.Replace(configs["llama"], `"num_hidden_layers": 3`, fmt.Sprintf(`"num_hidden_layers": %d`, n), 1)
+		text := strings.Replace(configs["llama"], `"num_hidden_layers": 3`,
+			fmt.Sprintf(`"num_hidden_layers": %d`, n), 1)
 		m, err := model.Load(filestest.InNewFolder(t)("config.json", "{"+text+"}"))
 		if err != nil {
 			t.Fatal(err)
