@@ -227,7 +227,7 @@ func picked(r *rand.Rand) (o forward.Options, says string) {
 	return o, fmt.Sprintf("loss %d, %s", o.Loss, strings.Join(named, ", "))
 }
 
-// TestPeaks holds what is kept after the forward pass, and the peaks of both passes, to testdata/peaks.golden. The tests
+// TestPeaks holds what is kept after the forward pass, and the peaks of both passes, to testdata/peaks.golden. Tests
 // of package plan hold the same code to PyTorch; this one names the model and the option that a change moves. -update
 // writes the file.
 func TestPeaks(t *testing.T) {
