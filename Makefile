@@ -93,6 +93,10 @@ test-kernels: ## Check that the assembly is what its generator writes
 test-experiments: ## Run the tests of the two studies
 	$(GO) -C experiments test ./...
 
+.PHONY: test-accuracy
+test-accuracy: ## Hold the plans of public measurements to what docs/accuracy.md says (needs the measurements)
+	$(GO) -C cmd/accuracy test -count=1 ./...
+
 .PHONY: parts
 parts: python ## Run the parts of the build that a change needs beside make test (.ci/parts.toml)
 	$(GO) run ./cmd/ci run
@@ -223,12 +227,15 @@ lint: ## Check format, vet, staticcheck and generated files
 	$(GO) -C packaging vet ./...
 	$(GO) -C packaging test ./...
 	$(GO) -C browser vet ./...
-	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./...
+	$(GO) -C cmd/accuracy vet ./...
+	staticcheck=$$($(TOOL) -n staticcheck) && cd experiments && $$staticcheck ./... && cd ../cmd/accuracy && \
+		$$staticcheck ./...
 	$(GO) vet scripts/_guest/init.go
 	$(GO) vet internal/state/optim/kernel/_emulate/trap.go
 	$(GO) mod tidy -diff
 	$(GO) -C experiments mod tidy -diff
 	$(GO) -C browser mod tidy -diff
+	$(GO) -C cmd/accuracy mod tidy -diff
 	$(GO) mod verify
 
 .PHONY: licenses
@@ -274,8 +281,9 @@ bench-compare: ## Compare the kernels with those of commit REF
 
 .PHONY: accuracy
 accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
-	$(GO) run ./cmd/accuracy -write docs/accuracy.md -table internal/plan/published/measurements.tsv
-	$(GO) run ./cmd/accuracy -megatron $${PLIMSOLL_SHARED:-../shared}/data/megatron-golden-dev.jsonl
+	$(GO) -C cmd/accuracy run . -write $(CURDIR)/docs/accuracy.md \
+		-table $(CURDIR)/internal/plan/published/measurements.tsv
+	$(GO) -C cmd/accuracy run . -megatron $${PLIMSOLL_SHARED:-$(CURDIR)/../shared}/data/megatron-golden-dev.jsonl
 
 .PHONY: ghost-rows
 ghost-rows: build python ## Plan jobs by the planner's own model and by their programs, and write docs/rows.md (20 minutes)

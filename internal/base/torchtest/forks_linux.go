@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"plimsoll/internal/base/files/filestest"
 )
 
 // Forks runs Python programs in forks of one interpreter that has imported modules. All test processes of this user,
@@ -33,16 +35,7 @@ type Forks struct {
 const betweenProcesses = 10 * time.Second
 
 // preloaded is the server. The test processes of all packages begin in the folder of their package.
-var preloaded = func() string {
-	folder, _ := os.Getwd()
-	for folder != filepath.Dir(folder) {
-		if _, err := os.Stat(filepath.Join(folder, "go.mod")); err == nil {
-			break
-		}
-		folder = filepath.Dir(folder)
-	}
-	return filepath.Join(folder, "python", "tests", "preloaded.py")
-}()
+var preloaded = filepath.Join(filestest.Root(), "python", "tests", "preloaded.py")
 
 var (
 	leased      = map[string]*Forks{} // by name

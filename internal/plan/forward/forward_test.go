@@ -192,7 +192,8 @@ func TestOnlyGradientsStay(t *testing.T) {
 					}
 				}
 				if got := r.memory.sum; got != want || want == 0 {
-					t.Errorf("seed %d, %s: %d bytes stay, want %d of gradients: %v", seed, says, got, want, r.memory.now)
+					t.Errorf("seed %d, %s: %d bytes stay, want %d of gradients: %v", seed, says, got, want,
+						r.memory.now)
 				}
 			}
 		})
@@ -226,7 +227,7 @@ func picked(r *rand.Rand) (o forward.Options, says string) {
 	return o, fmt.Sprintf("loss %d, %s", o.Loss, strings.Join(named, ", "))
 }
 
-// TestPeaks holds what is kept after the forward pass, and the peaks of both passes, to testdata/peaks.golden. The tests
+// TestPeaks holds what is kept after the forward pass, and the peaks of both passes, to testdata/peaks.golden. Tests
 // of package plan hold the same code to PyTorch; this one names the model and the option that a change moves. -update
 // writes the file.
 func TestPeaks(t *testing.T) {
@@ -305,7 +306,8 @@ func TestWhatOptionsChange(t *testing.T) {
 func perBlock(t *testing.T) int64 {
 	t.Helper()
 	with := func(n int) int64 {
-		text := strings.Replace(configs["llama"], `"num_hidden_layers": 3`, fmt.Sprintf(`"num_hidden_layers": %d`, n), 1)
+		text := strings.Replace(configs["llama"], `"num_hidden_layers": 3`,
+			fmt.Sprintf(`"num_hidden_layers": %d`, n), 1)
 		m, err := model.Load(filestest.InNewFolder(t)("config.json", "{"+text+"}"))
 		if err != nil {
 			t.Fatal(err)

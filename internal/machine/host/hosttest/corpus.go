@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"plimsoll/internal/base/files/filestest"
 	"plimsoll/internal/machine/host"
 )
 
@@ -25,7 +26,7 @@ func Shared(t testing.TB, name string) string {
 	t.Helper()
 	root := os.Getenv("PLIMSOLL_SHARED")
 	if root == "" {
-		root = sharedBeside()
+		root = filepath.Join(filestest.Root(), "..", "shared")
 	}
 	directory := filepath.Join(root, name)
 	if _, err := os.Stat(directory); err != nil {
@@ -35,19 +36,6 @@ func Shared(t testing.TB, name string) string {
 		t.Skipf("shared data: %v (set PLIMSOLL_SHARED)", err)
 	}
 	return directory
-}
-
-// sharedBeside returns the directory "shared" beside the module's root. The root is the nearest ancestor of a test's
-// directory with a go.mod.
-func sharedBeside() string {
-	directory, err := os.Getwd()
-	for err == nil && directory != "/" {
-		if _, err := os.Stat(filepath.Join(directory, "go.mod")); err == nil {
-			return filepath.Join(directory, "..", "shared")
-		}
-		directory = filepath.Dir(directory)
-	}
-	return "shared"
 }
 
 // Facts are the findings of an independent reader on a recorded machine.
