@@ -70,11 +70,7 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 	d := &FitRecipe{Name: r.Name, Verdict: r.Plan.Verdict.Result, GPUs: size.Ranks, MicroBatch: size.MicroBatch,
 		Accumulation: size.Accumulation, Sequence: size.Sequence, GPU: r.Peak(), TokensSecond: r.Speed(),
 		Step: secondsOf(r.Step.Total), Request: r.Request(q)}
-	for i := range r.Plan.Devices {
-		if r.Plan.Devices[i].Kind == ledger.Host {
-			d.Host = max(d.Host, r.Plan.Devices[i].Peak().PeakUsed)
-		}
-	}
+	d.Host, _ = r.Plan.Held(ledger.Host, nil)
 	return d
 }
 
