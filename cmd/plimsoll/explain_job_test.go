@@ -5,26 +5,31 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/after/explain"
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/lever"
+	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/show/report"
 )
 
 const (
 	jobsToExplain = "testdata/explain"
-	outOfMemory   = jobsToExplain + "/oom.log" // of a GPU of 40 GB
 	publicConfigs = "../../../shared/data/configs"
 )
 
-// explainedJob is the document of plimsoll explain for the error of a GPU beside files of a job and flags.
-func explainedJob(t *testing.T, arguments ...string) *explain.Explanation {
+// failures are files of failures, by what was full.
+var failures = map[ledger.Kind]string{ledger.GPU: jobsToExplain + "/oom.log", ledger.Host: jobsToExplain + "/dmesg.txt"}
+
+// explainedJob is the document of plimsoll explain for a failure beside files of a job and flags.
+func explainedJob(t *testing.T, failure string, arguments ...string) *explain.Explanation {
 	t.Helper()
-	out, stderr, code := runs(append([]string{"explain", "--json"}, append(arguments, outOfMemory)...)...)
+	out, stderr, code := runs(append([]string{"explain", "--json"}, append(arguments, failure)...)...)
 	var e explain.Explanation
 	if err := json.Unmarshal([]byte(out), &e); err != nil || code != exitFailed {
 		t.Fatalf("%q: exit code %d, %v\n%s", arguments, code, err, stderr)
@@ -55,7 +60,7 @@ func TestExplainReadsJobs(t *testing.T) {
 		"swift.sh":           {"4 x 4,096 tokens", "--fsdp"}, // scripts are not edited
 	} {
 		path := filepath.Join(jobsToExplain, file)
-		e := explainedJob(t, path, "--gpus", "8", "--gpu", "A100-40GB")
+		e := explainedJob(t, failures[ledger.GPU], path, "--gpus", "8", "--gpu", "A100-40GB")
 		if notes := strings.Join(e.Notes, "\n"); !strings.Contains(notes, want.job) {
 			t.Errorf("%s: no plan of %s: %s", file, want.job, notes)
 		}
@@ -86,7 +91,7 @@ func TestExplainReadsPublicJobs(t *testing.T) {
 		if strings.Contains(name, "accelerate") {
 			flags = append(flags, "--model", "llama-3.1-8b", "--seq-len", "8192")
 		}
-		e := explainedJob(t, flags...)
+		e := explainedJob(t, failures[ledger.GPU], flags...)
 		edits := 0
 		for _, edit := range e.Edits {
 			if edit.Planned != nil && edit.File == path && edit.Line > 0 {
@@ -103,34 +108,42 @@ func TestExplainReadsPublicJobs(t *testing.T) {
 // the same bytes, time and verdict. With -short it takes few of the public configurations.
 func TestExplainAnswersAsPlan(t *testing.T) {
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
-	stride, compared := 5, 0
+	stride := 5
 	if testing.Short() {
 		stride = 25
 	}
+	compared := map[ledger.Kind]int{}
 	for i, c := range filestest.PublicConfigs(t, publicConfigs) {
 		if i%stride != 0 {
 			continue
 		}
-		job := []string{c.Path, "--gpu", "A100-40GB", "--host-memory", "2TiB"}
+		job := []string{c.Path, "--gpu", "A100-40GB"}
 		if f, err := recipe.LoadFramework(c.Path, recipe.Source{}); err != nil || f == nil || f.Model == "" {
 			job = append(job, "--model", "llama-3.1-8b")
 		}
-		for gpus := 8; gpus > 0; gpus /= 2 {
-			flags := append(job, "--gpus", fmt.Sprint(gpus))
-			d := plannedJob(t, flags...)
-			if d == nil {
-				continue
+		for kind, memory := range map[ledger.Kind]string{ledger.GPU: "2TiB", ledger.Host: "100GiB"} {
+			flags, d := largestPlanned(t, append(slices.Clone(job), "--host-memory", memory))
+			if d != nil && d.Verdict != plan.Fits && d.Limit.Device == kind {
+				compared[kind]++
+				checkSame(t, c.Name, d, explainedJob(t, failures[kind], flags...))
 			}
-			if d.Verdict != "fits" {
-				compared++
-				checkSame(t, c.Name, d, explainedJob(t, flags...))
-			}
-			break
 		}
 	}
-	if t.Logf("%d jobs lack memory", compared); compared == 0 {
-		t.Error("no job lacks memory")
+	if t.Logf("jobs that lack memory: %v", compared); compared[ledger.GPU] == 0 || compared[ledger.Host] == 0 {
+		t.Error("no job lacks memory of a GPU, or none of a host")
 	}
+}
+
+// largestPlanned plans a job on 8 GPUs, or on as many as it accepts. It returns no plan for a job that is refused.
+func largestPlanned(t *testing.T, flags []string) ([]string, *report.PlanDocument) {
+	t.Helper()
+	for gpus := 8; gpus > 0; gpus /= 2 {
+		with := append(slices.Clone(flags), "--gpus", fmt.Sprint(gpus))
+		if d := plannedJob(t, with...); d != nil {
+			return with, d
+		}
+	}
+	return nil, nil
 }
 
 func checkSame(t *testing.T, name string, d *report.PlanDocument, e *explain.Explanation) {
@@ -163,7 +176,7 @@ func TestExplainTakesFlagsOfPlan(t *testing.T) {
 		{"--model", "qwen3-4b", "--gradient-checkpointing", "full"},
 		{"--config", jobsToExplain + "/axolotl.yml", "--gpu-memory", "39GiB", "--host-memory", "512GiB"},
 	} {
-		if e := explainedJob(t, flags...); len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
+		if e := explainedJob(t, failures[ledger.GPU], flags...); len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
 			t.Errorf("%q: %q, expected a plan of the job", flags, e.Notes)
 		}
 	}

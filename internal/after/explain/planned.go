@@ -69,7 +69,7 @@ func (s *scene) plannedEdits(top claim, phase *ledger.PhaseName) []Edit {
 		s.notPlanned(err)
 		return nil
 	}
-	held, ok := lever.Held(p, need.Device(), phase)
+	held, ok := p.Held(need.Device(), phase)
 	if !ok {
 		return nil
 	}

@@ -239,8 +239,8 @@ func Misplaced(path string) error {
 }
 
 // KindOf returns the kind of a configuration or script, and the command's flag for it, such as --deepspeed. Both are
-// empty if the text is none that Plimsoll reads. A script is one by its name or its first line: a log or the description
-// of a pod may have such commands, too.
+// empty if the text is none that Plimsoll reads. A script is one by its name or its first line: a log or the text of a
+// pod may have such commands, too.
 func KindOf(file string, text []byte) (kind, flag string) {
 	var d *strict.Document
 	switch start := bytes.TrimSpace(text); {

@@ -44,12 +44,8 @@ type Size struct {
 }
 
 // Peak returns what the fullest GPU holds at most.
-func (r *Recipe) Peak() (most ledger.Bytes) {
-	for i := range r.Plan.Devices {
-		if d := &r.Plan.Devices[i]; d.Kind == ledger.GPU {
-			most = max(most, d.Peak().PeakUsed)
-		}
-	}
+func (r *Recipe) Peak() ledger.Bytes {
+	most, _ := r.Plan.Held(ledger.GPU, nil)
 	return most
 }
 

@@ -333,6 +333,27 @@ func TestNewConfig(t *testing.T) {
 	}
 }
 
+// TestBatchOfPipeline: a search keeps the batch of a file whose pipeline takes several passes to it.
+func TestBatchOfPipeline(t *testing.T) {
+	path := filestest.InNewFolder(t)("train.toml", `[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+global_batch_size = 64
+seq_len = 4096
+[parallelism]
+pipeline_parallel_degree = 2
+pipeline_parallel_microbatch_size = 2
+[activation_checkpoint]
+mode = "none"
+`)
+	s, err := newTorchSearch(Question{Request: job.Request{Configs: []string{path}, GPUs: 8, GPU: "H100-80GB"}})
+	if err != nil || s.Batch != 64 {
+		t.Errorf("the batch is %d, %v: expected the 64 sequences of the file", s.Batch, err)
+	}
+}
+
 // TestZeRO: a job whose stage of ZeRO is a flag gets a configuration, which plans as the recipe does.
 func TestZeRO(t *testing.T) {
 	q := job.Request{Model: "qwen2.5-0.5b", GPU: "A100-80GB", GPUs: 2, Precision: "bf16", Sequence: 2048,

@@ -98,7 +98,7 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 func (s *torchSearch) nothing() error {
 	if len(s.answer.Left) == 0 {
 		return fault.Inputf("no micro batch that is tried makes a batch of %d sequences on %d ranks", s.Batch,
-			ranksOf(s.base)).WithHint("give --batch a multiple of the ranks, and of --micro-batch")
+			s.base.DataRanks()).WithHint("give --batch a multiple of the ranks, and of --micro-batch")
 	}
 	return leftOut(s.answer.Left)
 }
@@ -119,21 +119,10 @@ func givenBatch(base *job.Job) (int, error) {
 			return 0, err
 		}
 		if s != nil && (s.Gives(recipe.MicroBatch) || s.Gives(recipe.TrainBatch) || s.Gives(recipe.Accumulation)) {
-			return int(base.MicroBatch) * accumulationOf(base) * ranksOf(base), nil
+			return int(base.MicroBatch) * base.Micros() * base.DataRanks(), nil
 		}
 	}
 	return 0, nil
-}
-
-// ranksOf returns the ranks that have sequences of their own.
-func ranksOf(j *job.Job) int { return j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages()) }
-
-// accumulationOf returns the micro batches of an optimizer step.
-func accumulationOf(j *job.Job) int {
-	if j.Pipeline != nil {
-		return j.Pipeline.Micros
-	}
-	return j.Accumulation
 }
 
 // stepsPerStage is how many micro batches a pipeline has for each of its stages, where any batch will do.
@@ -149,7 +138,7 @@ func (s *torchSearch) decided(v *variant, micro int) (decided, error) {
 	}
 	share := int(cmp.Or(int64(o.TensorParallel), base.Parallel.Tensor)*
 		cmp.Or(int64(o.ContextParallel), base.Parallel.Context)) * stages
-	o.MicroBatch, o.Accumulation = micro, max(1, accumulationOf(base))
+	o.MicroBatch, o.Accumulation = micro, max(1, base.Micros())
 	switch ranks := max(1, o.GPUs*o.Nodes/share); {
 	case s.Batch > 0 && s.Batch%(micro*ranks) != 0:
 		return nil, nil
@@ -188,8 +177,8 @@ func (j *torchJob) time(of *plan.Plan, m steptime.Machine) (*steptime.Step, erro
 }
 
 func (j *torchJob) size() Size {
-	return Size{Ranks: j.World, MicroBatch: j.MicroBatch, Accumulation: accumulationOf(j.Job), Sequence: j.Sequence,
-		Tensor: j.Parallel.Tensor, Context: j.Parallel.Context, Pipeline: j.Stages(), DataRanks: int64(ranksOf(j.Job))}
+	return Size{Ranks: j.World, MicroBatch: j.MicroBatch, Accumulation: j.Micros(), Sequence: j.Sequence,
+		Tensor: j.Parallel.Tensor, Context: j.Parallel.Context, Pipeline: j.Stages(), DataRanks: int64(j.DataRanks())}
 }
 
 // sequenceStep is the step of the search for the longest sequence.

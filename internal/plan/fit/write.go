@@ -5,6 +5,7 @@ import (
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 )
 
 // Amend returns the user's own files with the settings of a recipe, and the settings that no file can say.
@@ -18,9 +19,7 @@ func (r *Recipe) Settings() []amend.Setting {
 		return r.megatron.settings
 	}
 	o := r.Overrides
-	list := []amend.Setting{{Name: recipe.MicroBatch, To: o.MicroBatch},
-		{Name: recipe.Accumulation, To: o.Accumulation},
-		{Name: recipe.TrainBatch, To: o.MicroBatch * o.Accumulation * int(r.Size.DataRanks)}}
+	list := lever.Batch(o.MicroBatch, o.Accumulation, int(r.Size.DataRanks))
 	if d := r.degrees; d.tensor > 0 {
 		if d.pipeline > 1 {
 			list = nil // the batch of a rank is that of all micro batches of a step

@@ -175,6 +175,17 @@ func (j *Job) Stages() int64 {
 	return j.Pipeline.Degree
 }
 
+// DataRanks returns the number of ranks that have sequences of their own.
+func (j *Job) DataRanks() int { return j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages()) }
+
+// Micros returns the number of micro batches of an optimizer step, also of those that a pipeline makes.
+func (j *Job) Micros() int {
+	if j.Pipeline == nil {
+		return j.Accumulation
+	}
+	return j.Accumulation * j.Pipeline.Micros
+}
+
 // Sequences returns the number of sequences in a pass.
 func (j *Job) Sequences() int64 {
 	if j.Pairs {

@@ -123,18 +123,13 @@ func batch(j *job.Job, micro int) []amend.Setting {
 	if j.DividesBatch {
 		return []amend.Setting{to(recipe.PipelineMicroBatch, micro)}
 	}
-	all := int(j.MicroBatch) * micros(j)
-	ranks := j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages())
-	return []amend.Setting{to(recipe.MicroBatch, micro), to(recipe.Accumulation, all/micro),
-		to(recipe.TrainBatch, all*ranks)}
+	return Batch(micro, int(j.MicroBatch)*j.Micros()/micro, j.DataRanks())
 }
 
-// micros returns the number of micro batches of an optimizer step.
-func micros(j *job.Job) int {
-	if j.Pipeline == nil {
-		return j.Accumulation
-	}
-	return j.Accumulation * j.Pipeline.Micros
+// Batch returns what files say of micro batches and accumulation on ranks that have sequences of their own.
+func Batch(micro, accumulation, ranks int) []amend.Setting {
+	return []amend.Setting{to(recipe.MicroBatch, micro), to(recipe.Accumulation, accumulation),
+		to(recipe.TrainBatch, micro*accumulation*ranks)}
 }
 
 func recomputing(j *job.Job) [][]amend.Setting {
@@ -162,7 +157,7 @@ func smallerBatches(j *job.Job) (ways [][]amend.Setting) {
 
 func largerBatches(j *job.Job) (ways [][]amend.Setting) {
 	for times := 2; times <= 8; times *= 2 {
-		if micros(j)%times == 0 {
+		if j.Micros()%times == 0 {
 			ways = append(ways, batch(j, int(j.MicroBatch)*times))
 		}
 	}

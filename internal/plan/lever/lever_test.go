@@ -217,9 +217,7 @@ func resolved(t *testing.T, q job.Request, texts files.Texts) *job.Job {
 }
 
 // sequencesOf returns the number of sequences of all ranks in an optimizer step.
-func sequencesOf(j *job.Job) int {
-	return int(j.MicroBatch) * micros(j) * j.World / int(j.Parallel.Tensor*j.Parallel.Context*j.Stages())
-}
+func sequencesOf(j *job.Job) int { return int(j.MicroBatch) * j.Micros() * j.DataRanks() }
 
 // tally counts jobs that do not fit, their edits, and the jobs that the first advice mends.
 type tally struct{ jobs, edits, mended, components int }
@@ -295,7 +293,7 @@ func checkApplied(t *testing.T, name string, a *Change) {
 		t.Errorf("%s, %v: %v", name, a.Edits, err)
 		return
 	}
-	if got, _ := Held(p, a.Device, nil); got != a.After || p.Verdict.Result != a.Verdict {
+	if got, _ := p.Held(a.Device, nil); got != a.After || p.Verdict.Result != a.Verdict {
 		t.Errorf("%s, %v %v: %v (%s), promised %v (%s)", name, a.Edits, a.Flags, got, p.Verdict.Result, a.After,
 			a.Verdict)
 	}

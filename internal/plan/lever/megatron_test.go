@@ -40,7 +40,7 @@ func TestMegatronLevers(t *testing.T) {
 		}
 		edited := q
 		edited.Texts = c.Texts
-		if held, _ := Held(planOf(t, edited), ledger.GPU, nil); held != c.After {
+		if held, _ := planOf(t, edited).Held(ledger.GPU, nil); held != c.After {
 			t.Errorf("%v: %v are planned, and the edited script takes %v", &c, c.After, held)
 		}
 	}
@@ -67,7 +67,7 @@ func TestMegatronLeversOfArguments(t *testing.T) {
 		if len(c.Edits) > 0 || !strings.HasPrefix(c.Flags[0], added+"--") {
 			t.Errorf("%v: edits %v, flags %q", &c, c.Edits, c.Flags)
 		}
-		if held, _ := Held(planOf(t, c.Request), ledger.GPU, nil); held != c.After {
+		if held, _ := planOf(t, c.Request).Held(ledger.GPU, nil); held != c.After {
 			t.Errorf("%v: %v are planned, and the request takes %v", &c, c.After, held)
 		}
 	}

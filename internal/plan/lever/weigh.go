@@ -84,7 +84,7 @@ type idea struct {
 func For(q Question) ([]Change, error) {
 	w := weigher{Question: q, device: q.Need.Device()}
 	w.step, _ = q.Plan.Time(q.Machine)
-	w.before, _ = Held(q.Plan, w.device, q.Phase)
+	w.before, _ = q.Plan.Held(w.device, q.Phase)
 	list, err := w.all()
 	if err != nil {
 		return nil, err
@@ -197,26 +197,6 @@ func (w *weigher) rank(list []Change) {
 	})
 }
 
-// Held returns what the fullest device of a kind holds at its peak or in a phase, and whether there is one. In a phase
-// the cache of PyTorch's allocator does not count: the allocator frees it before it runs out.
-func Held(p *plan.Plan, kind ledger.Kind, phase *ledger.PhaseName) (most ledger.Bytes, ok bool) {
-	for i := range p.Devices {
-		d := &p.Devices[i]
-		switch {
-		case d.Kind != kind:
-		case phase == nil:
-			most, ok = max(most, d.Peak().PeakUsed), true
-		default:
-			for _, at := range d.Phases {
-				if at.Name == *phase {
-					most, ok = max(most, at.PeakUsed-at.PeakReserved+at.PeakAllocated), true
-				}
-			}
-		}
-	}
-	return most, ok
-}
-
 // weigh plans an idea from the edited files. It returns nil for one that changes nothing, for a job that the engine
 // refuses, and for texts that cannot be edited.
 func (w *weigher) weigh(i idea) (*Change, error) {
@@ -242,7 +222,7 @@ func (w *weigher) planned(i idea) (*Change, error) {
 	}
 	c := &Change{Applied: *applied, Why: i.why, Device: w.device, Before: w.before, Verdict: with.Verdict.Result,
 		idea: i}
-	c.After, _ = Held(with, w.device, w.Phase)
+	c.After, _ = with.Held(w.device, w.Phase)
 	if now, err := with.Time(w.Machine); err == nil && w.step != nil {
 		gpus := float64(j.World) / float64(w.Plan.Job.World)
 		slower := secondsOf(now)/secondsOf(w.step)*gpus - 1

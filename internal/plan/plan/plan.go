@@ -171,6 +171,26 @@ func largestOnHost(classes []simulate.RankClass, world int) simulate.RankClass {
 // least returns what a phase needs at its peak without fragmentation.
 func least(p *ledger.Phase) ledger.Bytes { return p.PeakUsed - p.PeakReserved + p.PeakAllocated }
 
+// Held returns what the fullest device of a kind holds at its peak or in a phase, and whether there is one. In a phase
+// the cache of PyTorch's allocator does not count: the allocator frees it before it runs out.
+func (p *Plan) Held(kind ledger.Kind, phase *ledger.PhaseName) (most ledger.Bytes, ok bool) {
+	for i := range p.Devices {
+		d := &p.Devices[i]
+		switch {
+		case d.Kind != kind:
+		case phase == nil:
+			most, ok = max(most, d.Peak().PeakUsed), true
+		default:
+			for k := range d.Phases {
+				if d.Phases[k].Name == *phase {
+					most, ok = max(most, least(&d.Phases[k])), true
+				}
+			}
+		}
+	}
+	return most, ok
+}
+
 // Lacks reports whether a device is too small for the plan, or may be.
 func (p *Plan) Lacks() bool { return p.Verdict.Result == DoesNotFit || p.Verdict.Result == Tight }
 

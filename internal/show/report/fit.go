@@ -74,11 +74,7 @@ func newFitRecipe(r *fit.Recipe, q job.Request) *FitRecipe {
 	if r.IsTimed() {
 		d.TokensSecond, d.Step = r.Speed(), secondsOf(r.Step.Total)
 	}
-	for i := range r.Plan.Devices {
-		if r.Plan.Devices[i].Kind == ledger.Host {
-			d.Host = max(d.Host, r.Plan.Devices[i].Peak().PeakUsed)
-		}
-	}
+	d.Host, _ = r.Plan.Held(ledger.Host, nil)
 	return d
 }
 
