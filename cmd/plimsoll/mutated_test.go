@@ -67,6 +67,7 @@ var (
 	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
 	adapters    = []string{"../../examples/adapter_config.json", input + "recipe/testdata/good/*.json"}
 	trainings   = []string{"../../examples/training_args.json", "../../examples/llama_factory.yaml"}
+	scripts     = []string{"../../examples/megatron.sh"}
 	checkpoints = []string{"FOLDER: " + input + "model/testdata/checkpoint/*"}
 	archives    = []string{"MADE bundle.*"}
 )
@@ -82,6 +83,9 @@ var mutatedLines = []mutated{
 	{"plan --model FILE --markdown" + little, models, []int{exitDoesNotFit}},
 	{"plan --megatron FILE --gpu H100-80GB --nodes 1 --gpus 8", []string{"../../examples/megatron.sh",
 		"../../../shared/data/configs/*megatron*.y*ml", "../../../shared/data/reports/*/*.sh"}, []int{exitDoesNotFit}},
+	{"plan FILE --apply OUT --gpu-memory 4GiB --nodes 1 --gpus 8", scripts, []int{exitDoesNotFit}},
+	{"fit --megatron FILE --gpu-memory 4GiB --nodes 1 --gpus 8 --write OUT", scripts, []int{exitDoesNotFit}},
+	{"roads --megatron FILE --gpu A100-40GB --nodes 1 --gpus 8", scripts, nil},
 	{"plan --model MODEL --deepspeed FILE" + little, deepspeeds, []int{exitDoesNotFit}},
 	{"plan --model MODEL --training-args FILE" + little, trainings, []int{exitDoesNotFit}},
 	{"plan --model MODEL --accelerate FILE" + little, accelerates, []int{exitDoesNotFit}},
