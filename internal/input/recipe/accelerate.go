@@ -61,7 +61,7 @@ var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "
 // LoadAccelerate reads the file at path, as "accelerate config" writes it. A DeepSpeed configuration in it is for that
 // release of DeepSpeed.
 func LoadAccelerate(path string, from Source) (*Accelerate, error) {
-	return load(from.Texts, path, accelerateKind, of(from, ParseAccelerate))
+	return load(from.Texts, path, AccelerateKind, of(from, ParseAccelerate))
 }
 
 // ParseAccelerate parses the text of a file. Paths in it are relative to it.
@@ -270,7 +270,7 @@ func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON)
+	d, err := load(r.from.Texts, path, DeepSpeedKind, strict.ParseJSON)
 	if err != nil {
 		return nil, err
 	}

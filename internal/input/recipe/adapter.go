@@ -64,7 +64,7 @@ type Adapter struct {
 
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*Adapter, error) {
-	return load(nil, path, adapterKind, ParseAdapter)
+	return load(nil, path, AdapterKind, ParseAdapter)
 }
 
 // ParseAdapter parses the text of a file. The name of the file is for messages

@@ -16,8 +16,8 @@ var adapterRules = sync.OnceValue(func() map[string]strict.Rule {
 		text.OrNull().For("peft_version base_model_name_or_path revision"), names.OrNull().For("modules_to_save"),
 		oneOf("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION").OrNull().
 			For("task_type"))
-	targeted := strict.Merge(common, nameOrNames.For("target_modules exclude_modules"))
-	layered := keys{"layers_to_transform": count.Or(list(count)).OrNull(), "layers_pattern": nameOrNames}
+	targeted := strict.Merge(common, NameOrNames.For("target_modules exclude_modules"))
+	layered := keys{"layers_to_transform": count.Or(list(count)).OrNull(), "layers_pattern": NameOrNames}
 	rank := size.To(1 << 16)
 	lora := strict.Merge(targeted, layered,
 		boolean.For("fan_in_fan_out use_rslora use_dora lora_bias ensure_weight_tying use_qalora"),
@@ -49,8 +49,8 @@ var adapterRules = sync.OnceValue(func() map[string]strict.Rule {
 			"total_step":      size.OrNull(),
 			"rank_pattern":    free.OrNull(), // training writes it: the singular values that are left
 		}),
-		"IA3": object(targeted, boolean.For("fan_in_fan_out init_ia3_weights"), nameOrNames.For("feedforward_modules")),
-		"VERA": object(common, layered, nameOrNames.For("target_modules"), boolean.For("fan_in_fan_out init_weights"),
+		"IA3": object(targeted, boolean.For("fan_in_fan_out init_ia3_weights"), NameOrNames.For("feedforward_modules")),
+		"VERA": object(common, layered, NameOrNames.For("target_modules"), boolean.For("fan_in_fan_out init_weights"),
 			keys{
 				"r":                   rank.Default(256),
 				"projection_prng_key": integer,
@@ -68,7 +68,7 @@ var adapterRules = sync.OnceValue(func() map[string]strict.Rule {
 			"use_cayley_neumann":       boolean.Default(true),
 			"num_cayley_neumann_terms": size.To(64).Default(5),
 		}),
-		"LN_TUNING": object(targeted, nameOrNames.For("modules_to_save")),
+		"LN_TUNING": object(targeted, NameOrNames.For("modules_to_save")),
 		"PROMPT_TUNING": object(prompt, text.OrNull().For("prompt_tuning_init_text tokenizer_name_or_path"), keys{
 			"prompt_tuning_init": oneOf("TEXT", "SAMPLE_VOCAB", "RANDOM"),
 			"tokenizer_kwargs":   free.OrNull(),

@@ -9,55 +9,62 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
+// Kind is the kind of axolotl's configurations.
+var AxolotlKind = &Kind{Name: "axolotl configuration", Flag: ConfigFlag, Program: &axolotl,
+	Marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size",
+	Settings: map[Setting]SettingKey{MicroBatch: {Path: "micro_batch_size"},
+		Accumulation:          {Path: "gradient_accumulation_steps"},
+		GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optimizer"}}}
+
 // axolotl is axolotl's configuration of July 2026 (commit 067b021c): src/axolotl/utils/schemas, with the older names of
 // keys that it still takes.
-var axolotl = family{kind: axolotlKind, program: "axolotl", read: readAxolotl,
-	own: strict.Merge(
-		measured.For("cpo_alpha"),
-		nameOrNames.For("dpo_loss_type"),
-		worded.For("base_model model_type rl lora_model_dir attn_implementation"),
-		switched.Or(oneOf("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
-		switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
+var axolotl = Program{Name: "axolotl", Read: readAxolotl,
+	Keys: strict.Merge(
+		Measured.For("cpo_alpha"),
+		NameOrNames.For("dpo_loss_type"),
+		Worded.For("base_model model_type rl lora_model_dir attn_implementation"),
+		Switched.Or(oneOf("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
+		Switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16 lora_target_linear
 			peft_use_dora peft_use_rslora quantize_moe_experts
 			sample_packing tf32 flash_attention sdp_attention eager_attention flex_attention xformers_attention lora_fan_in_fan_out
 			flash_optimum reward_model process_reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size
 			group_by_length dataloader_pin_memory save_only_model`),
-		nameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
-		counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
+		NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
+		Counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
 		count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
-		measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
+		Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm`),
 		keys{
-			"bf16":                             oneOf("auto", "full").Or(switched).OrNull().Default("auto"),
-			"adapter":                          worded,
-			"sequence_len":                     counted.Default(512),
-			"micro_batch_size":                 counted.Default(1),
-			"optimizer":                        worded.Default("adamw_torch_fused"),
-			"gradient_checkpointing":           switched.Or(oneOf("offload", "offload_disk")).OrNull(),
+			"bf16":                             oneOf("auto", "full").Or(Switched).OrNull().Default("auto"),
+			"adapter":                          Worded,
+			"sequence_len":                     Counted.Default(512),
+			"micro_batch_size":                 Counted.Default(1),
+			"optimizer":                        Worded.Default("adamw_torch_fused"),
+			"gradient_checkpointing":           Switched.Or(oneOf("offload", "offload_disk")).OrNull(),
 			"gradient_checkpointing_kwargs":    free.OrNull(),
 			"deepspeed":                        text.Or(free).OrNull(),
 			"fsdp":                             text.Or(names).OrNull(),
 			"fsdp_config":                      free.OrNull(),
 			"accelerator_config":               free.OrNull(),
 			"bnb_config_kwargs":                free.OrNull(),
-			"model_quantization_config":        worded,
+			"model_quantization_config":        Worded,
 			"model_quantization_config_kwargs": free.OrNull(),
 			"plugins":                          names.OrNull(),
-			"qat": object(worded.For("activation_dtype weight_dtype"),
-				switched.For("quantize_embedding"), counted.Default(32).For("group_size")).AndOthers().OrNull(),
-			"optim_target_modules":  nameOrNames,
-			"gptq":                  switched,
-			"freeze_mm_modules":     switched,
-			"torch_compile_backend": worded,
+			"qat": object(Worded.For("activation_dtype weight_dtype"),
+				Switched.For("quantize_embedding"), Counted.Default(32).For("group_size")).AndOthers().OrNull(),
+			"optim_target_modules":  NameOrNames,
+			"gptq":                  Switched,
+			"freeze_mm_modules":     Switched,
+			"torch_compile_backend": Worded,
 		},
-		anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
+		Anything.For(strings.Join([]string{unplannedAxolotlStages, unplannedAxolotlModels, unplannedAxolotlPasses,
 			unplannedAxolotlAdapters, unplannedAxolotlRest, unplannedAxolotlAnswers, unplannedAxolotlKernels}, " ")),
-		worded.For("expert_backend experts_implementation"), switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
-		switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"),
-		counted.For("tiled_mlp_num_shards"),
-		anything.For(savingAxolotl+" "+ignoredAxolotl),
+		Worded.For("expert_backend experts_implementation"), Switched.For("use_scattermoe use_sonicmoe moe_bnb_fast"),
+		Switched.For("llama4_linearized_experts tiled_mlp tiled_mlp_use_original_mlp"),
+		Counted.For("tiled_mlp_num_shards"),
+		Anything.For(savingAxolotl+" "+ignoredAxolotl),
 	)}
 
 // Keys that change memory and are not planned.
@@ -120,25 +127,25 @@ const (
 		jagged_restart_anneal_steps relora_prune_method relora_warmup_steps relora_anneal_steps relora_cpu_offload relora_prune_ratio cut_cross_entropy deepcompile`
 )
 
-func readAxolotl(r *frameworkReader) error {
-	r.model("base_model")
+func readAxolotl(r *Reader) error {
+	r.Model("base_model")
 	if err := r.refuseAxolotl(); err != nil {
 		return err
 	}
 	if name := r.Value("optimizer"); name.Text == "muon" { // _configure_custom_optimizer in core/builders/base.py
-		r.to.Optimizer = "muon-dion"
-	} else if !slices.Contains(trainerOptimizers, name.Text) {
+		r.To.Optimizer = "muon-dion"
+	} else if !slices.Contains(TrainerOptimizers, name.Text) {
 		return r.Fault("optimizer", fmt.Sprintf("is %s, which is not planned yet", name),
-			cmp.Or(strict.DidYouMean(name.Text, trainerOptimizers), "plimsoll plans the Trainer's optimizers"))
+			cmp.Or(strict.DidYouMean(name.Text, TrainerOptimizers), "plimsoll plans the Trainer's optimizers"))
 	}
-	r.longest("sequence_len")
+	r.Longest("sequence_len")
 	if r.Truth("freeze_mm_modules") { // utils/freeze.py
-		r.to.Freezes = &Freezes{Vision: true, Projector: true,
+		r.To.Freezes = &Freezes{Vision: true, Projector: true,
 			Named: strings.Fields("vision_tower vision_model multi_modal_projector visual")}
 	}
 	if r.Truth("tiled_mlp") {
-		r.to.TilesMLP = &Tiles{Count: int(r.Integer("tiled_mlp_num_shards"))}
-		if r.to.ScattersExperts {
+		r.To.TilesMLP = &Tiles{Count: int(r.Integer("tiled_mlp_num_shards"))}
+		if r.To.ScattersExperts {
 			return r.Fault("tiled_mlp", "is true with use_scattermoe: blocks of experts run in tiles, which is not "+
 				"planned yet", "set one of the two to false")
 		}
@@ -146,9 +153,9 @@ func readAxolotl(r *frameworkReader) error {
 			r.Note("tiled_mlp", "is true: axolotl compiles the tiles, which may keep less than the plan says")
 		}
 	}
-	r.to.LinearizesExperts = r.Truth("llama4_linearized_experts")
+	r.To.LinearizesExperts = r.Truth("llama4_linearized_experts")
 	if r.Truth("gptq") {
-		r.to.Packed = "gptq"
+		r.To.Packed = "gptq"
 	}
 	r.argumentsOfAxolotl()
 	r.typesOfAxolotl()
@@ -157,8 +164,8 @@ func readAxolotl(r *frameworkReader) error {
 }
 
 // qatAxolotl reads quantization-aware training: prepare_model_for_qat in src/axolotl/utils/quantization.py.
-func (r *frameworkReader) qatAxolotl() error {
-	if !on(r.Find("qat")) {
+func (r *Reader) qatAxolotl() error {
+	if !On(r.Find("qat")) {
 		return nil
 	}
 	inputs, weights := r.Word("qat.activation_dtype"), r.Word("qat.weight_dtype")
@@ -179,73 +186,73 @@ func (r *frameworkReader) qatAxolotl() error {
 	case r.Gives("adapter"):
 		return r.Fault("qat", "is given beside an adapter, which is not planned yet", "remove one of the two")
 	}
-	r.to.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: !packed, Packed: packed}
+	r.To.QAT = &QAT{Group: int(r.Integer("qat.group_size")), Activations: true, Learned: !packed, Packed: packed}
 	return nil
 }
 
-func (r *frameworkReader) refuseAxolotl() error {
+func (r *Reader) refuseAxolotl() error {
 	if err := r.answersOfAxolotl(); err != nil {
 		return err
 	}
-	if on(r.Find("flash_optimum")) {
+	if On(r.Find("flash_optimum")) {
 		return r.Fault("flash_optimum", "is true: axolotl then imports BetterTransformer of optimum 1.16.2, which it "+
 			"pins, and which cannot be imported beside transformers 5", "remove the key, or set attn_implementation")
 	}
-	if err := cmp.Or(r.unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
+	if err := cmp.Or(r.Unplanned("it is of another training than that of a language model", unplannedAxolotlStages),
 		r.rewardAxolotl(),
-		r.unplanned("it changes the model's weights or parts", unplannedAxolotlModels),
-		r.unplanned("it changes what the passes hold", unplannedAxolotlPasses),
-		r.unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
-		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
-		r.unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
+		r.Unplanned("it changes the model's weights or parts", unplannedAxolotlModels),
+		r.Unplanned("it changes what the passes hold", unplannedAxolotlPasses),
+		r.Unplanned("it changes what the adapter holds", unplannedAxolotlAdapters),
+		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank", "lora_model_dir"),
+		r.Unplanned("it divides or moves the model", unplannedAxolotlRest)); err != nil {
 		return err
 	}
 	return r.pluginsOfAxolotl()
 }
 
 // answersOfAxolotl reads what the key rl trains on answers: TRL's trainers (src/axolotl/core/builders/rl.py).
-func (r *frameworkReader) answersOfAxolotl() error {
+func (r *Reader) answersOfAxolotl() error {
 	stage := r.Find("rl")
-	if !on(stage) {
+	if !On(stage) {
 		return nil
 	}
 	switch stage.Text {
 	case "dpo", "ipo":
-		r.to.Answers = &Answers{Pairs: true, Reference: true, LogsEntropy: true,
+		r.To.Answers = &Answers{Pairs: true, Reference: true, LogsEntropy: true,
 			CrossEntropy: slices.Contains(r.List("dpo_loss_type"), "sft")}
 	case "kto":
-		r.to.Answers = &Answers{Reference: true, Mismatched: true, LogsEntropy: true}
+		r.To.Answers = &Answers{Reference: true, Mismatched: true, LogsEntropy: true}
 	case "orpo":
-		r.to.Answers = &Answers{Pairs: true, CrossEntropy: true}
+		r.To.Answers = &Answers{Pairs: true, CrossEntropy: true}
 	case "simpo": // CPOTrainer, with cpo_alpha of 1 unless it is given
 		alpha := r.Find("cpo_alpha")
-		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
+		r.To.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || On(alpha)}
 	default:
 		return r.Fault("rl", fmt.Sprintf("is %s: it generates answers, which is not planned yet", stage), "")
 	}
-	if err := r.unplanned("it changes the passes over answers", unplannedAxolotlAnswers); err != nil {
+	if err := r.Unplanned("it changes the passes over answers", unplannedAxolotlAnswers); err != nil {
 		return err
 	}
 	if !r.Gives("adapter") && (stage.Text == "kto" || stage.Text == "simpo") {
 		r.Note("rl", "is given without an adapter: axolotl then loads a copy of the model for no trainer, "+
 			"which is not planned")
 	}
-	r.to.Answers.Selected = true
+	r.To.Answers.Selected = true
 	if r.Truth("precompute_ref_log_probs") {
-		r.to.Answers.Reference = false
+		r.To.Answers.Reference = false
 	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
 		r.Note("rl", "is given: the fused cross entropy is not used, as the loss needs the logits")
 	}
-	r.noteAnswers("rl")
+	r.NoteAnswers("rl")
 	return nil
 }
 
 // stepsAxolotl reads a process reward model: TRL's PRMTrainer, which turns the dropout of the head off.
-func (r *frameworkReader) stepsAxolotl(labels int64, class string) error {
+func (r *Reader) stepsAxolotl(labels int64, class string) error {
 	const tokens = "AutoModelForTokenClassification"
 	switch {
-	case r.to.Rewards:
+	case r.To.Rewards:
 		return r.Fault("process_reward_model", "is true beside reward_model: they train other heads",
 			"remove one of them")
 	case class != "" && class != tokens:
@@ -254,15 +261,15 @@ func (r *frameworkReader) stepsAxolotl(labels int64, class string) error {
 		return r.Fault("adapter", "is given beside process_reward_model, which is not planned yet",
 			"remove one of them")
 	}
-	r.to.TokenLabels = cmp.Or(labels, 2)
+	r.To.TokenLabels = cmp.Or(labels, 2)
 	r.Note("process_reward_model",
-		fmt.Sprintf("is true: the head has %d labels for every token, and its dropout is off", r.to.TokenLabels))
+		fmt.Sprintf("is true: the head has %d labels for every token, and its dropout is off", r.To.TokenLabels))
 	return nil
 }
 
 // rewardAxolotl reads whether a reward model is trained: TRL's RewardTrainer.
-func (r *frameworkReader) rewardAxolotl() error {
-	r.to.Rewards = r.Truth("reward_model")
+func (r *Reader) rewardAxolotl() error {
+	r.To.Rewards = r.Truth("reward_model")
 	labels, class := r.Integer("num_labels"), r.Word("model_type")
 	if r.Truth("process_reward_model") {
 		return r.stepsAxolotl(labels, class)
@@ -272,11 +279,11 @@ func (r *frameworkReader) rewardAxolotl() error {
 		classifies = "a classifier is trained, which is not planned yet"
 	)
 	switch {
-	case !r.to.Rewards && labels > 0:
+	case !r.To.Rewards && labels > 0:
 		return r.Fault("num_labels", fmt.Sprintf("is %d: %s", labels, classifies), "")
-	case !r.to.Rewards && strings.HasSuffix(class, "Classification"):
+	case !r.To.Rewards && strings.HasSuffix(class, "Classification"):
 		return r.Fault("model_type", fmt.Sprintf("is %q: %s", class, classifies), "")
-	case !r.to.Rewards:
+	case !r.To.Rewards:
 		return nil
 	case labels > 1:
 		return r.Fault("num_labels", fmt.Sprintf("is %d, but a reward model has one label", labels), "remove the key")
@@ -290,109 +297,109 @@ func (r *frameworkReader) rewardAxolotl() error {
 }
 
 // argumentsOfAxolotl sets what axolotl gives to TrainingArguments: src/axolotl/core/builders/base.py.
-func (r *frameworkReader) argumentsOfAxolotl() {
+func (r *Reader) argumentsOfAxolotl() {
 	for _, pair := range [][2]string{{"micro_batch_size", "per_device_train_batch_size"},
 		{"gradient_accumulation_steps", "gradient_accumulation_steps"}, {"optimizer", "optim"}} {
-		if pair[1] == "optim" && r.to.Optimizer != "" {
+		if pair[1] == "optim" && r.To.Optimizer != "" {
 			continue
 		}
-		give(r.arguments, pair[1], r.At(pair[0]), cmp.Or(r.Value(pair[0]), strict.Of(1)))
+		Give(r.Arguments, pair[1], r.At(pair[0]), cmp.Or(r.Value(pair[0]), strict.Of(1)))
 	}
 	if r.Gives("batch_size") && !r.Gives("gradient_accumulation_steps") { // normalize_config
-		r.set("gradient_accumulation_steps", "batch_size",
+		r.Set("gradient_accumulation_steps", "batch_size",
 			max(1, int(r.Integer("batch_size")/r.Integer("micro_batch_size"))))
 	}
 	for _, key := range strings.Fields(`learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm tf32
 		torch_compile torch_compile_backend group_by_length dataloader_pin_memory dataloader_num_workers
 		dataloader_prefetch_factor ddp_bucket_cap_mb accelerator_config torch_empty_cache_steps auto_find_batch_size
 		optim_target_modules save_only_model`) {
-		r.pass(key, key)
+		r.Pass(key, key)
 	}
 	for _, key := range strings.Fields(savingAxolotl) {
-		if on(r.Find(key)) {
+		if On(r.Find(key)) {
 			r.Note(key, "has kernels that keep less for the backward pass than the plan says")
 		}
 	}
-	if v := r.Find("optim_args"); on(v) {
+	if v := r.Find("optim_args"); On(v) {
 		joined := v.Text
 		for i, m := range v.Members {
 			joined += strings.Repeat(",", min(1, i)) + m.Name + "=" + m.Value.Text
 		}
-		r.set("optim_args", "optim_args", joined)
+		r.Set("optim_args", "optim_args", joined)
 	}
-	if on(r.Find("relora")) || on(r.Find("relora_steps")) {
+	if On(r.Find("relora")) || On(r.Find("relora_steps")) {
 		r.Note("relora", "merges the adapter into the model every so many steps: the plan is of the steps between")
 	}
 	for _, key := range []string{"model_config", "overrides_of_model_config"} {
 		if v := r.Find(key); v != nil {
-			r.routerLoss(v.Find("output_router_logits"))
+			r.RouterLoss(v.Find("output_router_logits"))
 		}
 	}
 	if r.Truth("liger_fused_linear_cross_entropy") || r.pluginNamed("CutCrossEntropyPlugin") {
-		r.to.FusedLoss = true
+		r.To.FusedLoss = true
 	}
 }
 
-func (r *frameworkReader) pluginNamed(name string) bool {
+func (r *Reader) pluginNamed(name string) bool {
 	return slices.ContainsFunc(r.List("plugins"), func(p string) bool { return strings.HasSuffix(p, name) })
 }
 
 // typesOfAxolotl reads the types of weights and of autocast: resolve_dtype in src/axolotl/utils/config.
-func (r *frameworkReader) typesOfAxolotl() {
+func (r *Reader) typesOfAxolotl() {
 	bf16 := r.Value("bf16")
 	if bf16.IsAuto() {
 		r.Note("bf16", "is auto: the plan is for GPUs that compute in bf16")
 	}
-	brain := on(bf16)
+	brain := On(bf16)
 	half := r.Truth("fp16") && !brain
-	r.set("bf16", "bf16", brain || r.Truth("bfloat16"))
-	r.set("fp16", "fp16", half)
+	r.Set("bf16", "bf16", brain || r.Truth("bfloat16"))
+	r.Set("fp16", "fp16", half)
 	switch {
 	case brain || r.Truth("bfloat16"):
-		r.to.Weights = "bf16"
+		r.To.Weights = "bf16"
 	case r.Truth("load_in_8bit") || half || r.Truth("float16"):
-		r.to.Weights = "fp16"
+		r.To.Weights = "fp16"
 	default:
-		r.to.Weights = "fp32"
+		r.To.Weights = "fp32"
 	}
 	// axolotl replaces accelerate's preparation for FSDP2, which converts weights.
-	r.to.TrainedIn32, r.to.UnitsAtEnds = UnderFSDP1, &UnitsAtEnds{}
+	r.To.TrainedIn32, r.To.UnitsAtEnds = UnderFSDP1, &UnitsAtEnds{}
 }
 
 // shardAxolotl reads how the model is divided.
-func (r *frameworkReader) shardAxolotl() error {
-	r.pass("deepspeed", "deepspeed")
+func (r *Reader) shardAxolotl() error {
+	r.Pass("deepspeed", "deepspeed")
 	r.parallelAxolotl()
 	config := r.Find("fsdp_config")
 	if r.Find("fsdp") == nil && config == nil {
 		return nil
 	}
-	r.set("fsdp", "fsdp", "full_shard auto_wrap")
-	r.pass("fsdp", "fsdp")
+	r.Set("fsdp", "fsdp", "full_shard auto_wrap")
+	r.Pass("fsdp", "fsdp")
 	section := &strict.Value{Kind: '{'}
 	if config != nil {
 		section.At = config.At
 		for _, m := range config.Members {
 			switch name := strings.TrimPrefix(m.Name, "fsdp_"); name {
 			case "offload_params":
-				give(section, "cpu_offload", m.At, m.Value)
+				Give(section, "cpu_offload", m.At, m.Value)
 			case "sharding_strategy", "final_state_dict_type", "mixed_precision_policy", "cpu_offload_pin_memory":
 			default:
-				give(section, name, m.At, m.Value)
+				Give(section, name, m.At, m.Value)
 			}
 		}
 	}
 	if v := cmp.Or(r.Find("fsdp_version"), valueOf(section.Member("version"))); v != nil {
-		give(section, "version", r.At("fsdp_version"), v)
+		Give(section, "version", r.At("fsdp_version"), v)
 	} else {
-		give(section, "version", r.At("fsdp_config"), strict.Of(1))
+		Give(section, "version", r.At("fsdp_config"), strict.Of(1))
 	}
-	give(r.arguments, "fsdp_config", r.At("fsdp_config"), section)
+	Give(r.Arguments, "fsdp_config", r.At("fsdp_config"), section)
 	return nil
 }
 
 // parallelAxolotl reads how ranks divide the work: setup_parallelism_envs in src/axolotl/utils/trainer.py.
-func (r *frameworkReader) parallelAxolotl() {
+func (r *Reader) parallelAxolotl() {
 	size := func(keys ...string) int {
 		most := 1
 		for _, key := range keys {
@@ -403,7 +410,7 @@ func (r *frameworkReader) parallelAxolotl() {
 	p := Parallelism{Replicate: size("dp_replicate_size"), Shard: size("dp_shard_size"), Sequence: 1,
 		Tensor: size("tensor_parallel_size"), Context: size("context_parallel_size", "sequence_parallel_degree")}
 	if p.Ranks() > 1 {
-		r.to.Parallelism = &p
+		r.To.Parallelism = &p
 	}
 }
 
@@ -416,7 +423,7 @@ func valueOf(m *strict.Member) *strict.Value {
 }
 
 // attentionOfAxolotl reads the attention.
-func (r *frameworkReader) attentionOfAxolotl() error {
+func (r *Reader) attentionOfAxolotl() error {
 	const key = "attn_implementation"
 	casts := true // to the type of the other weights, after norms and embeddings have been converted to fp32
 	switch name := r.Word(key); {
@@ -425,94 +432,94 @@ func (r *frameworkReader) attentionOfAxolotl() error {
 	case name == "flex_attention" || r.Truth("flex_attention"):
 		r.takenForSDPA("flex attention", "; the mask of its blocks comes on top")
 	case r.Gives(key):
-		if err := r.attentionOf(key); err != nil {
+		if err := r.ReadAttention(key); err != nil {
 			return err
 		}
 		casts = name != "sdpa" && name != "eager"
 	case r.Truth("flash_attention"):
-		r.to.Attention = "flash"
+		r.To.Attention = "flash"
 	case r.Truth("sdp_attention"):
-		r.to.Attention, casts = "sdpa", false
+		r.To.Attention, casts = "sdpa", false
 	case r.Truth("eager_attention"):
-		r.to.Attention, casts = "eager", false
+		r.To.Attention, casts = "eager", false
 	default:
 		casts = false
 	}
-	if casts || r.Gives("adapter") || r.to.Weights == "fp32" || r.Find("fsdp_config") != nil ||
-		r.Find("deepspeed") != nil || on(r.Find("cut_cross_entropy")) || r.pluginNamed("CutCrossEntropyPlugin") {
+	if casts || r.Gives("adapter") || r.To.Weights == "fp32" || r.Find("fsdp_config") != nil ||
+		r.Find("deepspeed") != nil || On(r.Find("cut_cross_entropy")) || r.pluginNamed("CutCrossEntropyPlugin") {
 		return nil
 	}
-	if r.compute() == "" {
+	if r.Compute() == "" {
 		return r.Fault("base_model", "is trained in full without flash attention and without autocast: axolotl then "+
 			"keeps norms and embeddings in fp32, which its other weights cannot be multiplied with",
 			"set bf16 to true, or add attn_implementation: flash_attention_2")
 	}
-	r.to.WidensNorms = true
+	r.To.WidensNorms = true
 	r.Note("base_model", "is trained in full without flash attention: axolotl keeps norms, embeddings and the head in "+
 		"fp32")
 	return nil
 }
 
 // takenForSDPA notes an attention that saves what SDPA saves.
-func (r *frameworkReader) takenForSDPA(name, but string) {
-	r.to.Attention = "sdpa"
+func (r *Reader) takenForSDPA(name, but string) {
+	r.To.Attention = "sdpa"
 	r.Notes = append(r.Notes, Note{Where: r.Place("base_model"),
 		What: name + " is planned as sdpa, which saves the same for the backward pass" + but})
 }
 
 // checkpointAxolotl reads what the backward pass recomputes, and what waits for it on the host.
-func (r *frameworkReader) checkpointAxolotl() error {
+func (r *Reader) checkpointAxolotl() error {
 	const key, offloading = "gradient_checkpointing", "activation_offloading"
 	v, mode, from := r.Find(key), r.Find(offloading), offloading
 	if v != nil && strings.HasPrefix(v.Text, "offload") { // older words: schemas/validation.py
 		mode, from = strict.Of(true), key
 	}
-	if on(mode) && !on(v) {
+	if On(mode) && !On(v) {
 		return r.Fault(offloading, fmt.Sprintf("is %s, but axolotl needs gradient_checkpointing with it", mode),
 			"add gradient_checkpointing: true")
 	}
 	kwargs := r.Find(key + "_kwargs")
 	if kwargs == nil {
 		kwargs = &strict.Value{Kind: '{'} // normalize_config in utils/config/__init__.py
-		give(kwargs, "use_reentrant", r.At(key), strict.Of(!on(r.Find("unfrozen_parameters")) &&
-			!(on(mode) && mode.Text == "hidden_states")))
+		Give(kwargs, "use_reentrant", r.At(key), strict.Of(!On(r.Find("unfrozen_parameters")) &&
+			!(On(mode) && mode.Text == "hidden_states")))
 	}
-	if on(mode) {
+	if On(mode) {
 		if kwargs = r.offloadAxolotl(mode, kwargs); kwargs == nil {
 			return r.Fault(from, fmt.Sprintf("is %s with reentrant checkpointing or torch.compile, which is not "+
 				"planned yet", mode), "set use_reentrant to false, and torch_compile, too")
 		}
 	}
-	r.set(key, key, on(v) && (r.to.Offloading == nil || r.to.Offloading.InputsOnly || !r.Gives("adapter")))
-	give(r.arguments, key+"_kwargs", r.At(key), kwargs)
+	r.Set(key, key, On(v) && (r.To.Offloading == nil || r.To.Offloading.InputsOnly || !r.Gives("adapter")))
+	Give(r.Arguments, key+"_kwargs", r.At(key), kwargs)
 	return nil
 }
 
 // offloadAxolotl reads how activations go to the host, and returns the arguments of checkpoints, nil if that is not
 // planned: ActivationOffloadingMixin in core/trainers/mixins, and _configure_gradient_checkpointing in
 // core/builders/base.py. An adapter's training recomputes nothing then, and other trainings wrap every block.
-func (r *frameworkReader) offloadAxolotl(mode, kwargs *strict.Value) *strict.Value {
-	r.to.Offloading = offloadingTRL()
-	r.to.Offloading.Weights = r.Gives("adapter") // get_lora_act_offloading_ctx_manager knows no parameters
+func (r *Reader) offloadAxolotl(mode, kwargs *strict.Value) *strict.Value {
+	r.To.Offloading = NewOffloading()
+	r.To.Offloading.Weights = r.Gives("adapter") // get_lora_act_offloading_ctx_manager knows no parameters
 	reentrant := kwargs.Find("use_reentrant")
 	switch {
 	case r.Truth("torch_compile"):
 		return nil
 	case mode.Text == "hidden_states":
-		r.to.Offloading.InputsOnly, r.to.Offloading.Stash = true, 2
-		if reentrant != nil && on(reentrant) {
+		r.To.Offloading.InputsOnly, r.To.Offloading.Stash = true, 2
+		if reentrant != nil && On(reentrant) {
 			return nil
 		}
 	case mode.Text == "legacy":
-		r.to.Offloading.Streams = false
+		r.To.Offloading.Streams = false
 	}
 	kwargs = &strict.Value{Kind: '{'}
-	give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
+	Give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
 	return kwargs
 }
 
 // quantizeAxolotl reads the quantization: _set_quantization_config in src/axolotl/loaders/model.py.
-func (r *frameworkReader) quantizeAxolotl() error {
+func (r *Reader) quantizeAxolotl() error {
 	if method := r.Find("model_quantization_config"); method != nil {
 		values := map[string]*strict.Value{"quant_method": strict.Of(map[string]string{"Mxfp4Config": "mxfp4",
 			"FineGrainedFP8Config": "fp8"}[method.Text])}
@@ -521,38 +528,38 @@ func (r *frameworkReader) quantizeAxolotl() error {
 				values[m.Name] = m.Value
 			}
 		}
-		return r.quantize("model_quantization_config", values)
+		return r.Quantize("model_quantization_config", values)
 	}
 	const experts = "quantize_moe_experts"
-	r.to.QuantizesExperts = r.Truth(experts)
+	r.To.QuantizesExperts = r.Truth(experts)
 	switch adapter := r.Word("adapter"); {
-	case r.to.QuantizesExperts && r.Truth("lora_target_linear"):
+	case r.To.QuantizesExperts && r.Truth("lora_target_linear"):
 		return r.Fault(experts, "is true, which axolotl refuses beside lora_target_linear",
 			"list lora_target_modules instead")
-	case r.to.QuantizesExperts && (!r.Truth("load_in_4bit") && !r.Truth("load_in_8bit") || adapter == ""):
+	case r.To.QuantizesExperts && (!r.Truth("load_in_4bit") && !r.Truth("load_in_8bit") || adapter == ""):
 		return r.Fault(experts, "is true, but axolotl needs an adapter and load_in_4bit or load_in_8bit with it",
 			"add both, or set it to false")
-	case r.Truth("load_in_4bit") && (adapter == "qlora" || r.to.QuantizesExperts):
+	case r.Truth("load_in_4bit") && (adapter == "qlora" || r.To.QuantizesExperts):
 		values := map[string]*strict.Value{"load_in_4bit": strict.Of(true), "bnb_4bit_quant_type": strict.Of("nf4"),
 			"bnb_4bit_use_double_quant": strict.Of(true), "bnb_4bit_quant_storage": strict.Of("bfloat16"),
-			"bnb_4bit_compute_dtype": strict.Of(elementNames[r.to.Weights])}
+			"bnb_4bit_compute_dtype": strict.Of(ElementNames[r.To.Weights])}
 		if given := r.Find("bnb_config_kwargs"); given != nil {
 			for _, m := range given.Members {
 				values[m.Name] = m.Value
 			}
 		}
-		return r.quantize("load_in_4bit", values)
+		return r.Quantize("load_in_4bit", values)
 	case r.Truth("load_in_4bit"):
 		return r.Fault("load_in_4bit", "is true, but axolotl quantizes to 4 bits only with adapter: qlora",
 			"set adapter to qlora, or load_in_4bit to false")
 	case r.Truth("load_in_8bit") && adapter == "lora":
-		return r.quantize("load_in_8bit", map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+		return r.Quantize("load_in_8bit", map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
 	}
 	return nil
 }
 
 // adaptAxolotl reads the adapter: src/axolotl/loaders/adapter.py.
-func (r *frameworkReader) adaptAxolotl() error {
+func (r *Reader) adaptAxolotl() error {
 	adapter := r.Find("adapter")
 	switch {
 	case adapter == nil || adapter.Text == "":
@@ -565,20 +572,20 @@ func (r *frameworkReader) adaptAxolotl() error {
 	}
 	targets := r.Find("lora_target_modules")
 	if r.Truth("lora_target_linear") {
-		if on(targets) {
+		if On(targets) {
 			r.Note("lora_target_modules", "is given beside lora_target_linear: the plan adapts all linear modules")
 		}
 		targets = strict.Of("all-linear")
 	}
-	r.to.AddsInFull = true // peft 0.19
-	err := r.adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
-		"target_parameters": asList(r.Find("lora_target_parameters")),
+	r.To.AddsInFull = true // peft 0.19
+	err := r.Adapt("adapter", map[string]*strict.Value{"r": r.Find("lora_r"), "lora_alpha": r.Find("lora_alpha"),
+		"target_parameters": AsList(r.Find("lora_target_parameters")),
 		"lora_dropout":      r.Find("lora_dropout"), "target_modules": targets,
 		"fan_in_fan_out":  r.Find("lora_fan_in_fan_out"),
-		"modules_to_save": asList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
+		"modules_to_save": AsList(r.Find("lora_modules_to_save")), "use_dora": r.Find("peft_use_dora"),
 		"use_rslora": r.Find("peft_use_rslora")})
-	if r.to.Adapter != nil {
-		r.to.Adapter.ListsLinear = r.Truth("lora_target_linear") // find_all_linear_names
+	if r.To.Adapter != nil {
+		r.To.Adapter.ListsLinear = r.Truth("lora_target_linear") // find_all_linear_names
 	}
 	return err
 }

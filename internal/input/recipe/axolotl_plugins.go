@@ -7,7 +7,7 @@ import (
 )
 
 // pluginsOfAxolotl reads the plugins that change the model or the passes: src/axolotl/integrations.
-func (r *frameworkReader) pluginsOfAxolotl() error {
+func (r *Reader) pluginsOfAxolotl() error {
 	v := r.Find("plugins")
 	if v == nil {
 		return nil
@@ -32,8 +32,8 @@ func (r *frameworkReader) pluginsOfAxolotl() error {
 var plannedPlugins = strings.Fields("LigerPlugin CutCrossEntropyPlugin SwanLabPlugin LMEvalPlugin")
 
 // kernelsOfAxolotl reads how experts run: check_experts_implementation in src/axolotl/integrations/kernels/args.py.
-func (r *frameworkReader) kernelsOfAxolotl() error {
-	if err := r.unplanned("its kernels keep other tensors", unplannedAxolotlKernels); err != nil {
+func (r *Reader) kernelsOfAxolotl() error {
+	if err := r.Unplanned("its kernels keep other tensors", unplannedAxolotlKernels); err != nil {
 		return err
 	}
 	const key = "experts_implementation"
@@ -49,7 +49,7 @@ func (r *frameworkReader) kernelsOfAxolotl() error {
 		return r.Fault("moe_bnb_fast", "is false: experts are dequantized in chunks, which is not planned yet",
 			"set it to true")
 	case scatter && (name == "" || name == "scattermoe"):
-		r.to.ScattersExperts = true
+		r.To.ScattersExperts = true
 	case sonic && (name == "" || name == "sonicmoe"):
 		r.Note("use_sonicmoe", "has kernels for experts, which the plan takes for torch's grouped products")
 	case name == "":

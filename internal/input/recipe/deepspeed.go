@@ -142,7 +142,7 @@ var NewestDeepSpeed = version.Version{Major: 0, Minor: 19, Patch: 6}
 
 // LoadDeepSpeed reads the file at path.
 func LoadDeepSpeed(path string, from Source) (*DeepSpeed, error) {
-	return load(from.Texts, path, deepSpeedKind, of(from, ParseDeepSpeed))
+	return load(from.Texts, path, DeepSpeedKind, of(from, ParseDeepSpeed))
 }
 
 // ParseDeepSpeed parses the text of a file. The name of the file is for

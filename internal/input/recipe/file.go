@@ -26,7 +26,7 @@ func of[T any](from Source, parse func(string, []byte, Source) (*T, error)) func
 }
 
 // load parses the file at path, after checking its kind.
-func load[T any](texts files.Texts, path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T,
+func load[T any](texts files.Texts, path string, what *Kind, parse func(file string, text []byte) (*T, error)) (*T,
 	error) {
 	text, err := texts.Read(path, largest)
 	var notRegular *files.NotRegular

@@ -53,7 +53,7 @@ func TestForeignConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		flag, err := Detect(path, files.Texts{})
-		if err == nil && flag == configFlag {
+		if err == nil && flag == ConfigFlag {
 			_, err = LoadFramework(path, Source{})
 		}
 		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), path, ""), c.program) {
@@ -84,7 +84,7 @@ func TestForeignKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		flag, err := Detect(path, files.Texts{})
-		if err == nil && flag == configFlag {
+		if err == nil && flag == ConfigFlag {
 			_, err = LoadFramework(path, Source{})
 		} else if err == nil {
 			err = loaders[flag](path)

@@ -64,7 +64,7 @@ var fsdpKeys = strict.Merge(
 	anyBoolean.Default(true).For("use_orig_params sync_module_states"),
 	keys{
 		"reshard_after_forward":         isStrategy.Or(anyBoolean),
-		"transformer_layer_cls_to_wrap": nameOrNames,
+		"transformer_layer_cls_to_wrap": NameOrNames,
 		"backward_prefetch":             isPrefetch.OrNull().Default("NO_PREFETCH"),
 	})
 

@@ -95,7 +95,7 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			}
 		}
 		if d != nil {
-			if kind, _ := recognized(d.Root); kind != nil && c.Kind != "other" && kind.flag != "--"+c.Kind {
+			if kind, _ := recognized(d.Root); kind != nil && c.Kind != "other" && kind.Flag != "--"+c.Kind {
 				t.Errorf("%s, of the kind %s, is taken for a %v", c.Name, c.Kind, kind)
 			}
 		}

@@ -6,51 +6,33 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// HostExperts says how KTransformers runs the experts of all layers on the host of the first rank: KTConfig in
-// kt_kernel/sft/config.py of August 2026 (commit 95009ea6).
-type HostExperts struct {
-	Place  fault.Position
-	Format string // of their weights: bf16, int8 or fp8
-	Rank   int64  // of their adapters
-	Pools  int64  // of threads, which share the width of every expert: one for each NUMA node
-	Slots  int64  // that each layer could keep for the backward pass
-	Tokens int64  // of a rank, that buffers are made for at least
-	// Retains says that all layers keep what the backward pass needs, and not one layer at a time.
-	Retains bool
-	// KeepsTransposed says that all layers keep weights for the backward pass, and not one layer at a time.
-	KeepsTransposed bool
-	FromKT          bool // the weights are read in the form that the kernels have them in
-	ForcesFused     bool // experts that have modules of their own get the adapters of those that have none
-}
-
 // ktKeys are the keys of KTransformers in LLaMA-Factory: KTransformersArguments in hparams/model_args.py.
 var ktKeys = strict.Merge(
-	switched.For("use_kt kt_use_lora_experts"),
-	worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
-	anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
+	Switched.For("use_kt kt_use_lora_experts"),
+	Worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
+	Anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
 	keys{
 		"kt_cpu_activation": oneOf("retain", "recompute").OrNull(),
 		"kt_config": object(keys{
-			"kt_backend":              worded,
-			"kt_expert_weight_format": worded,
+			"kt_backend":              Worded,
+			"kt_expert_weight_format": Worded,
 			"kt_weight_lifecycle":     oneOf("persistent", "ephemeral").OrNull().Default("persistent"),
-			"kt_threadpool_count":     counted.Default(1),
-			"kt_max_cache_depth":      counted.Default(2),
-			"kt_model_max_length":     counted,
+			"kt_threadpool_count":     Counted.Default(1),
+			"kt_max_cache_depth":      Counted.Default(2),
+			"kt_model_max_length":     Counted,
 			"kt_num_gpu_experts":      integer.Lax().OrNull(),
-		}, switched.For("enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb kt_force_fused_expert_lora"),
-			anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
+		}, Switched.For("enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb kt_force_fused_expert_lora"),
+			Anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
 	})
 
 // ktBackends are the formats that kernels have weights in, by their names in lower case: backend.py.
 var ktBackends = map[string]string{"amxbf16": "bf16", "int8": "int8", "amxint8": "int8", "fp8": "fp8", "amxfp8": "fp8"}
 
 // hostExperts reads how KTransformers runs experts, if it does.
-func (r *frameworkReader) hostExperts() error {
+func (r *Reader) hostExperts() error {
 	const config = "kt_config."
 	if !r.Truth("use_kt") {
 		return nil
@@ -76,14 +58,14 @@ func (r *frameworkReader) hostExperts() error {
 	if r.Truth(config + "kt_tp_enabled") {
 		h.Pools = r.Integer(config + "kt_threadpool_count")
 	}
-	r.to.HostExperts = h
+	r.To.HostExperts = h
 	r.Note("use_kt", fmt.Sprintf("is true: KTransformers has the experts in %s on the host of the first rank, which "+
 		"computes with the tokens of all ranks", format))
 	return nil
 }
 
 // ktFormat returns the format of the experts' weights: __post_init__ of KTConfig.
-func (r *frameworkReader) ktFormat() (string, error) {
+func (r *Reader) ktFormat() (string, error) {
 	const key, beside = "kt_config.kt_expert_weight_format", "kt_config.kt_backend"
 	format, backend := strings.ToLower(r.Word(key)), strings.ToLower(r.Word(beside))
 	named, known := ktBackends[backend]
@@ -103,7 +85,7 @@ func (r *frameworkReader) ktFormat() (string, error) {
 }
 
 // refuseKT refuses what KTransformers refuses, and what is not planned.
-func (r *frameworkReader) refuseKT(format string) error {
+func (r *Reader) refuseKT(format string) error {
 	const only = ", which is not planned yet"
 	const config = "kt_config."
 	for _, c := range []struct {
@@ -131,7 +113,7 @@ func (r *frameworkReader) refuseKT(format string) error {
 		{format != "int8" && r.Gives("kt_non_expert_weight_path"), "kt_non_expert_weight_path", "is given, which " +
 			"KTransformers supports for int8 only", "remove it"},
 		{r.Truth("use_muon") || r.Truth("use_galore") || r.Truth("use_apollo") || r.Truth("use_badam") ||
-			r.Truth("use_adam_mini") || on(r.Find("loraplus_lr_ratio")), "use_kt", "is true beside an optimizer that " +
+			r.Truth("use_adam_mini") || On(r.Find("loraplus_lr_ratio")), "use_kt", "is true beside an optimizer that " +
 			"LLaMA-Factory makes: it would not get the adapters of the experts", "use one of the Trainer's"},
 	} {
 		if c.is {

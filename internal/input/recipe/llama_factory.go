@@ -8,65 +8,66 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// The rules of keys that programs read with argparse or OmegaConf: null is the default, and texts are converted.
-var (
-	switched = boolean.Lax().OrNull()
-	counted  = size.Lax().OrNull()
-	measured = number.Lax().OrNull()
-	worded   = text.OrNull()
-	anything = strict.Rule{}.OrNull()
-)
+// Kind is the kind of LLaMA-Factory's configurations.
+var LLaMAFactoryKind = &Kind{Name: "LLaMA-Factory configuration", Flag: ConfigFlag, Program: &llamaFactory,
+	Marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir",
+	Settings: map[Setting]SettingKey{MicroBatch: TrainerKeys[MicroBatch], Accumulation: TrainerKeys[Accumulation],
+		GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
+		OptimizerName:         TrainerKeys[OptimizerName]},
+	Commands: []Command{{"llamafactory-cli train", "llamafactory_train"}}}
+
+func inverse(x any) any { return x != true }
 
 // llamaFactory is LLaMA-Factory of August 2026 (commit ff6d4d12): the arguments in src/llamafactory/hparams.
-var llamaFactory = family{kind: llamaFactoryKind, program: "LLaMA-Factory", hosts: true, read: readLLaMAFactory,
-	own: strict.Merge(
-		worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
-		worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
-		switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
+var llamaFactory = Program{Name: "LLaMA-Factory", Hosts: true, Read: readLLaMAFactory,
+	Keys: strict.Merge(
+		Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
+		Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init double_quantization fp8
 			enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss use_galore galore_layerwise use_apollo apollo_layerwise use_badam
 			use_adam_mini`),
 		keys{
 			"stage":                   oneOf("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
 			"finetuning_type":         oneOf("lora", "oft", "freeze", "full").OrNull().Default("lora"),
-			"cutoff_len":              counted.Default(2048),
-			"lora_rank":               counted.Default(8),
-			"lora_alpha":              measured,
+			"cutoff_len":              Counted.Default(2048),
+			"lora_rank":               Counted.Default(8),
+			"lora_alpha":              Measured,
 			"freeze_trainable_layers": integer.Lax().OrNull().Default(2),
-			"lora_dropout":            measured,
-			"module_dropout":          measured,
-			"oft_rank":                counted,
-			"oft_block_size":          counted.Default(32),
+			"lora_dropout":            Measured,
+			"module_dropout":          Measured,
+			"oft_rank":                Counted,
+			"oft_block_size":          Counted.Default(32),
 			"pref_loss": oneOf("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
 				Default("sigmoid"),
-			"lora_target":         worded.Default("all"),
-			"quantization_bit":    counted,
+			"lora_target":         Worded.Default("all"),
+			"quantization_bit":    Counted,
 			"quantization_type":   oneOf("fp4", "nf4").OrNull().Default("nf4"),
-			"double_quantization": switched.Default(true),
-			"use_reentrant_gc":    switched.Default(true),
-			"galore_target":       worded.Default("all"),
-			"galore_rank":         counted.Default(16),
-			"galore_proj_type":    oneOf(lowRankProjections...).OrNull().Default("std"),
-			"apollo_target":       worded.Default("all"),
-			"apollo_rank":         counted.Default(16),
+			"double_quantization": Switched.Default(true),
+			"use_reentrant_gc":    Switched.Default(true),
+			"galore_target":       Worded.Default("all"),
+			"galore_rank":         Counted.Default(16),
+			"galore_proj_type":    oneOf(LowRankProjections...).OrNull().Default("std"),
+			"apollo_target":       Worded.Default("all"),
+			"apollo_rank":         Counted.Default(16),
 			"apollo_proj":         oneOf("svd", "random").OrNull().Default("random"),
 			"apollo_proj_type":    oneOf("std", "right", "left").OrNull().Default("std"),
 			"apollo_scale_type":   oneOf("channel", "tensor").OrNull().Default("channel"),
 			"badam_mode":          oneOf("layer", "ratio").OrNull().Default("layer"),
-			"image_max_pixels":    counted.Default(768 * 768),
+			"image_max_pixels":    Counted.Default(768 * 768),
 
-			"freeze_vision_tower":          switched.Default(true),
-			"freeze_multi_modal_projector": switched.Default(true),
-			"freeze_language_model":        switched,
-			"train_mm_proj_only":           switched, // before 0.9.3
+			"freeze_vision_tower":          Switched.Default(true),
+			"freeze_multi_modal_projector": Switched.Default(true),
+			"freeze_language_model":        Switched,
+			"train_mm_proj_only":           Switched, // before 0.9.3
 			"flash_attn":                   oneOf("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().Default("auto"),
 		},
 		ktKeys,
 		// Unplanned keys; readLLaMAFactory has the reasons.
-		anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
-		anything.For("export_dir "+megatronKeys),
-		anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
+		Anything.For(unplannedFactoryReferences+" "+unplannedFactoryKeys()),
+		Anything.For("export_dir "+megatronKeys),
+		Anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
 		// Keys that change no memory of the training, or only that of other stages.
-		anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
+		Anything.For(`llamafactory_train export_size export_device export_quantization_bit export_quantization_dataset
 			export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id
 			adapter_folder cache_dir
 			use_fast_tokenizer split_special_tokens add_tokens add_special_tokens
@@ -136,29 +137,29 @@ const compositeFactory = `gemma3 gemma4 glm4v glm4v_moe internvl llama4 llava ll
 // openFactory are the modules of encoders that it trains though the encoder is frozen: its lists lack those of GLM-4V.
 const openFactory = `visual.embeddings. visual.post_conv_layernorm. visual.downsample. visual.post_layernorm.`
 
-func readLLaMAFactory(r *frameworkReader) error {
-	r.model("model_name_or_path")
+func readLLaMAFactory(r *Reader) error {
+	r.Model("model_name_or_path")
 	for _, purpose := range [][2]string{{"infer_backend", "generates"}, {"export_dir", "exports a model"},
 		{"do_predict", "predicts"}, {"n_shot", "evaluates"}} {
-		if training := r.arguments.Member("do_train"); (training == nil || !on(training.Value)) && r.asks(purpose[0]) {
+		if training := r.Arguments.Member("do_train"); (training == nil || !On(training.Value)) && r.asks(purpose[0]) {
 			return r.Fault(purpose[0], "is given without do_train: this file "+purpose[1]+", and trains nothing",
 				"give the file of a training, with do_train: true")
 		}
 	}
-	if err := cmp.Or(r.unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
+	if err := cmp.Or(r.Unplanned("Megatron core trains", megatronKeys), r.refuseFactory()); err != nil {
 		return err
 	}
 	if err := r.hostExperts(); err != nil {
 		return err
 	}
-	r.longest("cutoff_len")
+	r.Longest("cutoff_len")
 	r.answersOfFactory()
 	if err := r.lossOfFactory(); err != nil {
 		return err
 	}
-	r.to.MostPixels = r.Integer("image_max_pixels")
+	r.To.MostPixels = r.Integer("image_max_pixels")
 	only := r.Truth("train_mm_proj_only")
-	r.to.Freezes = &Freezes{Vision: only || r.Truth("freeze_vision_tower"),
+	r.To.Freezes = &Freezes{Vision: only || r.Truth("freeze_vision_tower"),
 		Projector:  !only && r.Truth("freeze_multi_modal_projector"),
 		Language:   only || r.Truth("freeze_language_model"),
 		ModelTypes: strings.Fields(compositeFactory), Contained: true, Open: strings.Fields(openFactory)}
@@ -167,27 +168,27 @@ func readLLaMAFactory(r *frameworkReader) error {
 		return err
 	}
 	if r.Truth("pure_bf16") {
-		r.to.Weights = "bf16"
+		r.To.Weights = "bf16"
 	} else if r.Truth("use_badam") {
-		r.to.Weights = r.compute()
-	} else if r.to.Weights = r.compute(); full { // _setup_full_tuning in model/adapter.py
-		r.to.TrainedIn32 = Always
+		r.To.Weights = r.Compute()
+	} else if r.To.Weights = r.Compute(); full { // _setup_full_tuning in model/adapter.py
+		r.To.TrainedIn32 = Always
 	}
 	// prepare_model_for_training in model/model_utils/checkpointing.py
-	r.set("gradient_checkpointing", "disable_gradient_checkpointing", !r.Truth("disable_gradient_checkpointing"))
+	r.Set("gradient_checkpointing", "disable_gradient_checkpointing", !r.Truth("disable_gradient_checkpointing"))
 	reentrant := &strict.Value{Kind: '{'}
-	give(reentrant, "use_reentrant", r.At("use_reentrant_gc"),
-		strict.Of(r.Truth("use_reentrant_gc") && r.to.HostExperts == nil))
-	give(r.arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
-	r.to.FSDP2WithoutReentrant = true
+	Give(reentrant, "use_reentrant", r.At("use_reentrant_gc"),
+		strict.Of(r.Truth("use_reentrant_gc") && r.To.HostExperts == nil))
+	Give(r.Arguments, "gradient_checkpointing_kwargs", r.At("use_reentrant_gc"), reentrant)
+	r.To.FSDP2WithoutReentrant = true
 	if r.Truth("enable_liger_kernel") && r.ownLoss() {
-		r.to.LigerModules = true // the model gets no labels, and returns all logits
+		r.To.LigerModules = true // the model gets no labels, and returns all logits
 	} else if r.Truth("enable_liger_kernel") {
-		r.set("use_liger_kernel", "enable_liger_kernel", true)
+		r.Set("use_liger_kernel", "enable_liger_kernel", true)
 	}
-	r.to.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
+	r.To.Attention = map[string]string{"disabled": "eager", "sdpa": "sdpa", "fa2": "flash",
 		"fa3": "flash"}[r.Word("flash_attn")]
-	r.routerLoss(r.Find("moe_aux_loss_coef"), "ernie4_5_moe", "granitemoe", "llama4", "mixtral", "olmoe", "qwen2_moe",
+	r.RouterLoss(r.Find("moe_aux_loss_coef"), "ernie4_5_moe", "granitemoe", "llama4", "mixtral", "olmoe", "qwen2_moe",
 		"qwen3_moe") // configure_moe in model/model_utils/moe.py
 	if r.Truth("fp8") {
 		r.Note("fp8", "is true, which is not planned: the job is planned without it, in the type of the weights")
@@ -198,46 +199,19 @@ func readLLaMAFactory(r *frameworkReader) error {
 	return r.adaptFactory()
 }
 
-// optimizerOfFactory reads the optimizers that LLaMA-Factory makes itself: create_custom_optimizer in
-// train/trainer_utils.py, in its order.
-func (r *frameworkReader) optimizerOfFactory() error {
-	switch {
-	case r.Truth("use_galore"):
-		return r.lowRankFactory("galore")
-	case r.Truth("use_apollo"):
-		return r.lowRankFactory("apollo")
-	case on(r.Find("loraplus_lr_ratio")): // the Trainer's, with a learning rate for each matrix
-	case r.Truth("use_badam") && r.Word("badam_mode") == "ratio":
-		return r.Fault("badam_mode", "is ratio: BAdam has sparse gradients of a part of each tensor, which is not "+
-			"planned yet", "plimsoll plans badam_mode: layer")
-	case r.Truth("use_badam"):
-		base := r.baseOptimizer()
-		names := map[string]string{"adamw_torch": "badam", "adamw_torch_fused": "badam_fused"}
-		if r.to.Optimizer = names[base]; r.to.Optimizer == "" {
-			return r.Fault("use_badam", fmt.Sprintf("is true with optim %q, which is not planned yet", base),
-				"plimsoll plans BAdam over adamw_torch and adamw_torch_fused")
-		}
-	case r.Truth("use_adam_mini"):
-		r.to.Optimizer = "adam-mini"
-	case r.Truth("use_muon"):
-		r.to.Optimizer = "muon-moonlight"
-	}
-	return nil
-}
-
 // ownLoss reports whether LLaMA-Factory gives the Trainer a loss of its own: src/llamafactory/train/sft/trainer.py.
-func (r *frameworkReader) ownLoss() bool {
+func (r *Reader) ownLoss() bool {
 	return r.Word("stage") == "sft" &&
 		(r.Truth("use_dft_loss") || r.Truth("use_eaft_loss") || r.Truth("use_asft_loss"))
 }
 
 // lossOfFactory reads that loss, in its order. DFT's takes what the model's takes.
-func (r *frameworkReader) lossOfFactory() error {
+func (r *Reader) lossOfFactory() error {
 	const key = "use_asft_loss"
 	switch {
 	case !r.ownLoss() || r.Truth("use_dft_loss") && !r.Truth(key):
 	case !r.Truth(key):
-		r.to.WeighsEntropy = true
+		r.To.WeighsEntropy = true
 		r.Note("use_eaft_loss", "is true: the plan has labels for all tokens, of whose logits the loss has a copy")
 	case r.Truth("use_dft_loss") || r.Truth("use_eaft_loss"):
 		return r.Fault(key, "is true beside another loss, which takes no logits of a reference model",
@@ -248,7 +222,7 @@ func (r *frameworkReader) lossOfFactory() error {
 		return r.Fault(key, "is true beside enable_liger_kernel, whose model returns no logits",
 			"remove one of the two")
 	default:
-		r.to.Diverges, r.to.Judge = true, r.Word("ref_model")
+		r.To.Diverges, r.To.Judge = true, r.Word("ref_model")
 		r.Note(key, "is true: a frozen model is loaded, and its logits stay until the loss is computed")
 	}
 	return nil
@@ -256,37 +230,37 @@ func (r *frameworkReader) lossOfFactory() error {
 
 // answersOfFactory reads what stages train on answers: src/llamafactory/train, and create_ref_model in
 // train/trainer_utils.py.
-func (r *frameworkReader) answersOfFactory() {
+func (r *Reader) answersOfFactory() {
 	switch r.Word("stage") {
 	case "rm":
-		r.to.ValueHead = true
+		r.To.ValueHead = true
 		r.Note("stage", "is rm: a head with one output for every token stands beside the language model's, and passes "+
 			"have two sequences for each of a micro batch")
 		return
 	case "dpo":
 		loss := r.Word("pref_loss")
-		r.to.Answers = &Answers{Pairs: true, Reference: loss != "orpo" && loss != "simpo"}
+		r.To.Answers = &Answers{Pairs: true, Reference: loss != "orpo" && loss != "simpo"}
 	case "kto":
-		r.to.Answers = &Answers{Reference: true, Mismatched: true}
+		r.To.Answers = &Answers{Reference: true, Mismatched: true}
 	default:
 		return
 	}
-	r.to.Answers.Model = r.Word("ref_model")
-	r.noteAnswers("stage")
+	r.To.Answers.Model = r.Word("ref_model")
+	r.NoteAnswers("stage")
 }
 
 // asks reports whether a key of the file or of its TrainingArguments asks for something.
-func (r *frameworkReader) asks(key string) bool {
-	m := r.arguments.Member(key)
-	return m != nil && on(m.Value) || r.Knows(key) && on(r.Find(key))
+func (r *Reader) asks(key string) bool {
+	m := r.Arguments.Member(key)
+	return m != nil && On(m.Value) || r.Knows(key) && On(r.Find(key))
 }
 
 // refuseFactory refuses what changes memory and is not planned.
-func (r *frameworkReader) refuseFactory() error {
+func (r *Reader) refuseFactory() error {
 	stages := map[string]string{"ppo": "holds a reward model, a reference model and a value head, and generates"}
-	if err := cmp.Or(r.oneOfThese("stage", stages),
-		r.unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
-		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank",
+	if err := cmp.Or(r.OneOfThese("stage", stages),
+		r.Unplanned("the reference model has an adapter or is quantized by itself", unplannedFactoryReferences),
+		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 			"adapter_name_or_path")); err != nil {
 		return err
 	}
@@ -295,7 +269,7 @@ func (r *frameworkReader) refuseFactory() error {
 			"not run in Llama of transformers 4.55, which LLaMA-Factory needs at least, or later", "remove the key")
 	}
 	for _, u := range unplannedFactory {
-		if err := r.unplanned(u.why, u.key); err != nil {
+		if err := r.Unplanned(u.why, u.key); err != nil {
 			return err
 		}
 	}
@@ -306,7 +280,7 @@ func (r *frameworkReader) refuseFactory() error {
 }
 
 // quantizeFactory reads the quantization: configure_quantization in model/model_utils/quantization.py.
-func (r *frameworkReader) quantizeFactory() error {
+func (r *Reader) quantizeFactory() error {
 	const key = "quantization_bit"
 	switch bits := r.Integer(key); {
 	case !r.Gives(key):
@@ -315,63 +289,63 @@ func (r *frameworkReader) quantizeFactory() error {
 		return r.Fault(key, "is given, but LLaMA-Factory quantizes only for LoRA and OFT",
 			"remove it, or set finetuning_type to lora")
 	case bits == 8:
-		return r.quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+		return r.Quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
 	case bits != 4:
 		return r.Fault(key, fmt.Sprintf("is %d: bitsandbytes quantizes to 4 or 8 bits", bits), "set it to 4 or 8")
 	}
-	computed := strict.Of(elementNames[r.to.Weights])
-	if r.to.Weights == "" {
+	computed := strict.Of(ElementNames[r.To.Weights])
+	if r.To.Weights == "" {
 		computed = nil
 	}
-	return r.quantize(key, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+	return r.Quantize(key, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
 		"bnb_4bit_quant_type":       strict.Of(r.Word("quantization_type")),
 		"bnb_4bit_use_double_quant": strict.Of(r.Truth("double_quantization")),
 		"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": computed})
 }
 
 // freezeFactory reads which part of the model is trained.
-func (r *frameworkReader) freezeFactory() bool {
+func (r *Reader) freezeFactory() bool {
 	if r.Word("finetuning_type") != "freeze" {
 		return false
 	}
 	r.freezePart("")
-	r.to.Freeze.Spread, r.to.Freeze.Widens = r.Truth("use_llama_pro"), !r.Truth("pure_bf16")
+	r.To.Freeze.Spread, r.To.Freeze.Widens = r.Truth("use_llama_pro"), !r.Truth("pure_bf16")
 	return true
 }
 
 // freezePart reads the keys of a section that say which layers and modules are trained.
-func (r *frameworkReader) freezePart(section string) {
+func (r *Reader) freezePart(section string) {
 	key := section + "freeze_trainable_layers"
-	r.to.Freeze = &Freeze{Layers: int(r.Integer(key)), Modules: []string{"all"}, place: r.Place(key)}
-	if v := separated(r.Find(section + "freeze_trainable_modules")); on(v) {
-		r.to.Freeze.Modules = v.Texts()
+	r.To.Freeze = &Freeze{Layers: int(r.Integer(key)), Modules: []string{"all"}, Place: r.Place(key)}
+	if v := Separated(r.Find(section + "freeze_trainable_modules")); On(v) {
+		r.To.Freeze.Modules = v.Texts()
 	}
-	if v := separated(r.Find(section + "freeze_extra_modules")); on(v) {
-		r.to.Freeze.Extra = v.Texts()
+	if v := Separated(r.Find(section + "freeze_extra_modules")); On(v) {
+		r.To.Freeze.Extra = v.Texts()
 	}
 }
 
 // adaptFactory reads the adapter: _setup_lora_tuning in model/adapter.py.
-func (r *frameworkReader) adaptFactory() error {
+func (r *Reader) adaptFactory() error {
 	alpha := r.Find("lora_alpha")
 	if alpha == nil {
 		alpha = strict.Of(int(2 * r.Integer("lora_rank")))
 	}
-	targets := separated(r.Value("lora_target"))
+	targets := Separated(r.Value("lora_target"))
 	if len(targets.Elements) == 1 && strings.EqualFold(targets.Elements[0].Text, "all") {
 		targets = strict.Of("all-linear")
 	}
-	r.to.AddsInFull = true // peft 0.18
+	r.To.AddsInFull = true // peft 0.18
 	if r.Truth("use_llama_pro") {
 		r.Note("use_llama_pro", "is true: the plan adapts all layers, and LLaMA-Factory only the expanded ones")
 	}
 	if r.Word("finetuning_type") == "oft" { // oft_target is read by nothing
-		return r.adapt("oft_block_size", map[string]*strict.Value{"peft_type": strict.Of("OFT"),
+		return r.Adapt("oft_block_size", map[string]*strict.Value{"peft_type": strict.Of("OFT"),
 			"r": strict.Of(int(r.Integer("oft_rank"))), "oft_block_size": r.Value("oft_block_size"),
 			"target_modules": targets, "module_dropout": r.Find("module_dropout"),
-			"modules_to_save": separated(r.Find("additional_target"))})
+			"modules_to_save": Separated(r.Find("additional_target"))})
 	}
-	return r.adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
+	return r.Adapt("lora_target", map[string]*strict.Value{"r": r.Value("lora_rank"), "lora_alpha": alpha,
 		"target_modules": targets, "lora_dropout": r.Find("lora_dropout"), "use_rslora": r.Find("use_rslora"),
-		"use_dora": r.Find("use_dora"), "modules_to_save": separated(r.Find("additional_target"))})
+		"use_dora": r.Find("use_dora"), "modules_to_save": Separated(r.Find("additional_target"))})
 }

@@ -265,7 +265,7 @@ func ReadMegatron(arguments string) (*Megatron, error) {
 const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
 
 // argumentsKind is what --megatron reads beside sections of other programs.
-var argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: "--megatron"}
+var argumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: "--megatron"}
 
 // source is what a script says beside the arguments.
 type source struct {

@@ -69,7 +69,7 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or the JSON of a BitsAndBytesConfig.
 func LoadQuantization(path string) (*Quantization, error) {
-	return load(nil, path, quantizationKind, ParseQuantization)
+	return load(nil, path, QuantizationKind, ParseQuantization)
 }
 
 // ParseQuantization parses the text of a file. The name of the file is for
@@ -122,7 +122,7 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	switch {
 	case section != nil && section.Value.Kind != 'n':
 		document.Root = section.Value
-	case section != nil || modelKind.mark(document.Root) != nil:
+	case section != nil || ModelKind.mark(document.Root) != nil:
 		return nil, fault.File(file).Inputf("this configuration of a model has no quantization_config").
 			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
@@ -227,7 +227,7 @@ func packed(d *strict.Document, method string) (*Quantization, error) {
 		return nil, fault.File(d.File).Inputf("%s in %d bits is not planned", strings.ToUpper(method), q.Bits).
 			WithHint(fmt.Sprintf("GPTQModel's kernels for training have %v", allowed))
 	}
-	if on(r.Find("dynamic")) {
+	if On(r.Find("dynamic")) {
 		return nil, r.Fault("dynamic", "gives some modules a quantization of their own, which is not planned yet", "")
 	}
 	if r.Truth("lm_head") {

@@ -15,7 +15,16 @@ var (
 	free    = strict.Free()
 
 	names       = strict.List(text)
-	nameOrNames = text.Or(names).OrNull()
+	NameOrNames = text.Or(names).OrNull()
+)
+
+// The rules of keys that programs read with argparse or OmegaConf: null is the default, and texts are converted.
+var (
+	Switched = boolean.Lax().OrNull()
+	Counted  = size.Lax().OrNull()
+	Measured = number.Lax().OrNull()
+	Worded   = text.OrNull()
+	Anything = strict.Rule{}.OrNull()
 )
 
 // The short names of package strict that the tables of keys use.

@@ -8,42 +8,52 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
+// Kind is the kind of ms-swift's configurations.
+var SwiftKind = &Kind{Name: "ms-swift configuration", Flag: ConfigFlag, Program: &swift, Settings: TrainerKeys,
+	Marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
+		swift_rlhf`,
+	Commands: []Command{{"swift sft", "swift_sft"}, {"swift pt", "swift_sft"}, {"swift/cli/sft.py", "swift_sft"},
+		{"swift/cli/pt.py", "swift_sft"}, {"swift rlhf", "swift_rlhf"}, {"swift/cli/rlhf.py", "swift_rlhf"}}}
+
+// Preset is the kind of files that --fsdp names.
+var PresetKind = &Kind{Name: "file that --fsdp of ms-swift names", Marks: "_param_docs _requires"}
+
 // swift is ms-swift of August 2026 (commit 3602360a): swift/arguments and swift/trainers/arguments.py.
-var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: readSwift,
-	own: strict.Merge(
-		worded.For("model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex task_type "+
+var swift = Program{Name: "ms-swift", Hosts: true, Read: readSwift,
+	Keys: strict.Merge(
+		Worded.For("model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex task_type "+
 			"quant_method lora_dtype optimizer bnb_4bit_quant_storage bnb_4bit_compute_dtype"),
-		switched.For("use_rslora use_dora fp16 bf16"),
-		nameOrNames.For("target_modules target_parameters modules_to_save adapters"),
-		counted.For("gradient_accumulation_steps max_length"),
+		Switched.For("use_rslora use_dora fp16 bf16"),
+		NameOrNames.For("target_modules target_parameters modules_to_save adapters"),
+		Counted.For("gradient_accumulation_steps max_length"),
 		keys{
-			"lora_rank":                   counted.Default(8),
-			"lora_alpha":                  measured.Default(32.),
-			"lora_dropout":                measured.Default(.05),
+			"lora_rank":                   Counted.Default(8),
+			"lora_alpha":                  Measured.Default(32.),
+			"lora_dropout":                Measured.Default(.05),
 			"lora_bias":                   oneOf("none", "all").OrNull().Default("none"),
 			"quant_bits":                  size.Lax().Or(text).OrNull(),
 			"bnb_4bit_quant_type":         oneOf("fp4", "nf4").OrNull().Default("nf4"),
-			"bnb_4bit_use_double_quant":   switched.Default(true),
-			"per_device_train_batch_size": counted.Default(1),
-			"gradient_checkpointing":      switched.Default(true),
-			"weight_decay":                measured.Default(.1),
-			"adam_beta2":                  measured.Default(.95),
+			"bnb_4bit_use_double_quant":   Switched.Default(true),
+			"per_device_train_batch_size": Counted.Default(1),
+			"gradient_checkpointing":      Switched.Default(true),
+			"weight_decay":                Measured.Default(.1),
+			"adam_beta2":                  Measured.Default(.95),
 			"fsdp":                        text.Or(names).OrNull(),
 			"deepspeed":                   text.Or(free).OrNull(),
 			"sequence_parallel_size":      count.Lax().OrNull(),
 			"rlhf_type": oneOf("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo",
 				"gkd").OrNull().Default("dpo"),
-			"cpo_alpha":                measured.Default(1.),
-			"ref_model":                worded,
-			"precompute_ref_log_probs": switched,
+			"cpo_alpha":                Measured.Default(1.),
+			"ref_model":                Worded,
+			"precompute_ref_log_probs": Switched,
 			"lisa_activated_layers":    count.Lax().OrNull(),
-			"freeze_parameters_ratio":  measured,
+			"freeze_parameters_ratio":  Measured,
 		},
-		anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
+		Anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
 			trainable_parameters_regex freeze_llm zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
 			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis`),
 		// Keys that change no memory of the training.
-		anything.For(`swift_rlhf beta rpo_alpha label_smoothing simpo_gamma sft_alpha max_completion_length ld_alpha discopop_tau
+		Anything.For(`swift_rlhf beta rpo_alpha label_smoothing simpo_gamma sft_alpha max_completion_length ld_alpha discopop_tau
 			loss_weights center_rewards_coefficient ref_model_type ref_model_revision f_divergence_type
 			acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r
 			adalora_orth_reg_weight adalora_target_r adalora_tfinal adalora_tinit adapter_act
@@ -85,21 +95,21 @@ var swift = family{kind: swiftKind, program: "ms-swift", hosts: true, read: read
 			worker_instance`),
 	)}
 
-func readSwift(r *frameworkReader) error {
-	r.model("model")
-	r.routerLoss(r.Find("router_aux_loss_coef"))
-	r.to.Attention = map[string]string{"flash_attn": "flash", "flash_attention_4": "flash"}[r.Word("attn_impl")]
+func readSwift(r *Reader) error {
+	r.Model("model")
+	r.RouterLoss(r.Find("router_aux_loss_coef"))
+	r.To.Attention = map[string]string{"flash_attn": "flash", "flash_attention_4": "flash"}[r.Word("attn_impl")]
 	tuner := cmp.Or(r.Word("tuner_type"), r.Word("train_type"), r.Word("sft_type"), "lora")
 	if err := r.refuseSwift(tuner); err != nil {
 		return err
 	}
-	if r.to.Attention == "" {
-		if err := r.attentionOf("attn_impl"); err != nil {
+	if r.To.Attention == "" {
+		if err := r.ReadAttention("attn_impl"); err != nil {
 			return err
 		}
 	}
 	if r.Gives("max_length") {
-		r.longest("max_length")
+		r.Longest("max_length")
 	} else {
 		r.Note("max_length", "is not given: ms-swift cuts samples only where the model ends, so give --seq-len")
 	}
@@ -114,7 +124,7 @@ func readSwift(r *frameworkReader) error {
 }
 
 // refuseSwift refuses what changes memory and is not planned.
-func (r *frameworkReader) refuseSwift(tuner string) error {
+func (r *Reader) refuseSwift(tuner string) error {
 	for _, key := range []string{"tuner_type", "train_type", "sft_type"} {
 		if r.Gives(key) && tuner != "lora" && tuner != "full" {
 			return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
@@ -136,20 +146,20 @@ func (r *frameworkReader) refuseSwift(tuner string) error {
 			"freeze_parameters_ratio") > 0], "trains a part of the layers, which is not planned yet", "")
 	}
 	return cmp.Or(r.answersOfSwift(),
-		r.unplanned("the optimizer has states of its own", "use_galore"),
-		r.unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
+		r.Unplanned("the optimizer has states of its own", "use_galore"),
+		r.Unplanned("it trains a part of the parameters", `freeze_parameters freeze_parameters_regex
 			trainable_parameters trainable_parameters_regex freeze_llm`),
-		r.unplanned("plugins may change the model or the loss", "external_plugins optimizer"),
-		r.unplanned("it divides the model in another way", `zero_hpz_partition_size deepspeed_autotp_size device_map
+		r.Unplanned("plugins may change the model or the loss", "external_plugins optimizer"),
+		r.Unplanned("it divides the model in another way", `zero_hpz_partition_size deepspeed_autotp_size device_map
 			max_memory`),
-		r.unplanned("it makes the vocabulary longer", "new_special_tokens"),
-		r.unplanned("training goes on with an adapter whose adapter_config.json says its rank", "adapters"))
+		r.Unplanned("it makes the vocabulary longer", "new_special_tokens"),
+		r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank", "adapters"))
 }
 
 // answersOfSwift reads what 'swift rlhf' trains on answers: swift/rlhf_trainers, and swift/arguments/rlhf_args.py.
-func (r *frameworkReader) answersOfSwift() error {
+func (r *Reader) answersOfSwift() error {
 	if !r.Gives("swift_rlhf") && !r.Gives("rlhf_type") {
-		return r.unplanned("plugins may change the model or the loss", "loss_type")
+		return r.Unplanned("plugins may change the model or the loss", "loss_type")
 	}
 	const key = "rlhf_type"
 	kind := r.Word(key)
@@ -159,7 +169,7 @@ func (r *frameworkReader) answersOfSwift() error {
 	case why != "":
 		return r.Fault(key, fmt.Sprintf("is %s: %s, which is not planned yet", kind, why), "")
 	case kind == "rm":
-		r.to.Rewards = true
+		r.To.Rewards = true
 		r.Note(key, "is rm: the head has one label, and passes have two sequences for each of a micro batch")
 		return nil
 	}
@@ -167,60 +177,60 @@ func (r *frameworkReader) answersOfSwift() error {
 		Reference:    kind == "dpo" && !r.Truth("precompute_ref_log_probs"),
 		Model:        r.Word("ref_model"),
 		CrossEntropy: kind == "orpo" || kind != "dpo" && r.Number("cpo_alpha") > 0}
-	r.to.Answers = a
-	r.noteAnswers(key)
-	return r.unplanned("the reference model has an adapter", "ref_adapters")
+	r.To.Answers = a
+	r.NoteAnswers(key)
+	return r.Unplanned("the reference model has an adapter", "ref_adapters")
 }
 
 // typesOfSwift reads the type of weights, which decides that of autocast: _init_mixed_precision in model_args.py.
-func (r *frameworkReader) typesOfSwift() error {
+func (r *Reader) typesOfSwift() error {
 	const key = "torch_dtype"
 	v := r.Find(key)
 	switch {
 	case v == nil || v.Text == "auto":
 		r.Note(key, "is not given: ms-swift takes the type of config.json, and the plan is for autocast in bf16")
-	case precisionNames[v.Text] == "":
+	case PrecisionNames[v.Text] == "":
 		return r.Fault(key, fmt.Sprintf("is %s, expected bfloat16, float16 or float32", v), "")
 	default:
-		r.to.Weights = precisionNames[v.Text]
+		r.To.Weights = PrecisionNames[v.Text]
 	}
-	half := r.to.Weights == "fp16" || r.to.Weights == "fp32"
+	half := r.To.Weights == "fp16" || r.To.Weights == "fp32"
 	for name, is := range map[string]bool{"fp16": half, "bf16": !half} {
 		if r.Gives(name) {
 			is = r.Truth(name)
 		}
-		r.set(name, name, is)
+		r.Set(name, name, is)
 	}
 	return nil
 }
 
 // shardSwift reads how the model is divided: _init_deepspeed and _init_fsdp in sft_args.py.
-func (r *frameworkReader) shardSwift() error {
-	r.pass("deepspeed", "deepspeed")
+func (r *Reader) shardSwift() error {
+	r.Pass("deepspeed", "deepspeed")
 	if preset := swiftPresets[r.Word("deepspeed")]; preset != "" {
 		d, err := strict.ParseJSON(r.File, []byte(preset))
 		if err != nil {
 			return err
 		}
-		give(r.arguments, "deepspeed", r.At("deepspeed"), d.Root)
+		Give(r.Arguments, "deepspeed", r.At("deepspeed"), d.Root)
 	}
-	r.set("gradient_checkpointing", "gradient_checkpointing", r.Truth("gradient_checkpointing"))
+	r.Set("gradient_checkpointing", "gradient_checkpointing", r.Truth("gradient_checkpointing"))
 	if err := r.fsdpOfSwift(); err != nil {
 		return err
 	}
-	kwargs := r.arguments.Member("gradient_checkpointing_kwargs")
+	kwargs := r.Arguments.Member("gradient_checkpointing_kwargs")
 	if kwargs == nil || kwargs.Value.Kind != '{' || kwargs.Value.Member("use_reentrant") == nil {
 		// _fix_gradient_checkpointing in swift/trainers/mixin.py
 		reentrant := &strict.Value{Kind: '{'}
 		shards := r.Gives("deepspeed") || r.Gives("fsdp")
-		give(reentrant, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(shards))
-		give(r.arguments, "gradient_checkpointing_kwargs", r.At("gradient_checkpointing"), reentrant)
+		Give(reentrant, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(shards))
+		Give(r.Arguments, "gradient_checkpointing_kwargs", r.At("gradient_checkpointing"), reentrant)
 	}
 	return nil
 }
 
 // fsdpOfSwift reads the preset of FSDP2, or a file with the keys fsdp and fsdp_config.
-func (r *frameworkReader) fsdpOfSwift() error {
+func (r *Reader) fsdpOfSwift() error {
 	v := r.Find("fsdp")
 	if v == nil || v.IsEmpty() {
 		return nil
@@ -236,24 +246,21 @@ func (r *frameworkReader) fsdpOfSwift() error {
 		}
 		section = d
 	case strings.HasSuffix(v.Text, ".json"):
-		path, err := companion(r.Reader, "fsdp")
-		if err != nil {
-			return err
-		}
-		if section, err = load(r.texts, path, fsdpKind, strict.Parse); err != nil {
+		var err error
+		if section, err = r.Companion("fsdp", FSDPKind); err != nil {
 			return err
 		}
 	default:
-		r.pass("fsdp", "fsdp")
+		r.Pass("fsdp", "fsdp")
 		return nil
 	}
 	for _, m := range section.Root.Members {
 		if m.Name == "fsdp" || m.Name == "fsdp_config" {
-			give(r.arguments, m.Name, r.At("fsdp"), m.Value)
+			Give(r.Arguments, m.Name, r.At("fsdp"), m.Value)
 		}
 	}
-	if v := section.Root.Find("fsdp_config.activation_checkpointing"); on(v) {
-		r.set("gradient_checkpointing", "fsdp", false) // _check_fsdp2_compatibility
+	if v := section.Root.Find("fsdp_config.activation_checkpointing"); On(v) {
+		r.Set("gradient_checkpointing", "fsdp", false) // _check_fsdp2_compatibility
 	}
 	return nil
 }
@@ -280,23 +287,23 @@ var swiftPresets = func() map[string]string {
 }()
 
 // batchOfSwift sets ms-swift's own defaults of TrainingArguments.
-func (r *frameworkReader) batchOfSwift() {
+func (r *Reader) batchOfSwift() {
 	for _, key := range []string{"per_device_train_batch_size", "weight_decay", "adam_beta2"} {
-		give(r.arguments, key, r.At(key), r.Value(key))
+		Give(r.Arguments, key, r.At(key), r.Value(key))
 	}
 	const key = "gradient_accumulation_steps"
 	if r.Gives(key) {
-		r.pass(key, key)
+		r.Pass(key, key)
 		return
 	}
 	steps := max(1, 16/int(r.Integer("per_device_train_batch_size")))
-	r.set(key, key, steps)
+	r.Set(key, key, steps)
 	r.Note(key, fmt.Sprintf("is not given: ms-swift makes batches of 16 on all ranks; planned are the %d steps of one "+
 		"rank", steps))
 }
 
 // quantizeSwift reads the quantization: get_quantization_config in quant_args.py.
-func (r *frameworkReader) quantizeSwift() error {
+func (r *Reader) quantizeSwift() error {
 	const key = "quant_bits"
 	v := r.Find(key)
 	switch method := r.Find("quant_method"); {
@@ -307,29 +314,29 @@ func (r *frameworkReader) quantizeSwift() error {
 	case v == nil:
 		return r.Fault("quant_method", "is given without quant_bits", "add quant_bits: 4")
 	case v.Text == "8":
-		return r.quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+		return r.Quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
 	case v.Text != "4":
 		return r.Fault(key, fmt.Sprintf("is %s: bitsandbytes quantizes to 4 or 8 bits", v), "set it to 4 or 8")
 	}
 	computed := r.Find("bnb_4bit_compute_dtype")
 	if computed == nil { // __post_init__
 		computed = strict.Of("bfloat16")
-		if r.to.Weights == "fp16" || r.to.Weights == "fp32" {
+		if r.To.Weights == "fp16" || r.To.Weights == "fp32" {
 			computed = strict.Of("float32")
 		}
 	}
-	return r.quantize(key, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+	return r.Quantize(key, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
 		"bnb_4bit_quant_type": r.Value("bnb_4bit_quant_type"), "bnb_4bit_compute_dtype": computed,
 		"bnb_4bit_use_double_quant": r.Value("bnb_4bit_use_double_quant"),
 		"bnb_4bit_quant_storage":    r.Find("bnb_4bit_quant_storage")})
 }
 
 // adaptSwift reads the adapter: prepare_adapter in pipelines/train/tuner.py.
-func (r *frameworkReader) adaptSwift() error {
+func (r *Reader) adaptSwift() error {
 	if v := r.Find("init_weights"); v != nil && strings.HasPrefix(v.Text, "lora-ga") {
 		return r.Fault("init_weights", "is lora-ga, which is not planned yet", "")
 	}
-	targets := oneName(asList(r.Find("target_modules")))
+	targets := OneName(AsList(r.Find("target_modules")))
 	if targets == nil {
 		targets = strict.Of("all-linear")
 	}
@@ -337,13 +344,13 @@ func (r *frameworkReader) adaptSwift() error {
 		targets = regex
 	}
 	if v := r.Find("lora_dtype"); v != nil {
-		r.to.AdapterPrecision = precisionNames[v.Text]
+		r.To.AdapterPrecision = PrecisionNames[v.Text]
 	}
 	bias := r.Value("lora_bias")
-	r.to.AddsInFull = true // peft before 0.21
-	return r.adapt("tuner_type", map[string]*strict.Value{"r": r.Value("lora_rank"),
+	r.To.AddsInFull = true // peft before 0.21
+	return r.Adapt("tuner_type", map[string]*strict.Value{"r": r.Value("lora_rank"),
 		"lora_alpha":   r.Value("lora_alpha"),
 		"lora_dropout": r.Value("lora_dropout"), "bias": bias, "target_modules": targets,
-		"target_parameters": asList(r.Find("target_parameters")), "use_rslora": r.Find("use_rslora"),
-		"use_dora": r.Find("use_dora"), "modules_to_save": asList(r.Find("modules_to_save"))})
+		"target_parameters": AsList(r.Find("target_parameters")), "use_rslora": r.Find("use_rslora"),
+		"use_dora": r.Find("use_dora"), "modules_to_save": AsList(r.Find("modules_to_save"))})
 }

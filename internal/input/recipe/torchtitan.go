@@ -12,46 +12,89 @@ import (
 // section returns the rule of a section of torchtitan, whose other keys change no memory.
 func section(lists ...keys) strict.Rule { return object(lists...).AndOthers() }
 
+// Kind is the kind of torchtitan's configurations.
+var TorchtitanKind = &Kind{Name: "torchtitan configuration", Flag: ConfigFlag, Program: &torchtitan,
+	Marks: "activation_checkpoint parallelism", Settings: titanSettings, SettingsOf: titanSettingsOf}
+
+var titanSettings = map[Setting]SettingKey{MicroBatch: {Path: "training.local_batch_size"},
+	Accumulation:          {Follows: TrainBatch},
+	TrainBatch:            {Path: "training.global_batch_size"},
+	FSDPOffload:           {Path: "training.enable_cpu_offload"},
+	Reshard:               {Path: "parallelism.fsdp_reshard_after_forward", Says: policyOf},
+	GradientCheckpointing: {Path: "activation_checkpoint.mode", Says: modeOf},
+	TensorDegree:          {Path: "parallelism.tensor_parallel_degree", Unset: 1},
+	ContextDegree:         {Path: "parallelism.context_parallel_degree", Unset: 1},
+	ShardDegree:           {Path: "parallelism.data_parallel_shard_degree", Unset: -1},
+	PipelineDegree:        {Path: "parallelism.pipeline_parallel_degree", Unset: 1},
+	PipelineSchedule:      {Path: "parallelism.pipeline_parallel_schedule", Unset: "1F1B"},
+	PipelineMicroBatch:    {Path: "parallelism.pipeline_parallel_microbatch_size", Unset: 1},
+}
+
+// titanSettingsOf returns the keys of a file, which may have the older name of the micro batch.
+func titanSettingsOf(root *strict.Value) map[Setting]SettingKey {
+	if root.Find("training.batch_size") == nil {
+		return titanSettings
+	}
+	return map[Setting]SettingKey{MicroBatch: {Path: "training.batch_size"},
+		GradientCheckpointing: titanSettings[GradientCheckpointing]}
+}
+
+// modeOf is torchtitan's name of checkpointing.
+func modeOf(x any) any {
+	if x == true {
+		return "full"
+	}
+	return "none"
+}
+
+// policyOf is torchtitan's name of resharding.
+func policyOf(x any) any {
+	if x == true {
+		return "always"
+	}
+	return "never"
+}
+
 // torchtitan is torchtitan's JobConfig of 2025 in TOML (torchtitan/config/job_config.py), with the older names of keys.
-var torchtitan = family{kind: torchtitanKind, program: "torchtitan", read: readTorchtitan,
-	own: keys{
-		"model": section(worded.For("name flavor"), strict.List(text).OrNull().For("converters")),
-		"optimizer": section(keys{"name": worded.Default("AdamW"),
+var torchtitan = Program{Name: "torchtitan", Read: readTorchtitan,
+	Keys: keys{
+		"model": section(Worded.For("name flavor"), strict.List(text).OrNull().For("converters")),
+		"optimizer": section(keys{"name": Worded.Default("AdamW"),
 			"implementation": oneOf("for-loop", "foreach", "fused").Default("fused"), "fused": boolean.OrNull()},
-			switched.For("early_step_in_backward")),
-		"training": section(counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
-			keys{"seq_len": counted.Default(2048), "max_norm": measured.Default(1.),
+			Switched.For("early_step_in_backward")),
+		"training": section(Counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
+			keys{"seq_len": Counted.Default(2048), "max_norm": Measured.Default(1.),
 				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
 			keys{"mixed_precision_reduce": oneOf("float32"), "dtype": oneOf("float32", "bfloat16").Default("float32")},
-			switched.For("compile enable_cpu_offload"), integer.For(`tensor_parallel_degree data_parallel_degree
+			Switched.For("compile enable_cpu_offload"), integer.For(`tensor_parallel_degree data_parallel_degree
 				data_parallel_replicate_degree data_parallel_shard_degree`)),
 		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
 			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
 			expert_parallel_degree expert_tensor_parallel_degree`), keys{
-			"pipeline_parallel_schedule":                worded.Default("1F1B"),
+			"pipeline_parallel_schedule":                Worded.Default("1F1B"),
 			"pipeline_parallel_schedule_csv":            text.OrNull(),
-			"pipeline_parallel_microbatch_size":         counted.Default(1),
-			"pipeline_parallel_layers_per_stage":        counted.OrNull(),
+			"pipeline_parallel_microbatch_size":         Counted.Default(1),
+			"pipeline_parallel_layers_per_stage":        Counted.OrNull(),
 			"pipeline_parallel_first_stage_less_layers": integer.Default(1),
 			"pipeline_parallel_last_stage_less_layers":  integer.Default(1),
 			"pipeline_parallel_split_points":            strict.List(text),
 			"module_fqns_per_model_part":                strict.List(strict.List(text)).OrNull(),
 			"fsdp_reshard_after_forward":                oneOf("default", "always", "never").Default("default")}),
-		"activation_checkpoint": section(keys{"mode": worded.Default("selective"),
-			"selective_ac_option": worded.Or(integer).Default("2")}),
-		"compile": section(switched.For("enable"), strict.List(text).For("components")),
+		"activation_checkpoint": section(keys{"mode": Worded.Default("selective"),
+			"selective_ac_option": Worded.Or(integer).Default("2")}),
+		"compile": section(Switched.For("enable"), strict.List(text).For("components")),
 		"job":     free, "profiling": free, "metrics": free, "lr_scheduler": free, "checkpoint": free, "float8": free,
 		"mx": free, "comm": free, "memory_estimation": free, "fault_tolerance": free, "validation": free,
 		"experimental": section(integer.For("pipeline_parallel_degree context_parallel_degree")),
 		"quantize":     free, "debug": free,
 	}}
 
-func readTorchtitan(r *frameworkReader) error {
-	r.to.Modules, r.to.ReducesIn32 = "torchtitan", true
+func readTorchtitan(r *Reader) error {
+	r.To.Modules, r.To.ReducesIn32 = "torchtitan", true
 	if err := cmp.Or(r.modelOfTorchtitan(), r.refuseTorchtitan()); err != nil {
 		return err
 	}
-	r.longest("training.seq_len")
+	r.Longest("training.seq_len")
 	batch := "training.local_batch_size"
 	if r.Gives("training.batch_size") {
 		batch = "training.batch_size"
@@ -60,38 +103,38 @@ func readTorchtitan(r *frameworkReader) error {
 	if !r.Gives(batch) {
 		size = 8
 	}
-	r.set("per_device_train_batch_size", batch, int(size))
+	r.Set("per_device_train_batch_size", batch, int(size))
 	if all := r.Integer("training.global_batch_size"); all > 0 {
-		r.to.GlobalBatch = &GlobalBatch{Place: r.Place("training.global_batch_size"), Sequences: int(all)}
+		r.To.GlobalBatch = &GlobalBatch{Place: r.Place("training.global_batch_size"), Sequences: int(all)}
 	}
-	r.set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
+	r.Set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
 	r.compileTorchtitan()
 	name := "adamw_torch"
 	if r.Word("optimizer.implementation") == "fused" && (!r.Gives("optimizer.fused") || r.Truth("optimizer.fused")) {
 		name = "adamw_torch_fused"
 	}
-	r.set("optim", "optimizer.name", name)
-	r.to.Weights = "fp32"
+	r.Set("optim", "optimizer.name", name)
+	r.To.Weights = "fp32"
 	if r.Word("training.dtype") == "bfloat16" {
-		r.to.Weights = "bf16"
+		r.To.Weights = "bf16"
 	}
-	r.set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
+	r.Set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
 	r.shardTorchtitan()
 	return cmp.Or(r.pipelineOfTorchtitan(), r.recomputeTorchtitan())
 }
 
 // compileTorchtitan reads what is compiled: the model and the loss, unless components name less.
-func (r *frameworkReader) compileTorchtitan() {
+func (r *Reader) compileTorchtitan() {
 	compiles := r.Truth("training.compile") || r.Truth("compile.enable")
 	if v := r.Find("compile.components"); v != nil && compiles && !slices.Contains(v.Texts(), "model") {
 		r.Note("compile.components", "has no model: the job is planned without compilation")
 		compiles = false
 	}
-	r.set("torch_compile", "compile", compiles)
+	r.Set("torch_compile", "compile", compiles)
 }
 
 // pipelineOfTorchtitan reads how the model is cut into pipeline stages.
-func (r *frameworkReader) pipelineOfTorchtitan() error {
+func (r *Reader) pipelineOfTorchtitan() error {
 	const p = "parallelism.pipeline_parallel_"
 	degree := int(r.Integer(p + "degree"))
 	if degree <= 1 {
@@ -103,7 +146,7 @@ func (r *frameworkReader) pipelineOfTorchtitan() error {
 				"layers_per_stage")
 		}
 	}
-	r.to.Pipeline = &Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
+	r.To.Pipeline = &Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
 		MicroBatch: int(r.Integer(p + "microbatch_size")), LayersEach: int(r.Integer(p + "layers_per_stage")),
 		LayersLess: [2]int{int(r.Integer(p + "first_stage_less_layers")), int(r.Integer(p + "last_stage_less_layers"))}}
 	if v := r.Find("parallelism.module_fqns_per_model_part"); v != nil {
@@ -114,7 +157,7 @@ func (r *frameworkReader) pipelineOfTorchtitan() error {
 					layers++
 				}
 			}
-			r.to.Pipeline.Layers = append(r.to.Pipeline.Layers, layers)
+			r.To.Pipeline.Layers = append(r.To.Pipeline.Layers, layers)
 		}
 	}
 	return nil
@@ -126,7 +169,7 @@ const olderDegrees = `training.tensor_parallel_degree training.data_parallel_deg
 	experimental.pipeline_parallel_degree experimental.context_parallel_degree`
 
 // refuseTorchtitan refuses what is not planned.
-func (r *frameworkReader) refuseTorchtitan() error {
+func (r *Reader) refuseTorchtitan() error {
 	if v := r.Find("optimizer.name"); v != nil && v.Text != "AdamW" {
 		return r.Fault("optimizer.name", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans AdamW")
 	}
@@ -150,16 +193,15 @@ func (r *frameworkReader) refuseTorchtitan() error {
 			r.Note("model.converters", "has float8, which is not planned: products save what they read in 16 bits")
 		}
 	}
-	return r.unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward")
+	return r.Unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward")
 }
 
 // modelOfTorchtitan sets the name of the model in the catalog.
-func (r *frameworkReader) modelOfTorchtitan() error {
+func (r *Reader) modelOfTorchtitan() error {
 	begin := map[string]string{"llama3": "llama-3-", "qwen3": "qwen3-", "gpt_oss": "gpt-oss-",
 		"deepseek_v3": "deepseek-"}[r.Word("model.name")]
 	flavor := strings.ToLower(r.Word("model.flavor"))
-	r.to.place = r.Place("model.flavor")
-	r.to.Model = r.Word("model.name") + " " + flavor
+	r.NameModel("model.flavor", r.Word("model.name")+" "+flavor)
 	if flavor == "405b" && begin == "llama-3-" {
 		begin = "llama-3.1-"
 	}
@@ -169,52 +211,38 @@ func (r *frameworkReader) modelOfTorchtitan() error {
 	flavor, _, _ = strings.Cut(flavor, "_flex")
 	flavor, _, _ = strings.Cut(flavor, "_varlen")
 	if begin != "" && flavor != "" && !strings.HasPrefix(flavor, "debugmodel") {
-		r.to.Model = begin + flavor
+		r.To.Model = begin + flavor
 	}
 	return nil
 }
 
 // shardTorchtitan sets FSDP2, which several ranks have. Its default is to reshard where there is no pipeline.
-func (r *frameworkReader) shardTorchtitan() {
+func (r *Reader) shardTorchtitan() {
 	const p = "parallelism."
 	policy := r.Word(p + "fsdp_reshard_after_forward")
 	reshards := policy == "always" || policy == "default" && r.Integer(p+"pipeline_parallel_degree") <= 1
-	r.shardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"), "SHARDED_STATE_DICT")
-	r.dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
+	r.ShardFSDP2("parallelism", reshards, r.Truth("training.enable_cpu_offload"), "SHARDED_STATE_DICT")
+	r.Dimensions(p+"data_parallel_replicate_degree", p+"data_parallel_shard_degree", p+"tensor_parallel_degree",
 		p+"context_parallel_degree")
-	r.to.Experts = int(r.Integer(p + "expert_parallel_degree"))
-}
-
-// shardFSDP2 sets FSDP2 for every block, as a program at a key does with several ranks. It saves checkpoints as saved
-// says.
-func (r *frameworkReader) shardFSDP2(at string, reshards, offloads bool, saved string) {
-	r.to.SeveralOnly = true
-	r.set("fsdp", at, "full_shard auto_wrap")
-	config := &strict.Value{Kind: '{'}
-	give(config, "version", -1, strict.Of(2))
-	give(config, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
-	give(config, "reshard_after_forward", -1, strict.Of(reshards))
-	give(config, "cpu_offload", -1, strict.Of(offloads))
-	give(config, "state_dict_type", -1, strict.Of(saved))
-	give(r.arguments, "fsdp_config", r.At(at), config)
+	r.To.Experts = int(r.Integer(p + "expert_parallel_degree"))
 }
 
 // recomputeTorchtitan reads what the backward pass recomputes.
-func (r *frameworkReader) recomputeTorchtitan() error {
+func (r *Reader) recomputeTorchtitan() error {
 	const mode, option = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 	switch r.Word(mode) {
 	case "none":
-		r.to.Recompute = "none"
+		r.To.Recompute = "none"
 	case "full":
-		r.to.Recompute = "full"
+		r.To.Recompute = "full"
 	case "selective":
 		switch v := r.Value(option); v.Text {
 		case "op":
-			r.to.Recompute = "selective"
+			r.To.Recompute = "selective"
 		case "1":
-			r.to.Recompute = "full"
+			r.To.Recompute = "full"
 		case "2":
-			r.to.Recompute = "every-2"
+			r.To.Recompute = "every-2"
 		default:
 			return r.Fault(option, fmt.Sprintf("is %s, which is not planned yet", v), `plimsoll plans "op", "1" and "2"`)
 		}

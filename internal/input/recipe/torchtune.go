@@ -12,31 +12,38 @@ import (
 // component is the name of a class or a function in a section of torchtune.
 const component = "_component_"
 
+// Kind is the kind of torchtune's configurations.
+var TorchtuneKind = &Kind{Name: "torchtune configuration", Flag: ConfigFlag, Program: &torchtune,
+	Marks: "checkpointer metric_logger",
+	Settings: map[Setting]SettingKey{MicroBatch: {Path: "batch_size"},
+		Accumulation:          {Path: "gradient_accumulation_steps"},
+		GradientCheckpointing: {Path: "enable_activation_checkpointing"}, FSDPOffload: {Path: "fsdp_cpu_offload"}}}
+
 // torchtune is torchtune's recipes for supervised training of April 2026 (commit bd2a0fc7): recipes/*.py.
-var torchtune = family{kind: torchtuneKind, program: "torchtune", read: readTorchtune,
-	own: strict.Merge(
-		worded.For("dtype device"),
-		switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
+var torchtune = Program{Name: "torchtune", Loose: true, Read: readTorchtune,
+	Keys: strict.Merge(
+		Worded.For("dtype device"),
+		Switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
 			fsdp_cpu_offload fsdp_reshard_after_forward activation_offloading_use_streams`),
-		counted.For("gradient_accumulation_steps"),
-		counted.Or(integer.Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
+		Counted.For("gradient_accumulation_steps"),
+		Counted.Or(integer.Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
 			data_parallel_replicate_dim`),
 		keys{
-			"model": object(worded.For(component), counted.Default(8).For("lora_rank"),
-				measured.Default(16.).For("lora_alpha"),
-				switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
-				measured.For("lora_dropout"), nameOrNames.For("lora_attn_modules")).AndOthers(),
-			"tokenizer": object(worded.For(component), counted.For("max_seq_len")).AndOthers(),
+			"model": object(Worded.For(component), Counted.Default(8).For("lora_rank"),
+				Measured.Default(16.).For("lora_alpha"),
+				Switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
+				Measured.For("lora_dropout"), NameOrNames.For("lora_attn_modules")).AndOthers(),
+			"tokenizer": object(Worded.For(component), Counted.For("max_seq_len")).AndOthers(),
 			"dataset":   free.Or(list(free)).OrNull(),
-			"optimizer": object(worded.For(component), switched.For("fused foreach"),
-				measured.For("lr weight_decay")).AndOthers().OrNull(),
-			"loss":           object(worded.For(component)).AndOthers().OrNull(),
-			"quantizer":      object(worded.For(component), counted.Default(256).For("groupsize")).AndOthers().OrNull(),
-			"batch_size":     counted.Default(2),
-			"clip_grad_norm": measured,
+			"optimizer": object(Worded.For(component), Switched.For("fused foreach"),
+				Measured.For("lr weight_decay")).AndOthers().OrNull(),
+			"loss":           object(Worded.For(component)).AndOthers().OrNull(),
+			"quantizer":      object(Worded.For(component), Counted.Default(256).For("groupsize")).AndOthers().OrNull(),
+			"batch_size":     Counted.Default(2),
+			"clip_grad_norm": Measured,
 		},
-		anything.For(unplannedTorchtune+" "+`ac_mode ac_option enable_fp8_training`),
-		anything.For(`output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle dataset_val
+		Anything.For(unplannedTorchtune+" "+`ac_mode ac_option enable_fp8_training`),
+		Anything.For(`output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle dataset_val
 			batch_size_val run_val_every_n_steps lr_scheduler epochs max_steps_per_epoch metric_logger log_every_n_steps
 			log_peak_memory_stats log_level profiler low_cpu_ram custom_sharded_layers enable_async_checkpointing
 			collate_fn keep_last_n_checkpoints save_every_n_epochs save_every_n_steps
@@ -49,13 +56,13 @@ const unplannedTorchtune = `ref_checkpointer ref_policy_checkpointer value_check
 	teacher_model teacher_checkpointer kd_loss reward_and_value_model policy_model ppo_epochs grpo_samples tasks
 	prompt orchestration num_steps`
 
-func readTorchtune(r *frameworkReader) error {
+func readTorchtune(r *Reader) error {
 	if !r.Gives("optimizer") && !r.Gives("policy_model") {
 		return r.Fault("model", "is given without an optimizer: this file trains nothing",
 			"give the file of a training")
 	}
-	if err := cmp.Or(r.unplanned("it is of another recipe than supervised training", unplannedTorchtune),
-		r.unplanned("it changes what the passes hold", "ac_mode enable_fp8_training"),
+	if err := cmp.Or(r.Unplanned("it is of another recipe than supervised training", unplannedTorchtune),
+		r.Unplanned("it changes what the passes hold", "ac_mode enable_fp8_training"),
 		r.passesTorchtune(), r.quantizerOfTorchtune()); err != nil {
 		return err
 	}
@@ -63,22 +70,22 @@ func readTorchtune(r *frameworkReader) error {
 	r.Note("model", "has torchtune's own modules, which the plan takes for those of transformers: activations may "+
 		"differ")
 	if r.Gives("tokenizer.max_seq_len") {
-		r.longest("tokenizer.max_seq_len")
+		r.Longest("tokenizer.max_seq_len")
 	} else {
 		r.Note("tokenizer", "has no max_seq_len: samples are as long as they are, so give --seq-len")
 	}
 	if err := r.optimizerOfTorchtune(); err != nil {
 		return err
 	}
-	give(r.arguments, "per_device_train_batch_size", r.At("batch_size"), r.Value("batch_size"))
-	r.pass("gradient_accumulation_steps", "gradient_accumulation_steps")
-	r.set("max_grad_norm", "clip_grad_norm", r.Number("clip_grad_norm"))
-	r.set("gradient_checkpointing", "enable_activation_checkpointing", r.Truth("enable_activation_checkpointing"))
-	r.set("torch_compile", "compile", r.Truth("compile"))
+	Give(r.Arguments, "per_device_train_batch_size", r.At("batch_size"), r.Value("batch_size"))
+	r.Pass("gradient_accumulation_steps", "gradient_accumulation_steps")
+	r.Set("max_grad_norm", "clip_grad_norm", r.Number("clip_grad_norm"))
+	r.Set("gradient_checkpointing", "enable_activation_checkpointing", r.Truth("enable_activation_checkpointing"))
+	r.Set("torch_compile", "compile", r.Truth("compile"))
 	kwargs := &strict.Value{Kind: '{'}
-	give(kwargs, "use_reentrant", -1, strict.Of(false))
-	give(r.arguments, "gradient_checkpointing_kwargs", r.At("enable_activation_checkpointing"), kwargs)
-	if r.to.Weights = precisionNames[r.Word("dtype")]; r.to.Weights == "" {
+	Give(kwargs, "use_reentrant", -1, strict.Of(false))
+	Give(r.Arguments, "gradient_checkpointing_kwargs", r.At("enable_activation_checkpointing"), kwargs)
+	if r.To.Weights = PrecisionNames[r.Word("dtype")]; r.To.Weights == "" {
 		return r.Fault("dtype", "is not bf16, fp16 or fp32", "set it to bf16")
 	}
 	r.shardTorchtune()
@@ -86,7 +93,7 @@ func readTorchtune(r *frameworkReader) error {
 }
 
 // passesTorchtune reads what waits on the host, and whether the optimizer steps in the backward pass.
-func (r *frameworkReader) passesTorchtune() error {
+func (r *Reader) passesTorchtune() error {
 	const offloading, inBackward = "enable_activation_offloading", "optimizer_in_bwd"
 	if r.Truth(offloading) {
 		if !r.Truth("enable_activation_checkpointing") {
@@ -96,17 +103,17 @@ func (r *frameworkReader) passesTorchtune() error {
 		if r.Truth("compile") {
 			return r.Fault(offloading, "is true beside compile, which is not planned yet", "set compile to False")
 		}
-		r.to.Offloading = &Offloading{Streams: !r.Gives(streamsOfTorchtune) || r.Truth(streamsOfTorchtune), Stash: 5,
+		r.To.Offloading = &Offloading{Streams: !r.Gives(streamsOfTorchtune) || r.Truth(streamsOfTorchtune), Stash: 5,
 			BeforeLoss: true}
 	}
-	if r.to.StepsInBackward = r.Truth(inBackward); r.to.StepsInBackward && r.Number("clip_grad_norm") > 0 {
+	if r.To.StepsInBackward = r.Truth(inBackward); r.To.StepsInBackward && r.Number("clip_grad_norm") > 0 {
 		return r.Fault(inBackward, "is true, but torchtune does not clip gradients then", "remove clip_grad_norm")
 	}
 	return nil
 }
 
 // quantizerOfTorchtune reads quantization-aware training.
-func (r *frameworkReader) quantizerOfTorchtune() error {
+func (r *Reader) quantizerOfTorchtune() error {
 	const key = "quantizer." + component
 	if !r.Gives("quantizer") {
 		return nil
@@ -114,7 +121,7 @@ func (r *frameworkReader) quantizerOfTorchtune() error {
 	name := r.Word(key)
 	switch name[strings.LastIndexByte(name, '.')+1:] {
 	case "Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap":
-		r.to.QAT = &QAT{Group: int(r.Integer("quantizer.groupsize")), Activations: true}
+		r.To.QAT = &QAT{Group: int(r.Integer("quantizer.groupsize")), Activations: true}
 	default:
 		return r.Fault(key, fmt.Sprintf("is %s, which is not planned yet", r.Find(key)),
 			"plimsoll plans Int8DynActInt4WeightQATQuantizer")
@@ -132,29 +139,29 @@ var torchtuneFamilies = map[string]string{"llama2": "llama-2-", "llama3": "llama
 var sizeDigits = lazyregexp.New(`(\d)_(\d)`)
 
 // modelOfTorchtune sets the model's name, which is that of the function that makes it, and returns the function.
-func (r *frameworkReader) modelOfTorchtune() string {
+func (r *Reader) modelOfTorchtune() string {
 	path := strings.Split(r.Word("model."+component), ".")
 	builder := path[len(path)-1]
-	r.to.place = r.Place("model." + component)
+	r.NameModel("model."+component, "")
 	if len(path) < 3 {
 		return builder
 	}
 	module := path[len(path)-2]
 	plain := strings.TrimPrefix(strings.TrimPrefix(builder, "qlora_"), "lora_")
 	size, found := strings.CutPrefix(plain, module+"_")
-	r.to.Model = builder
+	r.To.Model = builder
 	if begin := torchtuneFamilies[module]; found && begin != "" {
 		size = sizeDigits.ReplaceAllString(size, "$1.$2")
-		r.to.Model = begin + strings.ReplaceAll(size, "_", "-")
+		r.To.Model = begin + strings.ReplaceAll(size, "_", "-")
 	}
-	if r.to.Model == "phi-4-14b" {
-		r.to.Model = "phi-4"
+	if r.To.Model == "phi-4-14b" {
+		r.To.Model = "phi-4"
 	}
 	return builder
 }
 
 // optimizerOfTorchtune reads the class of the optimizer.
-func (r *frameworkReader) optimizerOfTorchtune() error {
+func (r *Reader) optimizerOfTorchtune() error {
 	const key = "optimizer." + component
 	name := map[string]string{"torch.optim.AdamW": "adamw_torch", "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
 		"bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit", "bitsandbytes.optim.AdamW8bit": "adamw_bnb_8bit",
@@ -167,39 +174,27 @@ func (r *frameworkReader) optimizerOfTorchtune() error {
 	if name == "adamw_torch" && r.Truth("optimizer.fused") {
 		name = "adamw_torch_fused"
 	}
-	r.set("optim", key, name)
+	r.Set("optim", key, name)
 	return nil
 }
 
 // shardTorchtune sets FSDP2 for the recipes of several GPUs. Those of one GPU have the same keys.
-func (r *frameworkReader) shardTorchtune() {
+func (r *Reader) shardTorchtune() {
 	const reshard, offload = "fsdp_reshard_after_forward", "fsdp_cpu_offload"
-	r.shardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload), "FULL_STATE_DICT")
-	r.dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
+	r.ShardFSDP2(offload, !r.Gives(reshard) || r.Truth(reshard), r.Truth(offload), "FULL_STATE_DICT")
+	r.Dimensions("data_parallel_replicate_dim", "data_parallel_shard_dim", "tensor_parallel_dim",
 		"context_parallel_dim")
 }
 
-// dimensions reads how ranks divide the work. The ranks that are left shard the model where its key is -1.
-func (r *frameworkReader) dimensions(replicate, shard, tensor, context string) {
-	p := Parallelism{Replicate: max(1, int(r.Integer(replicate))), Shard: int(r.Integer(shard)),
-		Tensor: max(1, int(r.Integer(tensor))), Context: max(1, int(r.Integer(context))), Sequence: 1}
-	if p.Shard < 1 {
-		p.Shard = 0
-	}
-	if p.Shard > 0 || p.Replicate*p.Tensor*p.Context > 1 {
-		r.to.Parallelism = &p
-	}
-}
-
 // adaptTorchtune reads LoRA, which is a part of the model there, and the quantization of its weights.
-func (r *frameworkReader) adaptTorchtune(builder string) error {
+func (r *Reader) adaptTorchtune(builder string) error {
 	quantized := strings.HasPrefix(builder, "qlora_") || r.Truth("model.quantize_base")
 	if !strings.Contains(builder, "lora_") {
 		return nil
 	}
 	if quantized {
-		computed := strict.Of(elementNames[r.to.Weights])
-		if err := r.quantize("model."+component, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+		computed := strict.Of(ElementNames[r.To.Weights])
+		if err := r.Quantize("model."+component, map[string]*strict.Value{"load_in_4bit": strict.Of(true),
 			"bnb_4bit_quant_type": strict.Of("nf4"), "bnb_4bit_use_double_quant": strict.Of(true),
 			"bnb_4bit_compute_dtype": computed}); err != nil {
 			return err
@@ -219,8 +214,8 @@ func (r *frameworkReader) adaptTorchtune(builder string) error {
 		}
 		targets.Elements = append(targets.Elements, strict.Of(name))
 	}
-	r.to.AdapterPrecision = r.to.Weights
-	return r.adapt("model."+component, map[string]*strict.Value{"r": r.Value("model.lora_rank"),
+	r.To.AdapterPrecision = r.To.Weights
+	return r.Adapt("model."+component, map[string]*strict.Value{"r": r.Value("model.lora_rank"),
 		"lora_alpha": r.Value("model.lora_alpha"), "lora_dropout": r.Find("model.lora_dropout"),
 		"target_modules": targets, "use_dora": r.Find("model.use_dora")})
 }

@@ -73,7 +73,7 @@ type Saving struct {
 // TrainingArguments.to_json_string, or some of its fields, as JSON or YAML. A DeepSpeed configuration in it is for
 // that release of DeepSpeed.
 func LoadTraining(path string, from Source) (*Training, error) {
-	return load(from.Texts, path, trainingKind, of(from, ParseTraining))
+	return load(from.Texts, path, TrainingKind, of(from, ParseTraining))
 }
 
 // ParseTraining parses the text of a file. Paths in it are relative to it.

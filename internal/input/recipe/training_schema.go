@@ -40,7 +40,7 @@ var trainingKeys = strict.Merge(
 
 		"optim":                text.Default("adamw_torch_fused"), // since PyTorch 2.8
 		"optim_args":           text.OrNull(),
-		"optim_target_modules": nameOrNames,
+		"optim_target_modules": NameOrNames,
 		"learning_rate":        amount.Default(5e-5),
 		"adam_beta1":           number.From(0).Under(1).Default(.9),
 		"adam_beta2":           number.From(0).Under(1).Default(.999),
@@ -98,7 +98,7 @@ var otherTrainingKeys = strict.Merge(
 		push_to_hub_organization push_to_hub_token mp_parameters torchdynamo ray_scope`),
 	free.Or(text).OrNull().For("lr_scheduler_kwargs"),
 	strict.Rule{}.For("do_eval"), // any value that is true in Python
-	nameOrNames.For("debug report_to"),
+	NameOrNames.For("debug report_to"),
 	keys{
 		"warmup_ratio":                       share.OrNull(),
 		"warmup_steps":                       amount,

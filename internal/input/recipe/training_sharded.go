@@ -75,7 +75,7 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 		if err != nil {
 			return nil, err
 		}
-		if d, err = load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON); err != nil {
+		if d, err = load(r.from.Texts, path, DeepSpeedKind, strict.ParseJSON); err != nil {
 			return nil, err
 		}
 	}
@@ -194,7 +194,7 @@ func (r *trainingReader) fsdpConfig() (*strict.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(r.from.Texts, path, fsdpKind, strict.Parse)
+	d, err := load(r.from.Texts, path, FSDPKind, strict.Parse)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ var (
 
 // answersTRL reads what a script trains on answers. The file does not name its trainer, so the keys tell: TRL of 2026
 // has DPOTrainer, KTOTrainer and RewardTrainer, and in trl/experimental CPOTrainer and ORPOTrainer.
-func (r *frameworkReader) answersTRL() {
+func (r *Reader) answersTRL() {
 	losses := r.List("loss_type")
 	has := func(list []string) bool {
 		return slices.ContainsFunc(losses, func(loss string) bool { return slices.Contains(list, loss) })
@@ -21,15 +21,15 @@ func (r *frameworkReader) answersTRL() {
 	key := r.firstGiven(unpairedKeys, cpoKeys, rewardKeys, pairKeys)
 	switch {
 	case slices.Contains(strings.Fields(unpairedKeys), key) || has(unpairedLosses):
-		r.to.Answers = &Answers{Reference: true, Mismatched: !slices.Contains(losses, "apo_zero_unpaired")}
+		r.To.Answers = &Answers{Reference: true, Mismatched: !slices.Contains(losses, "apo_zero_unpaired")}
 	case slices.Contains(strings.Fields(cpoKeys), key) || has(cpoLosses):
 		alpha := r.Find("cpo_alpha")
-		r.to.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || on(alpha)}
+		r.To.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || On(alpha)}
 	case slices.Contains(strings.Fields(rewardKeys), key):
 		r.rewardTRL(key)
 		return
 	case key != "":
-		r.to.Answers = &Answers{Pairs: true, Reference: true,
+		r.To.Answers = &Answers{Pairs: true, Reference: true,
 			CrossEntropy: r.Number("rpo_alpha") > 0 || slices.Contains(losses, "sft")}
 		if slices.Equal(r.given(pairKeys), []string{"beta"}) || !r.Gives("loss_type") && !r.Gives("trl_dpo") {
 			r.Note(key, "is given, as for DPO, which is planned; ORPO has the same keys and no reference model, so it "+
@@ -38,23 +38,23 @@ func (r *frameworkReader) answersTRL() {
 	default:
 		return
 	}
-	a := r.to.Answers
+	a := r.To.Answers
 	a.Selected, a.LogsEntropy, a.Model = true, a.Reference, r.Word("ref_model")
 	if r.Truth("reference_free") || r.Truth("precompute_ref_log_probs") {
 		a.Reference = false
 	}
-	if m := r.arguments.Member("use_liger_kernel"); m != nil && on(m.Value) {
+	if m := r.Arguments.Member("use_liger_kernel"); m != nil && On(m.Value) {
 		r.Note("use_liger_kernel", "is true: TRL of 2026 then computes the loss of answers without their logits, "+
 			"which takes less memory than the plan says")
 	}
 	if key == "" {
 		key = "loss_type"
 	}
-	r.noteAnswers(key)
+	r.NoteAnswers(key)
 }
 
 // firstGiven returns the first key of the lists that the file gives.
-func (r *frameworkReader) firstGiven(lists ...string) string {
+func (r *Reader) firstGiven(lists ...string) string {
 	for _, list := range lists {
 		if given := r.given(list); len(given) > 0 {
 			return given[0]
@@ -64,15 +64,15 @@ func (r *frameworkReader) firstGiven(lists ...string) string {
 }
 
 // given returns those of the keys that the file gives.
-func (r *frameworkReader) given(list string) []string {
+func (r *Reader) given(list string) []string {
 	return slices.DeleteFunc(strings.Fields(list), func(key string) bool { return !r.Gives(key) })
 }
 
 // rewardTRL reads the training of a reward model.
-func (r *frameworkReader) rewardTRL(key string) {
+func (r *Reader) rewardTRL(key string) {
 	if r.Truth("use_peft") && r.Word("lora_task_type") != "SEQ_CLS" {
 		r.Note("use_peft", "is true without lora_task_type SEQ_CLS, which trains the head: the plan has it trained")
 	}
-	r.to.Rewards = true
+	r.To.Rewards = true
 	r.Note(key, "is of a reward model: the head has one label, and passes have two sequences for each of a micro batch")
 }

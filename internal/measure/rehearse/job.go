@@ -18,6 +18,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"

@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
 
 // Inputs are a request with its files, read and parsed. Nothing changes them: any

@@ -1,0 +1,35 @@
+// Package programs lists the programs whose files Plimsoll reads, in the order that a file is recognized in. A package
+// that reads files of any kind imports it.
+package programs
+
+import (
+	"slices"
+
+	"plimsoll/internal/input/recipe"
+)
+
+// A program that wraps others comes before them, as its files have their keys, too.
+func init() {
+	recipe.Register(slices.Concat(
+		[]*recipe.Kind{recipe.SeveralKind, recipe.MegatronKind},
+		recipe.OtherTrainings,
+		[]*recipe.Kind{
+			recipe.LLaMAFactoryV1Kind,
+			recipe.SwiftKind,
+			recipe.LLaMAFactoryKind,
+			recipe.AxolotlKind,
+			recipe.NeMoKind,
+			recipe.TorchtuneKind,
+			recipe.TorchtitanKind,
+			recipe.PresetKind,
+			recipe.TRLKind,
+			recipe.AccelerateKind,
+			recipe.DeepSpeedKind,
+			recipe.AdapterKind,
+			recipe.ModelKind,
+			recipe.QuantizationKind,
+		},
+		recipe.OtherFiles,
+		[]*recipe.Kind{recipe.TrainingKind, recipe.FSDPKind},
+	)...)
+}
