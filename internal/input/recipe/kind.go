@@ -33,8 +33,8 @@ type Kind struct {
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
-	Settings   map[Setting]SettingKey
-	SettingsOf func(root *strict.Value) map[Setting]SettingKey
+	Settings   SettingKeys
+	SettingsOf func(root *strict.Value) SettingKeys
 }
 
 // kinds are all kinds, in the order that a file is recognized in.

@@ -11,7 +11,7 @@ import (
 // Kind is the kind of LLaMA-Factory's configurations.
 var LLaMAFactoryKind = &Kind{Name: "LLaMA-Factory configuration", Flag: ConfigFlag, Program: &llamaFactory,
 	Marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir",
-	Settings: map[Setting]SettingKey{MicroBatch: TrainerKeys[MicroBatch], Accumulation: TrainerKeys[Accumulation],
+	Settings: SettingKeys{MicroBatch: TrainerKeys[MicroBatch], Accumulation: TrainerKeys[Accumulation],
 		GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		OptimizerName:         TrainerKeys[OptimizerName]},
 	Commands: []Command{{"llamafactory-cli train", "llamafactory_train"}}}

@@ -1,6 +1,9 @@
 package recipe
 
-import "plimsoll/internal/input/recipe/strict"
+import (
+	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/strict"
+)
 
 // The rules of most keys.
 var (
@@ -26,6 +29,13 @@ var (
 	Worded   = text.OrNull()
 	Anything = strict.Rule{}.OrNull()
 )
+
+// Ignored returns the rules of keys that no plan depends on. A list has one a line, beside comments that begin with #.
+func Ignored(list string) strict.Keys {
+	return Anything.For(comment.ReplaceAllString(list, ""))
+}
+
+var comment = lazyregexp.New("(?m)^#.*")
 
 // The short names of package strict that the tables of keys use.
 type keys = strict.Keys

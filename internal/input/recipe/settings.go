@@ -46,6 +46,9 @@ type SettingKey struct {
 	Follows Setting
 }
 
+// SettingKeys are the keys of settings in one kind of file.
+type SettingKeys map[Setting]SettingKey
+
 // strategyOf is accelerate's name of what FSDP1 shards.
 func strategyOf(x any) any {
 	if x == true {
@@ -54,7 +57,7 @@ func strategyOf(x any) any {
 	return "SHARD_GRAD_OP"
 }
 
-var deepSpeedKeys = map[Setting]SettingKey{
+var deepSpeedKeys = SettingKeys{
 	MicroBatch: {Path: microKey}, Accumulation: {Path: accumulationKey}, TrainBatch: {Path: trainKey},
 	Stage:            {Path: "zero_optimization.stage"},
 	OptimizerDevice:  {Path: "zero_optimization.offload_optimizer.device"},
@@ -66,12 +69,12 @@ var deepSpeedKeys = map[Setting]SettingKey{
 	LiveParameters:   {Path: "zero_optimization.stage3_max_live_parameters"},
 }
 
-var TrainerKeys = map[Setting]SettingKey{
+var TrainerKeys = SettingKeys{
 	MicroBatch: {Path: "per_device_train_batch_size"}, Accumulation: {Path: "gradient_accumulation_steps"},
 	GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optim"},
 }
 
-var accelerateKeys = map[Setting]SettingKey{Stage: {Path: "deepspeed_config.zero_stage"},
+var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},
 	FSDPOffload:     {Path: "fsdp_config.fsdp_offload_params"},
 	OptimizerDevice: {Path: "deepspeed_config.offload_optimizer_device"},
 	ParameterDevice: {Path: "deepspeed_config.offload_param_device"},
@@ -82,7 +85,7 @@ var accelerateKeys = map[Setting]SettingKey{Stage: {Path: "deepspeed_config.zero
 type Settings struct {
 	File     string
 	document *strict.Document
-	keys     map[Setting]SettingKey
+	keys     SettingKeys
 }
 
 // LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
@@ -108,12 +111,12 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 }
 
 // trainerKeysOf returns the keys of TrainingArguments, and of a DeepSpeed configuration in them.
-func trainerKeysOf(root *strict.Value) map[Setting]SettingKey {
+func trainerKeysOf(root *strict.Value) SettingKeys {
 	v := root.Find("deepspeed")
 	if v == nil || v.Kind != '{' {
 		return TrainerKeys
 	}
-	merged := map[Setting]SettingKey{}
+	merged := SettingKeys{}
 	for setting, key := range deepSpeedKeys {
 		merged[setting] = SettingKey{Path: "deepspeed." + key.Path, Says: key.Says}
 	}
@@ -122,11 +125,11 @@ func trainerKeysOf(root *strict.Value) map[Setting]SettingKey {
 }
 
 // accelerateKeysOf returns the keys of an accelerate configuration. What FSDP2 reshards is a key of its own.
-func accelerateKeysOf(root *strict.Value) map[Setting]SettingKey {
+func accelerateKeysOf(root *strict.Value) SettingKeys {
 	if v := root.Find("distributed_type"); v == nil || v.Text != "FSDP" {
 		return accelerateKeys
 	}
-	of := map[Setting]SettingKey{FSDPOffload: accelerateKeys[FSDPOffload],
+	of := SettingKeys{FSDPOffload: accelerateKeys[FSDPOffload],
 		GradientCheckpointing: {Path: "fsdp_config.fsdp_activation_checkpointing", Unset: false},
 		Reshard:               {Path: "fsdp_config.fsdp_sharding_strategy", Says: strategyOf}}
 	if v := root.Find("fsdp_config.fsdp_version"); v != nil && v.String() == "2" {

@@ -16,7 +16,7 @@ func section(lists ...keys) strict.Rule { return object(lists...).AndOthers() }
 var TorchtitanKind = &Kind{Name: "torchtitan configuration", Flag: ConfigFlag, Program: &torchtitan,
 	Marks: "activation_checkpoint parallelism", Settings: titanSettings, SettingsOf: titanSettingsOf}
 
-var titanSettings = map[Setting]SettingKey{MicroBatch: {Path: "training.local_batch_size"},
+var titanSettings = SettingKeys{MicroBatch: {Path: "training.local_batch_size"},
 	Accumulation:          {Follows: TrainBatch},
 	TrainBatch:            {Path: "training.global_batch_size"},
 	FSDPOffload:           {Path: "training.enable_cpu_offload"},
@@ -31,11 +31,11 @@ var titanSettings = map[Setting]SettingKey{MicroBatch: {Path: "training.local_ba
 }
 
 // titanSettingsOf returns the keys of a file, which may have the older name of the micro batch.
-func titanSettingsOf(root *strict.Value) map[Setting]SettingKey {
+func titanSettingsOf(root *strict.Value) SettingKeys {
 	if root.Find("training.batch_size") == nil {
 		return titanSettings
 	}
-	return map[Setting]SettingKey{MicroBatch: {Path: "training.batch_size"},
+	return SettingKeys{MicroBatch: {Path: "training.batch_size"},
 		GradientCheckpointing: titanSettings[GradientCheckpointing]}
 }
 

@@ -15,7 +15,7 @@ const component = "_component_"
 // Kind is the kind of torchtune's configurations.
 var TorchtuneKind = &Kind{Name: "torchtune configuration", Flag: ConfigFlag, Program: &torchtune,
 	Marks: "checkpointer metric_logger",
-	Settings: map[Setting]SettingKey{MicroBatch: {Path: "batch_size"},
+	Settings: SettingKeys{MicroBatch: {Path: "batch_size"},
 		Accumulation:          {Path: "gradient_accumulation_steps"},
 		GradientCheckpointing: {Path: "enable_activation_checkpointing"}, FSDPOffload: {Path: "fsdp_cpu_offload"}}}
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/axolotl"
 )
 
 // A program that wraps others comes before them, as its files have their keys, too.
@@ -17,7 +18,7 @@ func init() {
 			recipe.LLaMAFactoryV1Kind,
 			recipe.SwiftKind,
 			recipe.LLaMAFactoryKind,
-			recipe.AxolotlKind,
+			axolotl.Kind,
 			recipe.NeMoKind,
 			recipe.TorchtuneKind,
 			recipe.TorchtitanKind,

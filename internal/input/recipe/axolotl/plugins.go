@@ -1,4 +1,4 @@
-package recipe
+package axolotl
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// pluginsOfAxolotl reads the plugins that change the model or the passes: src/axolotl/integrations.
-func (r *Reader) pluginsOfAxolotl() error {
+// plugins reads the plugins that change the model or the passes: src/axolotl/integrations.
+func (r *reader) plugins() error {
 	v := r.Find("plugins")
 	if v == nil {
 		return nil
@@ -16,7 +16,7 @@ func (r *Reader) pluginsOfAxolotl() error {
 		name := e.Text[strings.LastIndexByte(e.Text, '.')+1:]
 		switch {
 		case name == "KernelsPlugin":
-			if err := r.kernelsOfAxolotl(); err != nil {
+			if err := r.kernels(); err != nil {
 				return err
 			}
 		case slices.Contains(plannedPlugins, name):
@@ -31,9 +31,9 @@ func (r *Reader) pluginsOfAxolotl() error {
 // plannedPlugins change the loss and kernels that keys ask for, log, or evaluate after the training.
 var plannedPlugins = strings.Fields("LigerPlugin CutCrossEntropyPlugin SwanLabPlugin LMEvalPlugin")
 
-// kernelsOfAxolotl reads how experts run: check_experts_implementation in src/axolotl/integrations/kernels/args.py.
-func (r *Reader) kernelsOfAxolotl() error {
-	if err := r.Unplanned("its kernels keep other tensors", unplannedAxolotlKernels); err != nil {
+// kernels reads how experts run: check_experts_implementation in src/axolotl/integrations/kernels/args.py.
+func (r *reader) kernels() error {
+	if err := r.Unplanned("its kernels keep other tensors", unplannedKernels); err != nil {
 		return err
 	}
 	const key = "experts_implementation"

@@ -1,10 +1,11 @@
-package recipe
+package axolotl
 
 import (
 	"regexp"
 	"strings"
 
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe"
 )
 
 var (
@@ -12,15 +13,15 @@ var (
 	literalDot = lazyregexp.New(`\.(\+?)`)
 )
 
-// readUnfrozen reads unfrozen_parameters. A dot in a pattern is a dot, except before a plus.
-func (r *Reader) readUnfrozen() error {
+// unfrozen reads unfrozen_parameters. A dot in a pattern is a dot, except before a plus.
+func (r *reader) unfrozen() error {
 	const key = "unfrozen_parameters"
 	v := r.Find(key)
-	if !On(v) {
+	if !recipe.On(v) {
 		return nil
 	}
-	u := &Unfrozen{Place: r.Place(key)}
-	for _, e := range AsList(v).Elements {
+	u := &recipe.Unfrozen{Place: r.Place(key)}
+	for _, e := range recipe.AsList(v).Elements {
 		pattern := e.Text
 		if found := rowRange.FindStringSubmatch(pattern); found != nil {
 			pattern, u.Ranges = found[1], true
