@@ -11,12 +11,6 @@ import (
 // A script of a shell may start a training whose arguments are all on its command line. Such a command is read as a
 // document with a member for each argument. Its first member is the name of the command, with underscores.
 
-// Command is a command that trains.
-type Command struct {
-	Words string // the first ones, or the end of a path
-	Mark  string // the key that stands for the command, a mark of its kind
-}
-
 // several is the name of a script with more than one training.
 const several = "several_trainings"
 
@@ -59,13 +53,13 @@ var assignment = lazyregexp.New(`^[A-Za-z_]\w*=`)
 func trains(line []word) (name string, arguments []word) {
 	for i := range line {
 		for _, k := range kinds {
-			for _, c := range k.Commands {
-				first, second, two := strings.Cut(c.Words, " ")
+			for words, mark := range k.Commands {
+				first, second, two := strings.Cut(words, " ")
 				switch {
 				case two && line[i].text == first && i+1 < len(line) && line[i+1].text == second:
-					return c.Mark, line[i+2:]
+					return mark, line[i+2:]
 				case !two && strings.HasSuffix(line[i].text, first):
-					return c.Mark, line[i+1:]
+					return mark, line[i+1:]
 				}
 			}
 		}

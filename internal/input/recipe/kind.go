@@ -28,8 +28,9 @@ type Kind struct {
 	// Instead says what to give in place of a file that plimsoll does not read.
 	Instead string
 
-	// Commands are commands whose arguments are such a file.
-	Commands []Command
+	// Commands are commands whose arguments are such a file: their first words, or the end of a path, and the key that
+	// stands for the command, a mark of the kind.
+	Commands map[string]string
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
@@ -53,8 +54,8 @@ const ConfigFlag = "--config"
 var (
 	NeMoKind     = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
 	SeveralKind  = &Kind{Name: "script with more than one training", Marks: several}
-	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft", Commands: []Command{
-		{"megatron sft", "megatron_sft"}, {"megatron pt", "megatron_sft"}, {"megatron rlhf", "megatron_sft"}}}
+	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft", Commands: map[string]string{
+		"megatron sft": "megatron_sft", "megatron pt": "megatron_sft", "megatron rlhf": "megatron_sft"}}
 
 	AccelerateKind = &Kind{Name: "accelerate configuration in YAML", Flag: "--accelerate",
 		Marks:    "distributed_type compute_environment main_training_function num_machines",

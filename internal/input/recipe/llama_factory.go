@@ -14,7 +14,7 @@ var LLaMAFactoryKind = &Kind{Name: "LLaMA-Factory configuration", Flag: ConfigFl
 	Settings: SettingKeys{MicroBatch: TrainerKeys[MicroBatch], Accumulation: TrainerKeys[Accumulation],
 		GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		OptimizerName:         TrainerKeys[OptimizerName]},
-	Commands: []Command{{"llamafactory-cli train", "llamafactory_train"}}}
+	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train"}}
 
 func inverse(x any) any { return x != true }
 

@@ -40,7 +40,8 @@ var axolotl = recipe.Program{Name: "axolotl", Read: func(r *recipe.Reader) error
 		recipe.Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm`),
 		strict.Keys{
-			"bf16":                             strict.Text("auto", "full").Or(recipe.Switched).OrNull().Default("auto"),
+			"bf16": strict.Text("auto", "full").Or(recipe.Switched).OrNull().
+				Default("auto"),
 			"adapter":                          recipe.Worded,
 			"sequence_len":                     recipe.Counted.Default(512),
 			"micro_batch_size":                 recipe.Counted.Default(1),

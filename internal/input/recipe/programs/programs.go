@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/axolotl"
+	"plimsoll/internal/input/recipe/swift"
 )
 
 // A program that wraps others comes before them, as its files have their keys, too.
@@ -16,13 +17,13 @@ func init() {
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			recipe.LLaMAFactoryV1Kind,
-			recipe.SwiftKind,
+			swift.Kind,
 			recipe.LLaMAFactoryKind,
 			axolotl.Kind,
 			recipe.NeMoKind,
 			recipe.TorchtuneKind,
 			recipe.TorchtitanKind,
-			recipe.PresetKind,
+			swift.Preset,
 			recipe.TRLKind,
 			recipe.AccelerateKind,
 			recipe.DeepSpeedKind,
