@@ -8,6 +8,8 @@ import (
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/axolotl"
 	"plimsoll/internal/input/recipe/swift"
+	"plimsoll/internal/input/recipe/torchtitan"
+	"plimsoll/internal/input/recipe/torchtune"
 )
 
 // A program that wraps others comes before them, as its files have their keys, too.
@@ -21,8 +23,8 @@ func init() {
 			recipe.LLaMAFactoryKind,
 			axolotl.Kind,
 			recipe.NeMoKind,
-			recipe.TorchtuneKind,
-			recipe.TorchtitanKind,
+			torchtune.Kind,
+			torchtitan.Kind,
 			swift.Preset,
 			recipe.TRLKind,
 			recipe.AccelerateKind,

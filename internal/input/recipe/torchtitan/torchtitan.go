@@ -1,4 +1,5 @@
-package recipe
+// Package torchtitan reads configurations of torchtitan.
+package torchtitan
 
 import (
 	"cmp"
@@ -6,37 +7,38 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // section returns the rule of a section of torchtitan, whose other keys change no memory.
-func section(lists ...keys) strict.Rule { return object(lists...).AndOthers() }
+func section(lists ...strict.Keys) strict.Rule { return strict.Object(lists...).AndOthers() }
 
 // Kind is the kind of torchtitan's configurations.
-var TorchtitanKind = &Kind{Name: "torchtitan configuration", Flag: ConfigFlag, Program: &torchtitan,
-	Marks: "activation_checkpoint parallelism", Settings: titanSettings, SettingsOf: titanSettingsOf}
+var Kind = &recipe.Kind{Name: "torchtitan configuration", Flag: recipe.ConfigFlag, Program: &torchtitan,
+	Marks: "activation_checkpoint parallelism", Settings: settings, SettingsOf: settingsOf}
 
-var titanSettings = SettingKeys{MicroBatch: {Path: "training.local_batch_size"},
-	Accumulation:          {Follows: TrainBatch},
-	TrainBatch:            {Path: "training.global_batch_size"},
-	FSDPOffload:           {Path: "training.enable_cpu_offload"},
-	Reshard:               {Path: "parallelism.fsdp_reshard_after_forward", Says: policyOf},
-	GradientCheckpointing: {Path: "activation_checkpoint.mode", Says: modeOf},
-	TensorDegree:          {Path: "parallelism.tensor_parallel_degree", Unset: 1},
-	ContextDegree:         {Path: "parallelism.context_parallel_degree", Unset: 1},
-	ShardDegree:           {Path: "parallelism.data_parallel_shard_degree", Unset: -1},
-	PipelineDegree:        {Path: "parallelism.pipeline_parallel_degree", Unset: 1},
-	PipelineSchedule:      {Path: "parallelism.pipeline_parallel_schedule", Unset: "1F1B"},
-	PipelineMicroBatch:    {Path: "parallelism.pipeline_parallel_microbatch_size", Unset: 1},
+var settings = recipe.SettingKeys{recipe.MicroBatch: {Path: "training.local_batch_size"},
+	recipe.Accumulation:          {Follows: recipe.TrainBatch},
+	recipe.TrainBatch:            {Path: "training.global_batch_size"},
+	recipe.FSDPOffload:           {Path: "training.enable_cpu_offload"},
+	recipe.Reshard:               {Path: "parallelism.fsdp_reshard_after_forward", Says: policyOf},
+	recipe.GradientCheckpointing: {Path: "activation_checkpoint.mode", Says: modeOf},
+	recipe.TensorDegree:          {Path: "parallelism.tensor_parallel_degree", Unset: 1},
+	recipe.ContextDegree:         {Path: "parallelism.context_parallel_degree", Unset: 1},
+	recipe.ShardDegree:           {Path: "parallelism.data_parallel_shard_degree", Unset: -1},
+	recipe.PipelineDegree:        {Path: "parallelism.pipeline_parallel_degree", Unset: 1},
+	recipe.PipelineSchedule:      {Path: "parallelism.pipeline_parallel_schedule", Unset: "1F1B"},
+	recipe.PipelineMicroBatch:    {Path: "parallelism.pipeline_parallel_microbatch_size", Unset: 1},
 }
 
-// titanSettingsOf returns the keys of a file, which may have the older name of the micro batch.
-func titanSettingsOf(root *strict.Value) SettingKeys {
+// settingsOf returns the keys of a file, which may have the older name of the micro batch.
+func settingsOf(root *strict.Value) recipe.SettingKeys {
 	if root.Find("training.batch_size") == nil {
-		return titanSettings
+		return settings
 	}
-	return SettingKeys{MicroBatch: {Path: "training.batch_size"},
-		GradientCheckpointing: titanSettings[GradientCheckpointing]}
+	return recipe.SettingKeys{recipe.MicroBatch: {Path: "training.batch_size"},
+		recipe.GradientCheckpointing: settings[recipe.GradientCheckpointing]}
 }
 
 // modeOf is torchtitan's name of checkpointing.
@@ -56,42 +58,52 @@ func policyOf(x any) any {
 }
 
 // torchtitan is torchtitan's JobConfig of 2025 in TOML (torchtitan/config/job_config.py), with the older names of keys.
-var torchtitan = Program{Name: "torchtitan", Read: readTorchtitan,
-	Keys: keys{
-		"model": section(Worded.For("name flavor"), strict.List(text).OrNull().For("converters")),
-		"optimizer": section(keys{"name": Worded.Default("AdamW"),
-			"implementation": oneOf("for-loop", "foreach", "fused").Default("fused"), "fused": boolean.OrNull()},
-			Switched.For("early_step_in_backward")),
-		"training": section(Counted.For("local_batch_size batch_size"), integer.For("global_batch_size"),
-			keys{"seq_len": Counted.Default(2048), "max_norm": Measured.Default(1.),
-				"mixed_precision_param": oneOf("bfloat16", "float32").Default("bfloat16")},
-			keys{"mixed_precision_reduce": oneOf("float32"), "dtype": oneOf("float32", "bfloat16").Default("float32")},
-			Switched.For("compile enable_cpu_offload"), integer.For(`tensor_parallel_degree data_parallel_degree
+var torchtitan = recipe.Program{Name: "torchtitan",
+	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
+	Keys: strict.Merge(strict.Keys{
+		"model": section(recipe.Worded.For("name flavor"), strict.List(strict.Text()).OrNull().For("converters")),
+		"optimizer": section(strict.Keys{"name": recipe.Worded.Default("AdamW"),
+			"implementation": strict.Text("for-loop", "foreach", "fused").Default("fused"),
+			"fused":          strict.Boolean().OrNull()},
+			recipe.Switched.For("early_step_in_backward")),
+		"training": section(recipe.Counted.For("local_batch_size batch_size"), strict.Keys{
+			"seq_len":                recipe.Counted.Default(2048),
+			"max_norm":               recipe.Measured.Default(1.),
+			"mixed_precision_param":  strict.Text("bfloat16", "float32").Default("bfloat16"),
+			"mixed_precision_reduce": strict.Text("float32"),
+			"dtype":                  strict.Text("float32", "bfloat16").Default("float32")},
+			recipe.Switched.For("compile enable_cpu_offload"),
+			strict.Integer().For(`global_batch_size tensor_parallel_degree data_parallel_degree
 				data_parallel_replicate_degree data_parallel_shard_degree`)),
-		"parallelism": section(keys{"data_parallel_shard_degree": integer.Default(-1)}, integer.For(`
-			data_parallel_replicate_degree tensor_parallel_degree pipeline_parallel_degree context_parallel_degree
-			expert_parallel_degree expert_tensor_parallel_degree`), keys{
-			"pipeline_parallel_schedule":                Worded.Default("1F1B"),
-			"pipeline_parallel_schedule_csv":            text.OrNull(),
-			"pipeline_parallel_microbatch_size":         Counted.Default(1),
-			"pipeline_parallel_layers_per_stage":        Counted.OrNull(),
-			"pipeline_parallel_first_stage_less_layers": integer.Default(1),
-			"pipeline_parallel_last_stage_less_layers":  integer.Default(1),
-			"pipeline_parallel_split_points":            strict.List(text),
-			"module_fqns_per_model_part":                strict.List(strict.List(text)).OrNull(),
-			"fsdp_reshard_after_forward":                oneOf("default", "always", "never").Default("default")}),
-		"activation_checkpoint": section(keys{"mode": Worded.Default("selective"),
-			"selective_ac_option": Worded.Or(integer).Default("2")}),
-		"compile": section(Switched.For("enable"), strict.List(text).For("components")),
-		"job":     free, "profiling": free, "metrics": free, "lr_scheduler": free, "checkpoint": free, "float8": free,
-		"mx": free, "comm": free, "memory_estimation": free, "fault_tolerance": free, "validation": free,
-		"experimental": section(integer.For("pipeline_parallel_degree context_parallel_degree")),
-		"quantize":     free, "debug": free,
-	}}
+		"parallelism": section(strict.Integer().For(`data_parallel_replicate_degree tensor_parallel_degree
+			pipeline_parallel_degree context_parallel_degree expert_parallel_degree expert_tensor_parallel_degree`),
+			strict.Keys{
+				"data_parallel_shard_degree":                strict.Integer().Default(-1),
+				"pipeline_parallel_schedule":                recipe.Worded.Default("1F1B"),
+				"pipeline_parallel_schedule_csv":            strict.Text().OrNull(),
+				"pipeline_parallel_microbatch_size":         recipe.Counted.Default(1),
+				"pipeline_parallel_layers_per_stage":        recipe.Counted.OrNull(),
+				"pipeline_parallel_first_stage_less_layers": strict.Integer().Default(1),
+				"pipeline_parallel_last_stage_less_layers":  strict.Integer().Default(1),
+				"pipeline_parallel_split_points":            strict.List(strict.Text()),
+				"module_fqns_per_model_part":                strict.List(strict.List(strict.Text())).OrNull(),
+				"fsdp_reshard_after_forward": strict.Text("default", "always", "never").
+					Default("default")}),
+		"activation_checkpoint": section(strict.Keys{"mode": recipe.Worded.Default("selective"),
+			"selective_ac_option": recipe.Worded.Or(strict.Integer()).Default("2")}),
+		"compile":      section(recipe.Switched.For("enable"), strict.List(strict.Text()).For("components")),
+		"experimental": section(strict.Integer().For("pipeline_parallel_degree context_parallel_degree")),
+	}, strict.Free().For(`job profiling metrics lr_scheduler checkpoint float8 mx comm memory_estimation fault_tolerance
+		validation quantize debug`))}
 
-func readTorchtitan(r *Reader) error {
+// reader reads a configuration.
+type reader struct{ *recipe.Reader }
+
+// read reads a file.
+func (r *reader) read() error {
 	r.To.Modules, r.To.ReducesIn32 = "torchtitan", true
-	if err := cmp.Or(r.modelOfTorchtitan(), r.refuseTorchtitan()); err != nil {
+	r.model()
+	if err := r.refuse(); err != nil {
 		return err
 	}
 	r.Longest("training.seq_len")
@@ -105,10 +117,10 @@ func readTorchtitan(r *Reader) error {
 	}
 	r.Set("per_device_train_batch_size", batch, int(size))
 	if all := r.Integer("training.global_batch_size"); all > 0 {
-		r.To.GlobalBatch = &GlobalBatch{Place: r.Place("training.global_batch_size"), Sequences: int(all)}
+		r.To.GlobalBatch = &recipe.GlobalBatch{Place: r.Place("training.global_batch_size"), Sequences: int(all)}
 	}
 	r.Set("max_grad_norm", "training.max_norm", r.Number("training.max_norm"))
-	r.compileTorchtitan()
+	r.compile()
 	name := "adamw_torch"
 	if r.Word("optimizer.implementation") == "fused" && (!r.Gives("optimizer.fused") || r.Truth("optimizer.fused")) {
 		name = "adamw_torch_fused"
@@ -119,12 +131,12 @@ func readTorchtitan(r *Reader) error {
 		r.To.Weights = "bf16"
 	}
 	r.Set("bf16", "training.mixed_precision_param", r.Word("training.mixed_precision_param") == "bfloat16")
-	r.shardTorchtitan()
-	return cmp.Or(r.pipelineOfTorchtitan(), r.recomputeTorchtitan())
+	r.shard()
+	return cmp.Or(r.pipeline(), r.recompute())
 }
 
-// compileTorchtitan reads what is compiled: the model and the loss, unless components name less.
-func (r *Reader) compileTorchtitan() {
+// compile reads what is compiled: the model and the loss, unless components name less.
+func (r *reader) compile() {
 	compiles := r.Truth("training.compile") || r.Truth("compile.enable")
 	if v := r.Find("compile.components"); v != nil && compiles && !slices.Contains(v.Texts(), "model") {
 		r.Note("compile.components", "has no model: the job is planned without compilation")
@@ -133,8 +145,8 @@ func (r *Reader) compileTorchtitan() {
 	r.Set("torch_compile", "compile", compiles)
 }
 
-// pipelineOfTorchtitan reads how the model is cut into pipeline stages.
-func (r *Reader) pipelineOfTorchtitan() error {
+// pipeline reads how the model is cut into pipeline stages.
+func (r *reader) pipeline() error {
 	const p = "parallelism.pipeline_parallel_"
 	degree := int(r.Integer(p + "degree"))
 	if degree <= 1 {
@@ -146,7 +158,7 @@ func (r *Reader) pipelineOfTorchtitan() error {
 				"layers_per_stage")
 		}
 	}
-	r.To.Pipeline = &Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
+	r.To.Pipeline = &recipe.Pipeline{Place: r.Place(p + "degree"), Degree: degree, Schedule: r.Word(p + "schedule"),
 		MicroBatch: int(r.Integer(p + "microbatch_size")), LayersEach: int(r.Integer(p + "layers_per_stage")),
 		LayersLess: [2]int{int(r.Integer(p + "first_stage_less_layers")), int(r.Integer(p + "last_stage_less_layers"))}}
 	if v := r.Find("parallelism.module_fqns_per_model_part"); v != nil {
@@ -168,8 +180,8 @@ const olderDegrees = `training.tensor_parallel_degree training.data_parallel_deg
 	training.data_parallel_replicate_degree training.data_parallel_shard_degree
 	experimental.pipeline_parallel_degree experimental.context_parallel_degree`
 
-// refuseTorchtitan refuses what is not planned.
-func (r *Reader) refuseTorchtitan() error {
+// refuse refuses what is not planned.
+func (r *reader) refuse() error {
 	if v := r.Find("optimizer.name"); v != nil && v.Text != "AdamW" {
 		return r.Fault("optimizer.name", fmt.Sprintf("is %s, which is not planned yet", v), "plimsoll plans AdamW")
 	}
@@ -196,8 +208,8 @@ func (r *Reader) refuseTorchtitan() error {
 	return r.Unplanned("the optimizer steps in the backward pass", "optimizer.early_step_in_backward")
 }
 
-// modelOfTorchtitan sets the name of the model in the catalog.
-func (r *Reader) modelOfTorchtitan() error {
+// model sets the name of the model in the catalog.
+func (r *reader) model() {
 	begin := map[string]string{"llama3": "llama-3-", "qwen3": "qwen3-", "gpt_oss": "gpt-oss-",
 		"deepseek_v3": "deepseek-"}[r.Word("model.name")]
 	flavor := strings.ToLower(r.Word("model.flavor"))
@@ -213,11 +225,10 @@ func (r *Reader) modelOfTorchtitan() error {
 	if begin != "" && flavor != "" && !strings.HasPrefix(flavor, "debugmodel") {
 		r.To.Model = begin + flavor
 	}
-	return nil
 }
 
-// shardTorchtitan sets FSDP2, which several ranks have. Its default is to reshard where there is no pipeline.
-func (r *Reader) shardTorchtitan() {
+// shard sets FSDP2, which several ranks have. Its default is to reshard where there is no pipeline.
+func (r *reader) shard() {
 	const p = "parallelism."
 	policy := r.Word(p + "fsdp_reshard_after_forward")
 	reshards := policy == "always" || policy == "default" && r.Integer(p+"pipeline_parallel_degree") <= 1
@@ -227,8 +238,8 @@ func (r *Reader) shardTorchtitan() {
 	r.To.Experts = int(r.Integer(p + "expert_parallel_degree"))
 }
 
-// recomputeTorchtitan reads what the backward pass recomputes.
-func (r *Reader) recomputeTorchtitan() error {
+// recompute reads what the backward pass recomputes.
+func (r *reader) recompute() error {
 	const mode, option = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 	switch r.Word(mode) {
 	case "none":
