@@ -10,6 +10,7 @@ import (
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
 	"plimsoll/internal/input/recipe/torchtune"
+	"plimsoll/internal/input/recipe/trl"
 )
 
 // A program that wraps others comes before them, as its files have their keys, too.
@@ -26,7 +27,7 @@ func init() {
 			torchtune.Kind,
 			torchtitan.Kind,
 			swift.Preset,
-			recipe.TRLKind,
+			trl.Kind,
 			recipe.AccelerateKind,
 			recipe.DeepSpeedKind,
 			recipe.AdapterKind,

@@ -1,8 +1,10 @@
-package recipe
+package trl
 
 import (
 	"slices"
 	"strings"
+
+	"plimsoll/internal/input/recipe"
 )
 
 // The losses of TRL's trainers, beside those of DPO.
@@ -11,9 +13,9 @@ var (
 	cpoLosses      = strings.Fields("simpo alphapo")
 )
 
-// answersTRL reads what a script trains on answers. The file does not name its trainer, so the keys tell: TRL of 2026
+// answers reads what a script trains on answers. The file does not name its trainer, so the keys tell: TRL of 2026
 // has DPOTrainer, KTOTrainer and RewardTrainer, and in trl/experimental CPOTrainer and ORPOTrainer.
-func (r *Reader) answersTRL() {
+func (r *reader) answers() {
 	losses := r.List("loss_type")
 	has := func(list []string) bool {
 		return slices.ContainsFunc(losses, func(loss string) bool { return slices.Contains(list, loss) })
@@ -21,15 +23,15 @@ func (r *Reader) answersTRL() {
 	key := r.firstGiven(unpairedKeys, cpoKeys, rewardKeys, pairKeys)
 	switch {
 	case slices.Contains(strings.Fields(unpairedKeys), key) || has(unpairedLosses):
-		r.To.Answers = &Answers{Reference: true, Mismatched: !slices.Contains(losses, "apo_zero_unpaired")}
+		r.To.Answers = &recipe.Answers{Reference: true, Mismatched: !slices.Contains(losses, "apo_zero_unpaired")}
 	case slices.Contains(strings.Fields(cpoKeys), key) || has(cpoLosses):
 		alpha := r.Find("cpo_alpha")
-		r.To.Answers = &Answers{Pairs: true, CrossEntropy: alpha == nil || On(alpha)}
+		r.To.Answers = &recipe.Answers{Pairs: true, CrossEntropy: alpha == nil || recipe.On(alpha)}
 	case slices.Contains(strings.Fields(rewardKeys), key):
-		r.rewardTRL(key)
+		r.reward(key)
 		return
 	case key != "":
-		r.To.Answers = &Answers{Pairs: true, Reference: true,
+		r.To.Answers = &recipe.Answers{Pairs: true, Reference: true,
 			CrossEntropy: r.Number("rpo_alpha") > 0 || slices.Contains(losses, "sft")}
 		if slices.Equal(r.given(pairKeys), []string{"beta"}) || !r.Gives("loss_type") && !r.Gives("trl_dpo") {
 			r.Note(key, "is given, as for DPO, which is planned; ORPO has the same keys and no reference model, so it "+
@@ -43,7 +45,7 @@ func (r *Reader) answersTRL() {
 	if r.Truth("reference_free") || r.Truth("precompute_ref_log_probs") {
 		a.Reference = false
 	}
-	if m := r.Arguments.Member("use_liger_kernel"); m != nil && On(m.Value) {
+	if m := r.Arguments.Member("use_liger_kernel"); m != nil && recipe.On(m.Value) {
 		r.Note("use_liger_kernel", "is true: TRL of 2026 then computes the loss of answers without their logits, "+
 			"which takes less memory than the plan says")
 	}
@@ -54,7 +56,7 @@ func (r *Reader) answersTRL() {
 }
 
 // firstGiven returns the first key of the lists that the file gives.
-func (r *Reader) firstGiven(lists ...string) string {
+func (r *reader) firstGiven(lists ...string) string {
 	for _, list := range lists {
 		if given := r.given(list); len(given) > 0 {
 			return given[0]
@@ -64,12 +66,12 @@ func (r *Reader) firstGiven(lists ...string) string {
 }
 
 // given returns those of the keys that the file gives.
-func (r *Reader) given(list string) []string {
+func (r *reader) given(list string) []string {
 	return slices.DeleteFunc(strings.Fields(list), func(key string) bool { return !r.Gives(key) })
 }
 
-// rewardTRL reads the training of a reward model.
-func (r *Reader) rewardTRL(key string) {
+// reward reads the training of a reward model.
+func (r *reader) reward(key string) {
 	if r.Truth("use_peft") && r.Word("lora_task_type") != "SEQ_CLS" {
 		r.Note("use_peft", "is true without lora_task_type SEQ_CLS, which trains the head: the plan has it trained")
 	}
