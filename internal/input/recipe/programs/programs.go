@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/axolotl"
+	"plimsoll/internal/input/recipe/llamafactory"
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
 	"plimsoll/internal/input/recipe/torchtune"
@@ -19,9 +20,9 @@ func init() {
 		[]*recipe.Kind{recipe.SeveralKind, recipe.MegatronKind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
-			recipe.LLaMAFactoryV1Kind,
+			llamafactory.V1,
 			swift.Kind,
-			recipe.LLaMAFactoryKind,
+			llamafactory.Kind,
 			axolotl.Kind,
 			recipe.NeMoKind,
 			torchtune.Kind,

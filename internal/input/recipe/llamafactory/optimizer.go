@@ -1,16 +1,20 @@
-package recipe
+package llamafactory
 
-import "fmt"
+import (
+	"fmt"
 
-// lowRankFactory reads the keys of GaLore or of APOLLO, which begin with their names: _create_galore_optimizer and
+	"plimsoll/internal/input/recipe"
+)
+
+// lowRank reads the keys of GaLore or of APOLLO, which begin with their names: _create_galore_optimizer and
 // _create_apollo_optimizer in LLaMA-Factory's train/trainer_utils.py.
-func (r *Reader) lowRankFactory(name string) error {
-	l := &LowRank{Rank: int(r.Integer(name + "_rank")), Projection: r.Word(name + "_proj_type"),
+func (r *reader) lowRank(name string) error {
+	l := &recipe.LowRank{Rank: int(r.Integer(name + "_rank")), Projection: r.Word(name + "_proj_type"),
 		Place: r.Place("use_" + name)}
 	if name == "apollo" {
 		l.Random, l.ByChannel = r.Word("apollo_proj") == "random", r.Word("apollo_scale_type") == "channel"
 	}
-	targets := Separated(r.Value(name + "_target")).Texts()
+	targets := recipe.Separated(r.Value(name + "_target")).Texts()
 	if l.All = len(targets) == 1 && targets[0] == "all"; !l.All {
 		l.Targets, l.Head = targets, true
 	}
@@ -33,22 +37,22 @@ func (r *Reader) lowRankFactory(name string) error {
 }
 
 // baseOptimizer returns optim of TrainingArguments, or its default.
-func (r *Reader) baseOptimizer() string {
+func (r *reader) baseOptimizer() string {
 	if m := r.Arguments.Member("optim"); m != nil && m.Value.Kind == '"' {
 		return m.Value.Text
 	}
 	return "adamw_torch_fused"
 }
 
-// optimizerOfFactory reads the optimizers that LLaMA-Factory makes itself: create_custom_optimizer in
+// optimizer reads the optimizers that LLaMA-Factory makes itself: create_custom_optimizer in
 // train/trainer_utils.py, in its order.
-func (r *Reader) optimizerOfFactory() error {
+func (r *reader) optimizer() error {
 	switch {
 	case r.Truth("use_galore"):
-		return r.lowRankFactory("galore")
+		return r.lowRank("galore")
 	case r.Truth("use_apollo"):
-		return r.lowRankFactory("apollo")
-	case On(r.Find("loraplus_lr_ratio")): // the Trainer's, with a learning rate for each matrix
+		return r.lowRank("apollo")
+	case recipe.On(r.Find("loraplus_lr_ratio")): // the Trainer's, with a learning rate for each matrix
 	case r.Truth("use_badam") && r.Word("badam_mode") == "ratio":
 		return r.Fault("badam_mode", "is ratio: BAdam has sparse gradients of a part of each tensor, which is not "+
 			"planned yet", "plimsoll plans badam_mode: layer")

@@ -1,4 +1,4 @@
-package recipe
+package llamafactory
 
 import (
 	"cmp"
@@ -6,33 +6,35 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // ktKeys are the keys of KTransformers in LLaMA-Factory: KTransformersArguments in hparams/model_args.py.
 var ktKeys = strict.Merge(
-	Switched.For("use_kt kt_use_lora_experts"),
-	Worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
-	Anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
-	keys{
-		"kt_cpu_activation": oneOf("retain", "recompute").OrNull(),
-		"kt_config": object(keys{
-			"kt_backend":              Worded,
-			"kt_expert_weight_format": Worded,
-			"kt_weight_lifecycle":     oneOf("persistent", "ephemeral").OrNull().Default("persistent"),
-			"kt_threadpool_count":     Counted.Default(1),
-			"kt_max_cache_depth":      Counted.Default(2),
-			"kt_model_max_length":     Counted,
-			"kt_num_gpu_experts":      integer.Lax().OrNull(),
-		}, Switched.For("enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb kt_force_fused_expert_lora"),
-			Anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
+	recipe.Switched.For("use_kt kt_use_lora_experts"),
+	recipe.Worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
+	recipe.Anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
+	strict.Keys{
+		"kt_cpu_activation": strict.Text("retain", "recompute").OrNull(),
+		"kt_config": strict.Object(strict.Keys{
+			"kt_backend":              recipe.Worded,
+			"kt_expert_weight_format": recipe.Worded,
+			"kt_weight_lifecycle":     strict.Text("persistent", "ephemeral").OrNull().Default("persistent"),
+			"kt_threadpool_count":     recipe.Counted.Default(1),
+			"kt_max_cache_depth":      recipe.Counted.Default(2),
+			"kt_model_max_length":     recipe.Counted,
+			"kt_num_gpu_experts":      strict.Integer().Lax().OrNull(),
+		}, recipe.Switched.For(`enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb
+			kt_force_fused_expert_lora`),
+			recipe.Anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
 	})
 
 // ktBackends are the formats that kernels have weights in, by their names in lower case: backend.py.
 var ktBackends = map[string]string{"amxbf16": "bf16", "int8": "int8", "amxint8": "int8", "fp8": "fp8", "amxfp8": "fp8"}
 
 // hostExperts reads how KTransformers runs experts, if it does.
-func (r *Reader) hostExperts() error {
+func (r *reader) hostExperts() error {
 	const config = "kt_config."
 	if !r.Truth("use_kt") {
 		return nil
@@ -49,7 +51,7 @@ func (r *Reader) hostExperts() error {
 	if err := cmp.Or(err, r.refuseKT(format)); err != nil {
 		return err
 	}
-	h := &HostExperts{Place: r.Place("use_kt"), Format: format, Rank: r.Integer("lora_rank"), Pools: 1,
+	h := &recipe.HostExperts{Place: r.Place("use_kt"), Format: format, Rank: r.Integer("lora_rank"), Pools: 1,
 		Slots: r.Integer(config + "kt_max_cache_depth"), Retains: retains,
 		Tokens:          r.Integer(config + "kt_model_max_length"),
 		FromKT:          r.Gives("kt_weight_path") && format != "fp8",
@@ -65,7 +67,7 @@ func (r *Reader) hostExperts() error {
 }
 
 // ktFormat returns the format of the experts' weights: __post_init__ of KTConfig.
-func (r *Reader) ktFormat() (string, error) {
+func (r *reader) ktFormat() (string, error) {
 	const key, beside = "kt_config.kt_expert_weight_format", "kt_config.kt_backend"
 	format, backend := strings.ToLower(r.Word(key)), strings.ToLower(r.Word(beside))
 	named, known := ktBackends[backend]
@@ -85,7 +87,7 @@ func (r *Reader) ktFormat() (string, error) {
 }
 
 // refuseKT refuses what KTransformers refuses, and what is not planned.
-func (r *Reader) refuseKT(format string) error {
+func (r *reader) refuseKT(format string) error {
 	const only = ", which is not planned yet"
 	const config = "kt_config."
 	for _, c := range []struct {
@@ -113,8 +115,9 @@ func (r *Reader) refuseKT(format string) error {
 		{format != "int8" && r.Gives("kt_non_expert_weight_path"), "kt_non_expert_weight_path", "is given, which " +
 			"KTransformers supports for int8 only", "remove it"},
 		{r.Truth("use_muon") || r.Truth("use_galore") || r.Truth("use_apollo") || r.Truth("use_badam") ||
-			r.Truth("use_adam_mini") || On(r.Find("loraplus_lr_ratio")), "use_kt", "is true beside an optimizer that " +
-			"LLaMA-Factory makes: it would not get the adapters of the experts", "use one of the Trainer's"},
+			r.Truth("use_adam_mini") || recipe.On(r.Find("loraplus_lr_ratio")), "use_kt",
+			"is true beside an optimizer that LLaMA-Factory makes: it would not get the adapters of the experts",
+			"use one of the Trainer's"},
 	} {
 		if c.is {
 			return r.Fault(c.key, c.what, c.hint)

@@ -1,71 +1,79 @@
-package recipe
+package llamafactory
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // V1 is the kind of configurations of the trainer v1.
-var LLaMAFactoryV1Kind = &Kind{Name: "configuration of LLaMA-Factory's trainer v1", Flag: ConfigFlag,
+var V1 = &recipe.Kind{Name: "configuration of LLaMA-Factory's trainer v1", Flag: recipe.ConfigFlag,
 	Program: &llamaFactoryV1, Marks: "peft_config dist_config init_config quant_config kernel_config"}
 
 // llamaFactoryV1 is the configuration of LLaMA-Factory's trainer v1 of August 2026 (commit ff6d4d12):
 // src/llamafactory/v1/config, with the plugins that its sections name.
-var llamaFactoryV1 = Program{Name: "LLaMA-Factory's trainer v1", Read: readFactoryV1,
-	Keys: strict.Merge(keys{
-		"model":                           Worded.Default("Qwen/Qwen3-4B-Instruct-2507"),
-		"model_class":                     oneOf("llm", "cls", "other").OrNull().Default("llm"),
-		"flash_attn":                      oneOf("eager", "sdpa", "flash_attention_2").OrNull().Default("sdpa"),
-		"micro_batch_size":                Counted.Default(1),
-		"cutoff_len":                      Counted.Default(2048),
-		"max_grad_norm":                   Measured.Default(1.),
-		"bf16":                            Switched.Default(true),
-		"enable_activation_checkpointing": Switched.Default(true),
-		"cp_size":                         Counted.Default(1),
-		"mp_replicate_size":               Counted.Default(1),
-		"dist_config": object(keys{"name": Worded.Default("fsdp2"), "config_file": Worded},
-			Anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
-		"peft_config": object(keys{"name": Worded.Default("lora"), "r": Counted.Default(8),
-			"lora_alpha": Measured.Default(16.), "lora_dropout": Measured.Default(.05), "target_modules": NameOrNames,
-			"modules_to_save":               NameOrNames,
-			"freeze_trainable_layers":       integer.Lax().OrNull().Default(2),
-			"cast_trainable_params_to_fp32": Switched.Default(true)},
-			Anything.For("adapter_name_or_path use_rslora use_dora freeze_trainable_modules freeze_extra_modules")).
-			AndOthers().OrNull(),
-		"kernel_config": object(keys{"name": Worded.Default("auto")}).AndOthers().OrNull(),
-		"init_config":   object(keys{"name": Worded.Default("init_on_default")}).AndOthers().OrNull(),
-		"optim_config":  object(keys{"name": Worded.Default("adamw")}).AndOthers().OrNull(),
-		"quant_config": object(keys{"name": Worded.Default("bnb"), "quantization_bit": Counted.Default(4),
-			"compute_dtype": Worded.Default("float16"), "double_quantization": Switched.Default(true),
-			"quantization_type": oneOf("fp4", "nf4").OrNull().Default("nf4")}).AndOthers().OrNull(),
-		"global_batch_size": Counted.OrNull(),
-	}, Anything.For(`learning_rate num_train_epochs max_steps batching_strategy batching_workers
-		dp_size cp_mode mp_shard_size dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint
-		save_steps save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_loss pref_beta pref_ftx simpo_gamma
-		dpo_label_smoothing ld_alpha output_dir custom_chat_template trust_remote_code train_dataset eval_dataset
-		sample_backend max_new_tokens`))}
+var llamaFactoryV1 = recipe.Program{Name: "LLaMA-Factory's trainer v1",
+	Read: func(r *recipe.Reader) error { return (&readerV1{r}).read() },
+	Keys: strict.Merge(strict.Keys{
+		"model":                           recipe.Worded.Default("Qwen/Qwen3-4B-Instruct-2507"),
+		"model_class":                     strict.Text("llm", "cls", "other").OrNull().Default("llm"),
+		"flash_attn":                      strict.Text("eager", "sdpa", "flash_attention_2").OrNull().Default("sdpa"),
+		"micro_batch_size":                recipe.Counted.Default(1),
+		"cutoff_len":                      recipe.Counted.Default(2048),
+		"max_grad_norm":                   recipe.Measured.Default(1.),
+		"bf16":                            recipe.Switched.Default(true),
+		"enable_activation_checkpointing": recipe.Switched.Default(true),
+		"cp_size":                         recipe.Counted.Default(1),
+		"mp_replicate_size":               recipe.Counted.Default(1),
+		"dist_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("fsdp2"), "config_file": recipe.Worded},
+			recipe.Anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
+		"peft_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("lora"), "r": recipe.Counted.Default(8),
+			"lora_alpha": recipe.Measured.Default(16.), "lora_dropout": recipe.Measured.Default(.05),
+			"target_modules":                recipe.NameOrNames,
+			"modules_to_save":               recipe.NameOrNames,
+			"freeze_trainable_layers":       strict.Integer().Lax().OrNull().Default(2),
+			"cast_trainable_params_to_fp32": recipe.Switched.Default(true)},
+			recipe.Anything.For(`adapter_name_or_path use_rslora use_dora freeze_trainable_modules
+				freeze_extra_modules`)).AndOthers().OrNull(),
+		"kernel_config": strict.Object(recipe.Worded.Default("auto").For("name")).AndOthers().OrNull(),
+		"init_config":   strict.Object(recipe.Worded.Default("init_on_default").For("name")).AndOthers().OrNull(),
+		"optim_config":  strict.Object(recipe.Worded.Default("adamw").For("name")).AndOthers().OrNull(),
+		"quant_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("bnb"),
+			"quantization_bit": recipe.Counted.Default(4),
+			"compute_dtype":    recipe.Worded.Default("float16"), "double_quantization": recipe.Switched.Default(true),
+			"quantization_type": strict.Text("fp4", "nf4").OrNull().Default("nf4")}).AndOthers().OrNull(),
+		"global_batch_size": recipe.Counted.OrNull(),
+	}, recipe.Ignored(ignoredV1))}
 
-func readFactoryV1(r *Reader) error {
+//go:embed ignored_v1.txt
+var ignoredV1 string
+
+// readerV1 reads a configuration.
+type readerV1 struct{ *recipe.Reader }
+
+// read reads a file.
+func (r *readerV1) read() error {
 	r.Model("model")
 	if !r.Gives("train_dataset") {
 		return r.Fault("model", "is given without train_dataset: this file exports or generates, and trains nothing",
 			"give the file of a training")
 	}
-	if err := r.refuseFactoryV1(); err != nil {
+	if err := r.refuse(); err != nil {
 		return err
 	}
 	r.Longest("cutoff_len")
 	r.Note("model", "is trained as by 'llamafactory-cli sft': 'dpo' and 'rm' take the same files, and other memory")
-	Give(r.Arguments, "per_device_train_batch_size", r.At("micro_batch_size"), r.Value("micro_batch_size"))
+	recipe.Give(r.Arguments, "per_device_train_batch_size", r.At("micro_batch_size"), r.Value("micro_batch_size"))
 	const all = "global_batch_size"
 	switch v := r.Find("batching_strategy"); {
 	case r.Integer(all) == 0:
 	case v == nil || v.Text == "normal":
-		r.To.GlobalBatch = &GlobalBatch{Place: r.Place(all), Sequences: int(r.Integer(all))}
+		r.To.GlobalBatch = &recipe.GlobalBatch{Place: r.Place(all), Sequences: int(r.Integer(all))}
 	default:
 		r.Note(all, "makes several micro batches of a step, and one is planned: give --grad-accum")
 	}
@@ -77,9 +85,9 @@ func readFactoryV1(r *Reader) error {
 	const checkpointing = "enable_activation_checkpointing"
 	r.Set("gradient_checkpointing", checkpointing, r.Truth(checkpointing))
 	kwargs := &strict.Value{Kind: '{'}
-	Give(kwargs, "use_reentrant", -1, strict.Of(false))
-	Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(checkpointing), kwargs)
-	r.To.Attention = Attentions[r.Word("flash_attn")]
+	recipe.Give(kwargs, "use_reentrant", -1, strict.Of(false))
+	recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(checkpointing), kwargs)
+	r.To.Attention = recipe.Attentions[r.Word("flash_attn")]
 	if r.To.Attention == "" {
 		r.To.Attention = r.Word("flash_attn")
 	}
@@ -87,12 +95,12 @@ func readFactoryV1(r *Reader) error {
 	if r.Word("kernel_config.name") == "liger_kernel" {
 		r.To.LigerModules = true
 	}
-	r.shardFactoryV1()
-	return cmp.Or(r.quantizeFactoryV1(), r.adaptFactoryV1())
+	r.shard()
+	return cmp.Or(r.quantize(), r.adapt())
 }
 
-// refuseFactoryV1 refuses what changes memory and is not planned.
-func (r *Reader) refuseFactoryV1() error {
+// refuse refuses what changes memory and is not planned.
+func (r *readerV1) refuse() error {
 	const only = ", which is not planned yet"
 	for _, c := range []struct{ key, section, want, hint string }{
 		{"model_class", "model_class", "llm", "plimsoll plans llm"},
@@ -104,52 +112,52 @@ func (r *Reader) refuseFactoryV1() error {
 		{"kernel_config.name", "kernel_config", "auto liger_kernel", "plimsoll plans auto and liger_kernel"},
 		{"init_config.name", "init_config", "init_on_default init_on_rank0 init_on_meta", ""},
 	} {
-		if word := r.Word(c.key); On(r.Find(c.section)) && !slices.Contains(strings.Fields(c.want), word) {
+		if word := r.Word(c.key); recipe.On(r.Find(c.section)) && !slices.Contains(strings.Fields(c.want), word) {
 			return r.Fault(c.key, fmt.Sprintf("is %q%s", word, only), c.hint)
 		}
 	}
 	const context = "cp_size"
-	switch sharded := On(r.Find("dist_config")) && r.Word("dist_config.name") == "fsdp2"; {
+	switch sharded := recipe.On(r.Find("dist_config")) && r.Word("dist_config.name") == "fsdp2"; {
 	case r.Integer(context) > 1 && !sharded: // base_trainer.py
 		return r.Fault(context, "is above 1: context parallelism requires dist_config.name: fsdp2", "add dist_config")
 	case r.Integer("mp_replicate_size") > 1 && !sharded:
 		return r.Fault("mp_replicate_size", "is above 1 without dist_config.name: fsdp2"+only, "add dist_config")
-	case r.Integer(context) > 1 && On(r.Find("peft_config")):
+	case r.Integer(context) > 1 && recipe.On(r.Find("peft_config")):
 		r.Note(context, "is above 1: adapters see a part of the sequence, as the rest of a block does")
 	}
 	return r.Unplanned("training goes on with an adapter whose adapter_config.json says its rank",
 		"peft_config.adapter_name_or_path")
 }
 
-// shardFactoryV1 reads the types of weights and how they are divided: _init_model in core/model_engine.py, and
+// shard reads the types of weights and how they are divided: _init_model in core/model_engine.py, and
 // plugins/trainer_plugins/distributed.
-func (r *Reader) shardFactoryV1() {
-	if !On(r.Find("peft_config")) {
+func (r *readerV1) shard() {
+	if !recipe.On(r.Find("peft_config")) {
 		r.To.Weights = "fp32" // model.to(torch.float32)
 	}
 	switch {
-	case !On(r.Find("dist_config")):
+	case !recipe.On(r.Find("dist_config")):
 	case r.Word("dist_config.name") == "deepspeed":
 		r.Pass("dist_config.config_file", "deepspeed")
 		r.Set("bf16", "bf16", r.Truth("bf16"))
 	default:
 		reshards, offloads := r.Find("dist_config.reshard_after_forward"), r.Find("dist_config.offload_params")
-		r.ShardFSDP2("dist_config", reshards == nil || On(reshards), On(offloads), "FULL_STATE_DICT")
+		r.ShardFSDP2("dist_config", reshards == nil || recipe.On(reshards), recipe.On(offloads), "FULL_STATE_DICT")
 		r.To.SeveralOnly = false
 		r.Set("bf16", "bf16", r.Truth("bf16"))
 		r.To.ReducesIn32 = true
-		r.To.Parallelism = &Parallelism{Replicate: int(r.Integer("mp_replicate_size")), Tensor: 1, Sequence: 1,
+		r.To.Parallelism = &recipe.Parallelism{Replicate: int(r.Integer("mp_replicate_size")), Tensor: 1, Sequence: 1,
 			Context: int(r.Integer("cp_size")), Ulysses: true}
 		r.To.LoadsOnGPU = r.Word("init_config.name") == "init_on_default"
-		r.To.UnitsAtEnds = &UnitsAtEnds{Embedding: true}
+		r.To.UnitsAtEnds = &recipe.UnitsAtEnds{Embedding: true}
 	}
 }
 
-// quantizeFactoryV1 reads the quantization: plugins/model_plugins/quantization.py.
-func (r *Reader) quantizeFactoryV1() error {
+// quantize reads the quantization: plugins/model_plugins/quantization.py.
+func (r *readerV1) quantize() error {
 	const key = "quant_config.quantization_bit"
 	switch {
-	case !On(r.Find("quant_config")):
+	case !recipe.On(r.Find("quant_config")):
 		return nil
 	case r.Integer(key) == 8:
 		return r.Quantize(key, map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
@@ -163,14 +171,14 @@ func (r *Reader) quantizeFactoryV1() error {
 		"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": computed})
 }
 
-// adaptFactoryV1 reads the adapter: plugins/model_plugins/peft.py.
-func (r *Reader) adaptFactoryV1() error {
+// adapt reads the adapter: plugins/model_plugins/peft.py.
+func (r *readerV1) adapt() error {
 	const section = "peft_config."
-	if !On(r.Find("peft_config")) {
+	if !recipe.On(r.Find("peft_config")) {
 		return nil
 	}
 	if r.Word(section+"name") == "freeze" {
-		r.freezePart(section)
+		freezePart(r.Reader, section)
 		r.To.Freeze.Widens, r.To.Freeze.BeforeSharding = r.Truth(section+"cast_trainable_params_to_fp32"), true
 		return nil
 	}
@@ -180,7 +188,8 @@ func (r *Reader) adaptFactoryV1() error {
 	}
 	r.To.AddsInFull = true // peft 0.18
 	return r.Adapt("peft_config", map[string]*strict.Value{"r": r.Value(section + "r"),
-		"lora_alpha": r.Value(section + "lora_alpha"), "target_modules": OneName(AsList(targets)),
+		"lora_alpha": r.Value(section + "lora_alpha"), "target_modules": recipe.OneName(recipe.AsList(targets)),
 		"lora_dropout": r.Value(section + "lora_dropout"), "use_rslora": r.Find(section + "use_rslora"),
-		"use_dora": r.Find(section + "use_dora"), "modules_to_save": AsList(r.Find(section + "modules_to_save"))})
+		"use_dora":        r.Find(section + "use_dora"),
+		"modules_to_save": recipe.AsList(r.Find(section + "modules_to_save"))})
 }
