@@ -10,11 +10,11 @@ import (
 // fieldsWithoutMemory lists the fields of recipe that no other package reads, and why a plan and a rehearsal are
 // right without them.
 var fieldsWithoutMemory = map[string]string{
-	"Adapter.Alpha Adapter.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
+	"LoRA.Alpha LoRA.RankScaled Adapter.BaseModel Adapter.FanInFanOut": "scales products, " +
 		"names the model, says how weights lie",
-	"Adapter.Weights Adapter.SaveProjection":   "how an adapter begins, and what its file has",
-	"Adapter.ModulesToSave Adapter.Rank":       "read by Adapter.Copies and Adapter.RankOf",
-	"Adapter.Blocks Adapter.BlockSize":         "read by Adapter.OFTBlocks",
+	"LoRA.Weights Adapter.SaveProjection":      "how an adapter begins, and what its file has",
+	"Adapter.ModulesToSave LoRA.Rank":          "read by Adapter.Copies and Adapter.RankOf",
+	"OFT.Blocks OFT.BlockSize":                 "read by Adapter.OFTBlocks",
 	"LowRank.Head LowRank.All LowRank.Targets": "read by LowRank.Has",
 	"Unfrozen.Patterns":                        "read by Unfrozen.Has",
 

@@ -16,15 +16,10 @@ type Adapter struct {
 	File string
 	Type string // "LORA", "ADALORA", "IA3", "VERA", "OFT", "LN_TUNING", "PROMPT_TUNING", "PREFIX_TUNING" or "P_TUNING"
 
-	Rank        int // of LORA and VERA; of ADALORA the initial rank
-	Alpha       float64
-	Dropout     float64
-	DoRA        bool
-	RankScaled  bool   // use_rslora
+	LoRA
+	OFT
 	Bias        string // which biases of the model are trained: "none", "all" or "lora_only"
-	LoRABias    bool   // B has a bias
 	FanInFanOut bool
-	Weights     string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
 
 	// TargetsHint says how targets are given to an adapter that no file describes.
 	TargetsHint string
@@ -47,11 +42,6 @@ type Adapter struct {
 
 	SaveProjection bool // of VERA: the shared matrices are saved, too
 
-	// Blocks is the number of blocks of OFT's rotations, or 0: then BlockSize is their size. Terms is the length of the
-	// Neumann series in place of an inverse, 0 for none.
-	Blocks, BlockSize, Terms int
-	SharesBlock              bool // all blocks are one
-
 	BaseModel string
 	Notes     []Note
 
@@ -60,6 +50,24 @@ type Adapter struct {
 	layers                         layers
 	ranks                          []pattern
 	place, parametersPlace         fault.Position // of target_modules and of target_parameters
+}
+
+// LoRA is what adapters of low rank have.
+type LoRA struct {
+	Rank       int // of LORA and VERA; of ADALORA the initial rank
+	Alpha      float64
+	Dropout    float64
+	DoRA       bool
+	RankScaled bool   // use_rslora
+	LoRABias   bool   // B has a bias
+	Weights    string // init_lora_weights: "true", "false", "gaussian", "pissa", ...
+}
+
+// OFT is what rotations have. Blocks is their number of blocks, or 0: then BlockSize is their size. Terms is the length
+// of the Neumann series in place of an inverse, 0 for none.
+type OFT struct {
+	Blocks, BlockSize, Terms int
+	SharesBlock              bool // all blocks are one
 }
 
 // LoadAdapter reads the file at path.

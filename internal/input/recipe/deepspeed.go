@@ -20,45 +20,18 @@ import (
 type DeepSpeed struct {
 	File string
 
-	ZeROStage         int      `key:"zero_optimization.stage"`
-	Sizes             Sizes    `key:"zero_optimization"`
-	TensorParallel    int      `key:"tensor_parallel.autotp_size"` // 0 = not given
-	SequenceParallel  int      `key:"sequence_parallel_size"`      // ranks that share a sequence (Ulysses)
-	OverlapReduction  bool     // overlap_comm: a second reduce bucket
-	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
-	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
-	ZenFlow           *ZenFlow `key:"zero_optimization.zenflow"` // nil when the file has none
+	ZeRO  `key:""`
+	Types `key:""`
 
-	// Precision is BF16, F16 or F32. It is Invalid if the file leaves it to the
-	// trainer's arguments ("auto").
-	Precision dtype.Type
-	// LowPrecisionMaster keeps master weights and gradients in Precision
-	// (fp16_master_weights_and_grads, bf16_master_weights_and_grads).
-	// LowPrecisionState keeps the optimizer's moments in it, too.
-	LowPrecisionMaster bool
-	LowPrecisionState  bool
-	LossScale          LossScale `key:"fp16"` // for F16 or Invalid Precision; else zero
-
+	TensorParallel   int        `key:"tensor_parallel.autotp_size"` // 0 = not given
+	SequenceParallel int        `key:"sequence_parallel_size"`      // ranks that share a sequence (Ulysses)
 	Optimizer        *Optimizer // nil when the file has none
 	GradientClipping float64    `key:"gradient_clipping"` // the largest norm; 0 = off
-	// GradientAccumulationDType is Invalid if the file has none. Then gradients
-	// accumulate in their own type.
-	GradientAccumulationDType dtype.Type
-	// Communication is the type that gradients are reduced in, Invalid if the file has none: then it is Precision.
-	Communication dtype.Type
-	// SequenceCommunication replaces Communication where ranks share a sequence.
-	SequenceCommunication dtype.Type
-	// Autocast is the type of torch_autocast, Invalid without. Weights of linear modules are then gathered and reduced
-	// in it, unless AutocastsOthers names other modules.
-	Autocast                   dtype.Type
-	AutocastsOthers            bool
-	Batch                      Batch `key:""`
+	Batch            Batch      `key:""`
+
 	PipelineCheckpoints        int64 `key:"pipeline.activation_checkpoint_interval"` // layers of a checkpoint; 0 is none
 	PipelineReentrant          bool  `key:"pipeline.use_reentrant"`                  // the way of these checkpoints
 	CheckpointActivationsOnCPU bool  `key:"activation_checkpointing.cpu_checkpointing"`
-	QuantizedGather            bool  `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
-	EfficientLinear            bool  `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
-	GatherOnSave               bool  `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
 
 	// Auto lists the keys with the value "auto", as sorted dotted paths.
 	Auto []string
@@ -74,6 +47,43 @@ type DeepSpeed struct {
 	release    version.Version        // of DeepSpeed
 	numbers    map[string]givenNumber // by key: of the batch and gradient_clipping
 	elasticity fault.Position         // zero when it is off
+}
+
+// ZeRO is how states, gradients and parameters are sharded and offloaded.
+type ZeRO struct {
+	ZeROStage         int      `key:"zero_optimization.stage"`
+	Sizes             Sizes    `key:"zero_optimization"`
+	OverlapReduction  bool     // overlap_comm: a second reduce bucket
+	OffloadOptimizer  Offload  `key:"zero_optimization.offload_optimizer"`
+	OffloadParameters Offload  `key:"zero_optimization.offload_param"`
+	ZenFlow           *ZenFlow `key:"zero_optimization.zenflow"`                 // nil when the file has none
+	QuantizedGather   bool     `key:"zero_optimization.zero_quantized_weights"`  // of ZeRO-3: in 8 bits
+	EfficientLinear   bool     `key:"zero_optimization.memory_efficient_linear"` // of ZeRO-3, under autocast
+	GatherOnSave      bool     `key:"zero_optimization.stage3_gather_16bit_weights_on_model_save"`
+}
+
+// Types are the types of weights, gradients and states, and what is computed and sent in.
+type Types struct {
+	// Precision is BF16, F16 or F32. It is Invalid if the file leaves it to the
+	// trainer's arguments ("auto").
+	Precision dtype.Type
+	// LowPrecisionMaster keeps master weights and gradients in Precision
+	// (fp16_master_weights_and_grads, bf16_master_weights_and_grads).
+	// LowPrecisionState keeps the optimizer's moments in it, too.
+	LowPrecisionMaster bool
+	LowPrecisionState  bool
+	LossScale          LossScale `key:"fp16"` // for F16 or Invalid Precision; else zero
+	// GradientAccumulationDType is Invalid if the file has none. Then gradients
+	// accumulate in their own type.
+	GradientAccumulationDType dtype.Type
+	// Communication is the type that gradients are reduced in, Invalid if the file has none: then it is Precision.
+	Communication dtype.Type
+	// SequenceCommunication replaces Communication where ranks share a sequence.
+	SequenceCommunication dtype.Type
+	// Autocast is the type of torch_autocast, Invalid without. Weights of linear modules are then gathered and reduced
+	// in it, unless AutocastsOthers names other modules.
+	Autocast        dtype.Type
+	AutocastsOthers bool
 }
 
 // givenNumber is a number of the file.

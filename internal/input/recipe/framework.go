@@ -10,8 +10,8 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// Framework is a configuration of a program that makes the model and the Trainer itself: LLaMA-Factory, axolotl,
-// ms-swift, torchtune, torchtitan, or TRL's scripts. It says what several files say of other jobs.
+// Framework is a configuration of a program that makes the model and the Trainer itself, such as LLaMA-Factory. It says
+// what several files say of other jobs.
 type Framework struct {
 	File string
 
@@ -19,34 +19,31 @@ type Framework struct {
 	Training     *Training
 	Adapter      *Adapter      // nil without
 	Quantization *Quantization // nil without
-	Packed       string        // "gptq" where the model has to have weights in it, "" for any
 	Sequence     int           // tokens, at most
-	Attention    string        // "" = the default of transformers, or "sdpa", "flash" or "eager"
-	FusedLoss    bool
-	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
-	Rewards bool
-	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
-	TokenLabels int64
-	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
-	ValueHead bool
-	Answers   *Answers // what is trained on answers, nil for a language model's loss
-	Freeze    *Freeze  // the part of the model that is trained, nil for all of it
+	// MostPixels is the size that the program scales larger images down to, 0 without.
+	MostPixels int64
+
 	Optimizer string   // "" = what Training says
 	LowRank   *LowRank // of GaLore and APOLLO where Optimizer is one of them
-	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
-	LossTwice bool
-	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
-	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.
-	Diverges, WeighsEntropy bool
-	Judge                   string
-	LigerModules            bool // modules of liger-kernel, and the loss of the logits
-	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
-	LoadsOnGPU bool
-	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of
-	// models, nil for all.
-	RouterLoss   bool
-	RouterLossOf []string
+	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
+	StepsInBackward bool
 
+	Loading
+	Trained
+	Loss
+	Passes
+	Sharding
+	Tricks
+
+	Notes []Note
+
+	place fault.Position // of the model's name
+}
+
+// Loading says in which form a program loads the model.
+type Loading struct {
+	Modules string // the library of the model's modules, "" for transformers
+	Packed  string // "gptq" where the model has to have weights in it, "" for any
 	// Weights is the type that the weights are loaded in, "" for the type that they were published in. TrainedIn32 says
 	// when trained weights are converted to fp32.
 	Weights          string
@@ -55,47 +52,78 @@ type Framework struct {
 	// AddsInFull says that the program's PEFT is older than 0.21: the product of an adapter of a parameter is made in
 	// full before it is added.
 	AddsInFull bool
-	// UnitsAtEnds are those of a program that divides the model into units of FSDP2 itself, in place of accelerate. It
-	// is nil for others.
-	UnitsAtEnds *UnitsAtEnds
+	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
+	LoadsOnGPU bool
+}
+
+// Trained says which part of the model a program trains.
+type Trained struct {
+	Freeze   *Freeze   // nil for all of it
+	Unfrozen *Unfrozen // nil if all parameters are trained
+	Freezes  *Freezes  // the parts of multimodal models that are not trained, nil without
+}
+
+// Loss says what a program trains the model for, and how it computes the loss.
+type Loss struct {
+	Answers *Answers // what is trained on answers, nil for a language model's loss
+	// Rewards says that the program trains a reward model on pairs of answers. A micro batch counts pairs.
+	Rewards bool
+	// TokenLabels is the number of labels of every token that a process reward model is trained on, 0 if none is.
+	TokenLabels int64
+	// ValueHead says that a reward model keeps its language model's head, beside one with an output for every token.
+	ValueHead    bool
+	FusedLoss    bool
+	LigerModules bool // modules of liger-kernel, and the loss of the logits
+	// LossTwice says that the program computes the loss from the logits of a model that has computed its own.
+	LossTwice bool
+	// Diverges says that the loss has the divergence from a frozen model, which is Judge, or "" for the model as it was
+	// loaded. WeighsEntropy says that it weights tokens by an entropy of the logits.
+	Diverges, WeighsEntropy bool
+	Judge                   string
+	// RouterLoss says that the program has the model output the logits of its routers, for RouterLossOf: types of
+	// models, nil for all.
+	RouterLoss   bool
+	RouterLossOf []string
+}
+
+// Passes says how a program runs the passes of the model.
+type Passes struct {
+	Attention string // "" = the default of transformers, or "sdpa", "flash" or "eager"
+	Recompute string // "" = what Training says
 	// FSDP2WithoutReentrant says that FSDP2 turns reentrant checkpointing off.
 	FSDP2WithoutReentrant bool
+	QAT                   *QAT // nil without
+	// Offloading says which activations wait on the host for the backward pass, nil if none does.
+	Offloading *Offloading
+}
 
-	// Freezes are the parts of multimodal models that the program does not train, nil without.
-	Freezes *Freezes
-	// MostPixels is the size that the program scales larger images down to, 0 without.
-	MostPixels int64
-
+// Sharding says how a program divides the model and the batch among ranks.
+type Sharding struct {
 	Pipeline    *Pipeline    // nil without
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	Experts     int          // ranks that divide the experts, 0 or 1 without
 	GlobalBatch *GlobalBatch // nil where the file says accumulation
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
-	ReducesIn32 bool      // FSDP reduces gradients in fp32
-	Modules     string    // the library of the model's modules, "" for transformers
-	Recompute   string    // "" = what Training says
-	QAT         *QAT      // nil without
-	Unfrozen    *Unfrozen // nil if all parameters are trained
-	// ScattersExperts says that axolotl's kernels of ScatterMoE run fused experts.
+	ReducesIn32 bool // FSDP reduces gradients in fp32
+	// UnitsAtEnds are those of a program that divides the model into units of FSDP2 itself, in place of accelerate. It
+	// is nil for others.
+	UnitsAtEnds *UnitsAtEnds
+}
+
+// Tricks are what one program alone does with the model: axolotl, but for HostExperts.
+type Tricks struct {
+	// ScattersExperts says that kernels of ScatterMoE run fused experts.
 	ScattersExperts bool
-	TilesMLP        *Tiles // nil without
 	// LinearizesExperts says that each of Llama 4's experts has linear modules.
 	LinearizesExperts bool
-	// WidensNorms says that norms, embeddings and the head are kept in fp32.
-	WidensNorms bool
 	// QuantizesExperts says that the parameters that hold all experts of a layer are quantized, too.
 	QuantizesExperts bool
-	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
-	StepsInBackward bool
+	// WidensNorms says that norms, embeddings and the head are kept in fp32.
+	WidensNorms bool
+	TilesMLP    *Tiles // nil without
 	// HostExperts says how KTransformers runs the experts, nil if they are a part of the model on the GPU.
 	HostExperts *HostExperts
-	// Offloading says which activations wait on the host for the backward pass, nil if none does.
-	Offloading *Offloading
-
-	Notes []Note
-
-	place fault.Position // of the model's name
 }
 
 // Pipeline says how the model is cut into pipeline stages.

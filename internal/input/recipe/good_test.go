@@ -22,19 +22,20 @@ func defaults() DeepSpeed {
 	parameters := none
 	parameters.Buffers, parameters.BufferElements, parameters.HeldElements, parameters.Ratio = 5, 1e8, 1e9, 0
 	return DeepSpeed{
-		Sizes: Sizes{
-			ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
-			PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
-			Group: -1, SecondaryPartition: 1,
+		ZeRO: ZeRO{
+			Sizes: Sizes{
+				ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
+				PersistentParameter: 1e5, PersistentModel: math.MaxInt64, LiveParameters: 1e9, ReuseDistance: 1e9,
+				Group: -1, SecondaryPartition: 1,
+			},
+			EfficientLinear:   true,
+			OffloadOptimizer:  none,
+			OffloadParameters: parameters,
 		},
-		PipelineReentrant:     true,
-		SequenceParallel:      1,
-		SequenceCommunication: dtype.F32,
-		EfficientLinear:       true,
-		OffloadOptimizer:      none,
-		OffloadParameters:     parameters,
-		Precision:             dtype.F32,
-		GradientClipping:      1,
+		Types:             Types{Precision: dtype.F32, SequenceCommunication: dtype.F32},
+		PipelineReentrant: true,
+		SequenceParallel:  1,
+		GradientClipping:  1,
 	}
 }
 
