@@ -1,0 +1,88 @@
+package plimsoll
+
+import (
+	"go/ast"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const recipeFolder = "internal/input/recipe"
+
+// programsOfRecipe returns the folders of package recipe that read the files of one program, by the names that the
+// program may have in Go.
+func programsOfRecipe(t *testing.T) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(recipeFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders := map[string]string{"factory": "llamafactory", "llama-factory": "llamafactory", "ms-swift": "swift"}
+	for _, e := range entries {
+		if e.IsDir() && !slices.Contains([]string{"programs", "strict", "testdata"}, e.Name()) {
+			folders[e.Name()] = e.Name()
+		}
+	}
+	if len(folders) < 9 {
+		t.Fatalf("only %d names of programs were found", len(folders))
+	}
+	return folders
+}
+
+// filesOfRecipe returns the files of package recipe and of those below it, without tests.
+func filesOfRecipe(t *testing.T) []goFile {
+	t.Helper()
+	return slices.DeleteFunc(slices.Clone(goFiles(t)), func(f goFile) bool {
+		return f.isTest() || !strings.HasPrefix(f.name, recipeFolder+"/")
+	})
+}
+
+// TestProgramsHavePackages: what recipe does for one program stands in the package of that program. So no function
+// elsewhere has the program as the end of its name, and no switch asks for its name.
+func TestProgramsHavePackages(t *testing.T) {
+	folders := programsOfRecipe(t)
+	for _, source := range filesOfRecipe(t) {
+		refuse := func(n ast.Node, name string, is func(name, program string) bool) {
+			for program, folder := range folders {
+				if is(strings.ToLower(name), program) && folder != filepath.Base(filepath.Dir(source.name)) {
+					t.Errorf("%s: %s is of one program: move it to %s/%s", positions.Position(n.Pos()), name,
+						recipeFolder, folder)
+				}
+			}
+		}
+		ast.Inspect(source.tree, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				refuse(n, n.Name.Name, strings.HasSuffix)
+			case *ast.CaseClause:
+				for _, e := range n.List {
+					if literal, is := e.(*ast.BasicLit); is && literal.Kind == token.STRING {
+						refuse(e, strings.Trim(literal.Value, "`\""), strings.EqualFold)
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
+// TestStructsOfRecipeAreInParts: a struct with more fields than a screen shows has parts. Megatron has the arguments of
+// one program, by their names.
+func TestStructsOfRecipeAreInParts(t *testing.T) {
+	for _, source := range filesOfRecipe(t) {
+		ast.Inspect(source.tree, func(n ast.Node) bool {
+			spec, isType := n.(*ast.TypeSpec)
+			if !isType || spec.Name.Name == "Megatron" {
+				return true
+			}
+			if s, isStruct := spec.Type.(*ast.StructType); isStruct && s.Fields.NumFields() > 25 {
+				t.Errorf("%s: %s has %d fields, expected at most 25: embed parts", positions.Position(spec.Pos()),
+					spec.Name.Name, s.Fields.NumFields())
+			}
+			return true
+		})
+	}
+}
