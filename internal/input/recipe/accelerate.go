@@ -155,7 +155,7 @@ func (r *accelerateReader) fill(a *Accelerate, kind string) error {
 			"%d on each",
 			a.Processes, a.Machines, a.Processes/a.Machines))
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{r.Word("compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
 		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
@@ -254,16 +254,16 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 }
 
 func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
-	var list []conflict // accelerate would ignore these keys: _deepspeed_config_checks
+	var list []strict.Conflict // accelerate would ignore these keys: _deepspeed_config_checks
 	for _, k := range pluginKeys {
-		list = append(list, conflict{r.Gives(section + k.key), section + k.key,
+		list = append(list, strict.Conflict{r.Gives(section + k.key), section + k.key,
 			"is given beside deepspeed_config_file, so accelerate would ignore it",
 			"remove it, and set it in the file"})
 	}
-	list = append(list, conflict{r.Gives("mixed_precision"), "mixed_precision",
+	list = append(list, strict.Conflict{r.Gives("mixed_precision"), "mixed_precision",
 		"is given beside deepspeed_config_file, so accelerate would ignore it",
 		`remove it, and enable "bf16" or "fp16" in the file`})
-	if err := refuse(r.Reader, list); err != nil {
+	if err := r.Refuse(list); err != nil {
 		return nil, err
 	}
 	path, err := companion(r.Reader, section+"deepspeed_config_file")
@@ -291,7 +291,7 @@ func (r *accelerateReader) parallelism(a *Accelerate) error {
 	p := &Parallelism{}
 	r.Section("parallelism_config").Fill(p)
 	a.Parallelism = p
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO",
 			"remove it, or set distributed_type to FSDP"},
 		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2",

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -101,7 +102,7 @@ func readAdapter(document *strict.Document) (*Adapter, error) {
 	if err := r.matches(a); err != nil {
 		return nil, err
 	}
-	if err := refuse(r.Reader, r.conflicts(a)); err != nil {
+	if err := r.Refuse(r.conflicts(a)); err != nil {
 		return nil, err
 	}
 	a.Notes = r.Notes
@@ -110,7 +111,7 @@ func readAdapter(document *strict.Document) (*Adapter, error) {
 
 // adapterType returns peft_type. The rule of the other keys depends on it.
 func adapterType(d *strict.Document) (string, error) {
-	r, err := strict.Schema{Program: "PEFT", Rule: object(text.For("peft_type")).AndOthers()}.Read(d)
+	r, err := strict.Schema{Program: "PEFT", Rule: strict.Object(rule.Text.For("peft_type")).AndOthers()}.Read(d)
 	if err != nil {
 		return "", err
 	}
@@ -205,14 +206,14 @@ func (r *adapterReader) tokens() map[string][]int {
 
 // conflicts returns what PEFT refuses, in __post_init__ of its configurations
 // and at the start of its tuners.
-func (r *adapterReader) conflicts(a *Adapter) []conflict {
+func (r *adapterReader) conflicts(a *Adapter) []strict.Conflict {
 	switch a.Type {
 	case "LORA", "ADALORA":
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(true), r.adaLoRAConflicts(a), r.loraConflicts(a))
 	case "VERA":
 		return slices.Concat(r.targetConflicts(a), r.layerConflicts(false))
 	case "OFT":
-		return append(slices.Concat(r.targetConflicts(a), r.layerConflicts(false)), conflict{
+		return append(slices.Concat(r.targetConflicts(a), r.layerConflicts(false)), strict.Conflict{
 			(a.Blocks != 0) == (a.BlockSize != 0), "oft_block_size",
 			fmt.Sprintf("is %d and r is %d: one of the two has to be 0, as their product is the width", a.BlockSize,
 				a.Blocks), `set "r": 0 beside a size, or "oft_block_size": 0 beside r`})
@@ -231,17 +232,17 @@ func (r *adapterReader) pattern() bool {
 	return targets != nil && targets.Kind == '"'
 }
 
-func (r *adapterReader) targetConflicts(a *Adapter) []conflict {
+func (r *adapterReader) targetConflicts(a *Adapter) []strict.Conflict {
 	targets := r.Find("target_modules")
-	return []conflict{{targets != nil && !r.pattern() && len(targets.Elements) == 0 && a.Parameters == nil,
+	return []strict.Conflict{{targets != nil && !r.pattern() && len(targets.Elements) == 0 && a.Parameters == nil,
 		"target_modules", "is empty: nothing would be adapted", `name modules, or write "all-linear"`}}
 }
 
 // layerConflicts are those of the keys that restrict the layers. Only LoRA
 // refuses them beside a pattern.
-func (r *adapterReader) layerConflicts(lora bool) []conflict {
+func (r *adapterReader) layerConflicts(lora bool) []strict.Conflict {
 	const pattern = "needs target_modules to be a list: a pattern chooses the layers itself"
-	return []conflict{
+	return []strict.Conflict{
 		{lora && r.pattern() && r.Gives("layers_to_transform"), "layers_to_transform", pattern,
 			"remove it, or list the modules"},
 		{lora && r.pattern() && r.Gives("layers_pattern"), "layers_pattern", pattern,
@@ -251,10 +252,10 @@ func (r *adapterReader) layerConflicts(lora bool) []conflict {
 	}
 }
 
-func (r *adapterReader) loraConflicts(a *Adapter) []conflict {
+func (r *adapterReader) loraConflicts(a *Adapter) []strict.Conflict {
 	const beside = "does not go with target_parameters" // ParamWrapper
 	parameters := a.Parameters != nil
-	return []conflict{
+	return []strict.Conflict{
 		{a.DoRA && r.some("megatron_config"), "use_dora", "does not go with megatron_config", "remove one of the two"},
 		{a.Type == "LORA" && a.Weights == "loftq" && !r.some("loftq_config"), "init_lora_weights",
 			`is "loftq", which needs loftq_config`, `add "loftq_config": {"loftq_bits": 4}`},
@@ -269,12 +270,12 @@ func (r *adapterReader) loraConflicts(a *Adapter) []conflict {
 	}
 }
 
-func (r *adapterReader) adaLoRAConflicts(a *Adapter) []conflict {
+func (r *adapterReader) adaLoRAConflicts(a *Adapter) []strict.Conflict {
 	if a.Type != "ADALORA" {
 		return nil
 	}
 	total := r.Integer("total_step")
-	return []conflict{
+	return []strict.Conflict{
 		{a.DoRA, "use_dora", "is true, which ADALORA does not know", "set it to false"},
 		{r.some("loftq_config"), "loftq_config", "is given, which ADALORA does not know", "remove it"},
 		{total == 0, "total_step", "is missing, but ADALORA needs it", `add "total_step" with the number of steps`},
@@ -283,30 +284,30 @@ func (r *adapterReader) adaLoRAConflicts(a *Adapter) []conflict {
 	}
 }
 
-func (r *adapterReader) promptConflicts(a *Adapter) []conflict {
-	list := []conflict{{!r.Gives("num_virtual_tokens"), "num_virtual_tokens", "is missing",
+func (r *adapterReader) promptConflicts(a *Adapter) []strict.Conflict {
+	list := []strict.Conflict{{!r.Gives("num_virtual_tokens"), "num_virtual_tokens", "is missing",
 		`add "num_virtual_tokens": 20`}}
 	if a.Type != "PROMPT_TUNING" {
 		return list
 	}
 	text := r.Word("prompt_tuning_init") == "TEXT"
 	for _, key := range []string{"tokenizer_name_or_path", "prompt_tuning_init_text"} {
-		list = append(list, conflict{text && !r.some(key), "prompt_tuning_init", `is "TEXT", which needs ` + key,
+		list = append(list, strict.Conflict{text && !r.some(key), "prompt_tuning_init", `is "TEXT", which needs ` + key,
 			fmt.Sprintf("add %q", key)})
 	}
-	return append(list, conflict{!text && r.some("tokenizer_kwargs"), "tokenizer_kwargs",
+	return append(list, strict.Conflict{!text && r.some("tokenizer_kwargs"), "tokenizer_kwargs",
 		`needs prompt_tuning_init to be "TEXT"`, "remove it"})
 }
 
 // feedforwardConflicts are those of IA3.
-func (r *adapterReader) feedforwardConflicts() []conflict {
+func (r *adapterReader) feedforwardConflicts() []strict.Conflict {
 	feedforward, targets := r.Find("feedforward_modules"), r.Find("target_modules")
 	if feedforward == nil || targets == nil || r.pattern() {
 		return nil
 	}
-	var list []conflict
+	var list []strict.Conflict
 	for _, name := range feedforward.Texts() {
-		list = append(list, conflict{!slices.Contains(targets.Texts(), name), "feedforward_modules",
+		list = append(list, strict.Conflict{!slices.Contains(targets.Texts(), name), "feedforward_modules",
 			fmt.Sprintf("holds %q, which is not in target_modules", name), "add it there"})
 	}
 	return list

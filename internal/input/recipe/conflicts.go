@@ -11,25 +11,6 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// conflict is a combination of keys that the program refuses at start or in the
-// first step.
-type conflict struct {
-	is   bool   // whether the file has it
-	path string // of the key to change
-	why  string
-	hint string
-}
-
-// refuse returns the first conflict that the file has, as an error.
-func refuse(r *strict.Reader, list []conflict) error {
-	for _, k := range list {
-		if k.is {
-			return r.Fault(k.path, k.why, k.hint)
-		}
-	}
-	return nil
-}
-
 // conflicts refuses what DeepSpeed refuses: DeepSpeedConfig (config.py),
 // DeepSpeedEngine's sanity checks (engine.py) and the constructors of the ZeRO
 // optimizers. It notes what DeepSpeed silently ignores.
@@ -44,7 +25,7 @@ func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
 	if r.IsAuto("zero_optimization.stage") {
 		return nil
 	}
-	if err := refuse(r.Reader, r.zeroConflicts(d)); err != nil {
+	if err := r.Refuse(r.zeroConflicts(d)); err != nil {
 		return err
 	}
 	if o := d.Optimizer; o != nil && o.isAdam() && !o.TorchAdam && d.OffloadOptimizer.Device == "none" &&
@@ -52,7 +33,7 @@ func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
 		return r.params.Fault("amsgrad", "is true: DeepSpeed's fused Adam has no AMSGrad variant",
 			`remove the key, or add "torch_adam": true`)
 	}
-	if err := refuse(r.Reader, slices.Concat(r.precisionConflicts(d), r.zenFlowConflicts(d))); err != nil {
+	if err := r.Refuse(slices.Concat(r.precisionConflicts(d), r.zenFlowConflicts(d))); err != nil {
 		return err
 	}
 	r.noteIgnored(d)
@@ -95,26 +76,26 @@ func (r *deepSpeedReader) sectionConflicts(d *DeepSpeed) error {
 	if !r.Truth("elasticity.enabled") {
 		return nil
 	}
-	var list []conflict
+	var list []strict.Conflict
 	for _, key := range []string{"max_train_batch_size", "micro_batch_sizes"} {
-		list = append(list, conflict{!r.Gives("elasticity." + key), "elasticity", "is enabled without " + key,
+		list = append(list, strict.Conflict{!r.Gives("elasticity." + key), "elasticity", "is enabled without " + key,
 			fmt.Sprintf("add %q to it", key)})
 	}
 	most, least := r.Integer("elasticity.max_gpus"), r.Integer("elasticity.min_gpus")
-	list = append(list, conflict{most < least, "elasticity.max_gpus",
+	list = append(list, strict.Conflict{most < least, "elasticity.max_gpus",
 		fmt.Sprintf("is %d, less than min_gpus, which is %d", most, least), ""})
 	for _, key := range []string{trainKey, microKey, accumulationKey} {
-		list = append(list, conflict{r.Has(key) && !r.Truth("elasticity.ignore_non_elastic_batch_info"), key,
+		list = append(list, strict.Conflict{r.Has(key) && !r.Truth("elasticity.ignore_non_elastic_batch_info"), key,
 			"is given, but elasticity is enabled and chooses the batch itself",
 			`remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`})
 	}
-	return refuse(r.Reader, list)
+	return r.Refuse(list)
 }
 
-func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
+func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []strict.Conflict {
 	const zero = "zero_optimization."
 	sharded, offloaded := d.ZeROStage > 0, d.OffloadOptimizer.Device != "none"
-	list := []conflict{
+	list := []strict.Conflict{
 		{!sharded && offloaded, zero + "offload_optimizer",
 			"needs ZeRO: DeepSpeed's CPU optimizer fails in its first step at stage 0, where the parameters are on " +
 				"the GPU", `set "stage" to 1, 2 or 3`},
@@ -152,7 +133,7 @@ func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
 		{d.ZenFlow != nil, "ZenFlow"},
 		{r.Truth("compile.deepcompile"), "DeepCompile"},
 	} {
-		list = append(list, conflict{sum.is && strings.EqualFold(r.Word("gradient_allreduce_op"), "sum"),
+		list = append(list, strict.Conflict{sum.is && strings.EqualFold(r.Word("gradient_allreduce_op"), "sum"),
 			"gradient_allreduce_op", `is "sum": DeepSpeed does not support that with ` + sum.with, `use "mean"`})
 	}
 	if d.Optimizer == nil {
@@ -160,25 +141,25 @@ func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []conflict {
 	}
 	t := optimizerNamed(d.Optimizer.Type)
 	return append(list,
-		conflict{sharded && t.never, "optimizer.type",
+		strict.Conflict{sharded && t.never, "optimizer.type",
 			d.Optimizer.Type + " does not work with ZeRO", `use AdamW, or set "stage" to 0`},
-		conflict{sharded && !t.zero && !t.never && !r.Truth("zero_allow_untested_optimizer"), "optimizer.type",
+		strict.Conflict{sharded && !t.zero && !t.never && !r.Truth("zero_allow_untested_optimizer"), "optimizer.type",
 			d.Optimizer.Type + " is not one that DeepSpeed has tested with ZeRO",
 			`use AdamW, or add "zero_allow_untested_optimizer": true`},
-		conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) &&
+		strict.Conflict{slices.Contains([]string{"Lamb", "OneBitLamb"}, d.Optimizer.Type) &&
 			r.Number("fp16.loss_scale") != 0, "fp16.loss_scale",
 			"is a fixed scale: " + d.Optimizer.Type + " needs a dynamic one", "set it to 0"},
 	)
 }
 
-func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
+func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []strict.Conflict {
 	bf16 := r.bf16
 	half := r.Truth("fp16.enabled")
 	dynamic := half && r.Number("fp16.loss_scale") == 0
 	firstScale := math.Exp2(float64(r.Integer("fp16.initial_scale_power")))
 	least := r.Number("fp16.min_loss_scale")
 	parameters := elements(r.Reader, "data_types.param_dtype")
-	list := []conflict{
+	list := []strict.Conflict{
 		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
 			fmt.Sprintf("and %s.enabled (line %d) are both true: a model trains in only one of them",
 				bf16, r.Place(bf16+".enabled").Line), "set one of the two to false"},
@@ -213,7 +194,7 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 	}
 	group := d.ZeROStage == 3 && d.Sizes.Group > 0
 	list = append(list,
-		conflict{group && (d.OffloadOptimizer.Device != "none" || d.OffloadParameters.Device != "none"),
+		strict.Conflict{group && (d.OffloadOptimizer.Device != "none" || d.OffloadParameters.Device != "none"),
 			"zero_optimization.mics_shard_size", `is given, but MiCS "has no support for CPU offloading"`,
 			"leave offload_optimizer and offload_param out"})
 	onGPU := d.OffloadOptimizer.Device == "none"
@@ -226,17 +207,17 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []conflict {
 	} {
 		is := r.Truth(master.path)
 		list = append(list,
-			conflict{is && d.ZeROStage == 0, master.path, "needs ZeRO", `set "stage" to 1, 2 or 3`},
-			conflict{is && master.offloads && onGPU, master.path, "needs the optimizer on the CPU",
+			strict.Conflict{is && d.ZeROStage == 0, master.path, "needs ZeRO", `set "stage" to 1, 2 or 3`},
+			strict.Conflict{is && master.offloads && onGPU, master.path, "needs the optimizer on the CPU",
 				`add "offload_optimizer": {"device": "cpu"}`},
-			conflict{is && !onGPU && d.Optimizer != nil &&
+			strict.Conflict{is && !onGPU && d.Optimizer != nil &&
 				!d.Optimizer.IsFusedAdam(), master.path,
 				"works with DeepSpeed's CPU Adam only", `set the optimizer's "type" to "AdamW", without "torch_adam"`})
 	}
 	return list
 }
 
-func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []conflict {
+func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []strict.Conflict {
 	const zenflow = "zero_optimization.zenflow"
 	if d.ZenFlow == nil {
 		return nil
@@ -244,7 +225,7 @@ func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []conflict {
 	strategy := r.Word(zenflow + ".select_strategy")
 	interval := r.Integer(zenflow + ".select_interval")
 	given := r.Gives(zenflow + ".select_interval")
-	return []conflict{
+	return []strict.Conflict{
 		{(d.ZeROStage == 1 || d.ZeROStage == 2) && d.OffloadOptimizer.Device == "none", zenflow,
 			"needs the optimizer on the CPU", `add "offload_optimizer": {"device": "cpu"}`},
 		{d.ZenFlow.Offload && d.ZeROStage > 0 && !d.OverlapReduction, zenflow + ".offload",

@@ -278,8 +278,8 @@ func parseContent(file string, text []byte) *strict.Document {
 }
 
 // known are the keys of TrainingArguments that are keys of the file, too.
-func (p *Program) known() keys {
-	known := keys{}
+func (p *Program) known() strict.Keys {
+	known := strict.Keys{}
 	if p.Hosts {
 		for name := range trainingSchema.Rule.Keys() {
 			known[name] = strict.Rule{}
@@ -294,7 +294,7 @@ func (k *Kind) parse(d *strict.Document, from Source) (*Framework, error) {
 		return nil, err
 	}
 	p := k.Program
-	rule := object(p.known(), p.Keys).NotingAll()
+	rule := strict.Object(p.known(), p.Keys).NotingAll()
 	checked, err := strict.Schema{Program: p.Name, Rule: rule}.Read(d)
 	if err != nil {
 		return nil, err

@@ -35,7 +35,7 @@ func TestPathsAreInASchema(t *testing.T) {
 	rules = slices.AppendSeq(rules, maps.Values(adapterRules()))
 	for _, k := range kinds {
 		if k.Program != nil {
-			rules = append(rules, object(k.Program.Keys))
+			rules = append(rules, strict.Object(k.Program.Keys))
 		}
 	}
 	for _, optimizer := range optimizers {
@@ -84,8 +84,8 @@ func checkPaths(t *testing.T, p *packages.Package, known map[string]bool) (check
 					check(n.Args[0])
 				}
 			case *ast.CompositeLit:
-				if named, is := p.TypesInfo.Types[n].Type.(*types.Named); is &&
-					named.Obj().Name() == "conflict" && len(n.Elts) > 1 {
+				if alias, is := p.TypesInfo.Types[n].Type.(*types.Alias); is &&
+					alias.Obj().Name() == "Conflict" && len(n.Elts) > 1 {
 					check(n.Elts[1])
 				}
 			}

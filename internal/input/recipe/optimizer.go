@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -41,33 +42,35 @@ type optimizerType struct {
 // PyTorch checks their parameters.
 var optimizers = func() map[string]optimizerType {
 	adam := commonParams(1e-3, []float64{.9, .999}, 1e-8)
-	biased := boolean.Default(true).For("bias_correction")
-	state := boolean.Default(true).For("fp32_optimizer_states")
-	adamRule := object(adam, biased, state, boolean.OrNull().For("foreach fused"),
-		boolean.For("torch_adam amsgrad set_grad_none maximize capturable differentiable"),
-		boolean.Default(true).For("adam_w_mode"))
-	oneBit := object(boolean.For("eps_inside_sqrt amsgrad cuda_aware"), text.For("comm_backend_name")).Keys()
+	biased := rule.Boolean.Default(true).For("bias_correction")
+	state := rule.Boolean.Default(true).For("fp32_optimizer_states")
+	adamRule := strict.Object(adam, biased, state, rule.Boolean.OrNull().For("foreach fused"),
+		rule.Boolean.For("torch_adam amsgrad set_grad_none maximize capturable differentiable"),
+		rule.Boolean.Default(true).For("adam_w_mode"))
+	oneBit := strict.Object(rule.Boolean.For("eps_inside_sqrt amsgrad cuda_aware"),
+		rule.Text.For("comm_backend_name")).Keys()
 	byName := map[string]optimizerType{}
 	for _, t := range []optimizerType{
 		{name: "Adam", params: adamRule, zero: true},
 		{name: "AdamW", params: adamRule, zero: true},
-		{name: "Lion", params: object(commonParams(1e-3, []float64{.9, .999}, 0), state,
-			boolean.For("set_grad_none")), zero: true},
-		{name: "Adagrad", params: object(commonParams(1e-2, nil, 1e-10), state,
-			boolean.For("amsgrad")).AndOthers(), zero: true},
-		{name: "Lamb", params: object(adam, biased, boolean.For("eps_inside_sqrt amsgrad"),
-			number.For("max_coeff min_coeff"))},
-		{name: "OneBitAdam", params: object(adam, biased, oneBit, integer.For("freeze_step")), never: true},
-		{name: "ZeroOneAdam", params: object(adam, biased, oneBit, integer.For(
+		{name: "Lion", params: strict.Object(commonParams(1e-3, []float64{.9, .999}, 0), state,
+			rule.Boolean.For("set_grad_none")), zero: true},
+		{name: "Adagrad", params: strict.Object(commonParams(1e-2, nil, 1e-10), state,
+			rule.Boolean.For("amsgrad")).AndOthers(), zero: true},
+		{name: "Lamb", params: strict.Object(adam, biased, rule.Boolean.For("eps_inside_sqrt amsgrad"),
+			rule.Number.For("max_coeff min_coeff"))},
+		{name: "OneBitAdam", params: strict.Object(adam, biased, oneBit, rule.Integer.For("freeze_step")), never: true},
+		{name: "ZeroOneAdam", params: strict.Object(adam, biased, oneBit, rule.Integer.For(
 			"var_freeze_step var_update_scaler local_step_scaler local_step_clipper")), never: true},
-		{name: "OneBitLamb", params: object(adam, biased, oneBit, integer.For("freeze_step"),
-			number.For("max_coeff min_coeff coeff_beta factor_max factor_min factor_threshold")), never: true},
-		{name: "Muon", params: object(commonParams(0, nil, 0), number.For("momentum"), amount.For("muon_lr adam_lr"),
-			text.For("ns_method")), zero: true},
+		{name: "OneBitLamb", params: strict.Object(adam, biased, oneBit, rule.Integer.For("freeze_step"),
+			rule.Number.For("max_coeff min_coeff coeff_beta factor_max factor_min factor_threshold")), never: true},
+		{name: "Muon", params: strict.Object(commonParams(0, nil, 0), rule.Number.For("momentum"),
+			rule.Amount.For("muon_lr adam_lr"),
+			rule.Text.For("ns_method")), zero: true},
 	} {
 		byName[strings.ToLower(t.name)] = t
 	}
-	open := object(commonParams(0, nil, 0)).AndOthers()
+	open := strict.Object(commonParams(0, nil, 0)).AndOthers()
 	for _, name := range []string{"MuAdam", "MuAdamW", "MuSGD"} {
 		byName[strings.ToLower(name)] = optimizerType{name: name, params: open}
 	}
@@ -80,13 +83,13 @@ var optimizers = func() map[string]optimizerType {
 
 // commonParams returns the parameters that nearly every optimizer accepts, with
 // the defaults of one.
-func commonParams(lr float64, betas []float64, eps float64) keys {
-	pair := list(number.From(0).Under(1)).OfLength(2).OrAuto()
+func commonParams(lr float64, betas []float64, eps float64) strict.Keys {
+	pair := strict.List(rule.Number.From(0).Under(1)).OfLength(2).OrAuto()
 	if betas != nil {
 		pair = pair.Default(betas)
 	}
-	return keys{"lr": amount.OrAuto().Default(lr), "betas": pair, "eps": amount.OrAuto().Default(eps),
-		"weight_decay": amount.OrAuto()}
+	return strict.Keys{"lr": rule.Amount.OrAuto().Default(lr), "betas": pair, "eps": rule.Amount.OrAuto().Default(eps),
+		"weight_decay": rule.Amount.OrAuto()}
 }
 
 // optimizerNamed returns the type with that name. Its name is empty if there
@@ -118,7 +121,7 @@ func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
 	}
 	t := optimizerNamed(name.Text)
 	if t.name == "" {
-		return nil, unknownName(r.Reader, "optimizer.type", "DeepSpeed", optimizerNames())
+		return nil, r.Unknown("optimizer.type", "DeepSpeed", optimizerNames())
 	}
 	if given := r.Find("optimizer.params"); given != nil && given.Member("max_grad_norm") != nil {
 		return nil, r.Inputf(given.Member("max_grad_norm").At, "DeepSpeed takes no max_grad_norm in optimizer.params").
@@ -151,16 +154,6 @@ func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
 	return o, nil
 }
 
-// unknownName refuses a name at path that the program does not know.
-func unknownName(r *strict.Reader, path, program string, candidates []string) error {
-	name := r.Find(path)
-	hint := strict.DidYouMean(name.Text, candidates)
-	if hint == "" {
-		hint = "it knows " + strings.Join(candidates, ", ")
-	}
-	return r.Inputf(name.At, "%s is %s, which %s does not know", path, name, program).WithHint(hint)
-}
-
 func optimizerNames() []string {
 	var names []string
 	for _, t := range optimizers {
@@ -173,19 +166,20 @@ func optimizerNames() []string {
 // with their parameters. Hugging Face's integration replaces "auto" in warm-up
 // schedules.
 var schedulers = func() map[string]strict.Rule {
-	rate := number.Or(list(number)).OrAuto().OrNull()
-	last := integer.For("last_batch_iteration")
-	warmup := object(size.OrAuto().For("warmup_num_steps"), oneOf("log", "linear").For("warmup_type"), last).Keys()
-	total := size.OrAuto().For("total_num_steps")
+	rate := rule.Number.Or(strict.List(rule.Number)).OrAuto().OrNull()
+	last := rule.Integer.For("last_batch_iteration")
+	warmup := strict.Object(rule.Size.OrAuto().For("warmup_num_steps"), strict.Text("log", "linear").For("warmup_type"),
+		last).Keys()
+	total := rule.Size.OrAuto().For("total_num_steps")
 	return map[string]strict.Rule{
-		"LRRangeTest": object(rate.For("lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate"),
-			boolean.For("lr_range_test_staircase"), last),
-		"OneCycle": object(rate.For(`cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size
+		"LRRangeTest": strict.Object(rate.For("lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate"),
+			rule.Boolean.For("lr_range_test_staircase"), last),
+		"OneCycle": strict.Object(rate.For(`cycle_min_lr cycle_max_lr decay_lr_rate cycle_first_step_size
 			cycle_second_step_size cycle_first_stair_count cycle_second_stair_count decay_step_size cycle_min_mom
-			cycle_max_mom decay_mom_rate`), boolean.For("cycle_momentum"), last),
-		"WarmupLR":       object(rate.For("warmup_min_lr warmup_max_lr"), warmup),
-		"WarmupDecayLR":  object(rate.For("warmup_min_lr warmup_max_lr"), warmup, total),
-		"WarmupCosineLR": object(rate.For("warmup_min_ratio cos_min_ratio"), warmup, total),
+			cycle_max_mom decay_mom_rate`), rule.Boolean.For("cycle_momentum"), last),
+		"WarmupLR":       strict.Object(rate.For("warmup_min_lr warmup_max_lr"), warmup),
+		"WarmupDecayLR":  strict.Object(rate.For("warmup_min_lr warmup_max_lr"), warmup, total),
+		"WarmupCosineLR": strict.Object(rate.For("warmup_min_ratio cos_min_ratio"), warmup, total),
 	}
 }()
 
@@ -204,7 +198,7 @@ func (r *deepSpeedReader) scheduler() error {
 	}
 	rule, known := schedulers[name]
 	if !known && !slices.Contains(torchSchedulers, name) {
-		return unknownName(r.Reader, "scheduler.type", "DeepSpeed",
+		return r.Unknown("scheduler.type", "DeepSpeed",
 			slices.Concat(slices.Sorted(maps.Keys(schedulers)), torchSchedulers))
 	}
 	if !known {

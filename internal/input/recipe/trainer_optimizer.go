@@ -43,7 +43,7 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 		o.Name = "adafactor" // the flag of 4.x
 	}
 	if !slices.Contains(TrainerOptimizers, o.Name) {
-		return o, unknownName(r.Reader, "optim", "transformers", TrainerOptimizers)
+		return o, r.Unknown("optim", "transformers", TrainerOptimizers)
 	}
 	if err := checkArguments(r.Reader, "optim_args"); err != nil {
 		return o, err
@@ -51,7 +51,7 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 	family, _, _ := strings.Cut(o.Name, "_")
 	low := family == "galore" || family == "apollo"
 	o.StepsInBackward = strings.HasSuffix(o.Name, "_layerwise")
-	err = refuse(r.Reader, []conflict{
+	err = r.Refuse([]strict.Conflict{
 		{low && r.List("optim_target_modules") == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", o.Name), `add "optim_target_modules": "all-linear"`},
 		{o.StepsInBackward && r.Integer(accumulationKey) > 1, accumulationKey,

@@ -189,27 +189,27 @@ func (r *trainingReader) conflicts() error {
 		evalSteps = logs
 	}
 	best := r.Truth("load_best_model_at_end") && saves != "best"
-	var list []conflict
+	var list []strict.Conflict
 	for _, pair := range [][2]string{{"fp16", "bf16"}, {"fp16_full_eval", "bf16_full_eval"}} {
-		list = append(list, conflict{r.Truth(pair[0]) && r.Truth(pair[1]), pair[0],
+		list = append(list, strict.Conflict{r.Truth(pair[0]) && r.Truth(pair[1]), pair[0],
 			fmt.Sprintf("and %s (line %d) are both true: at most one can be", pair[1], r.Place(pair[1]).Line),
 			"set one of the two to false"})
 	}
 	for _, at := range [][2]string{{"logging_steps", r.Word("logging_strategy")}, {"eval_steps", when},
 		{"save_steps", saves}} {
 		steps := r.Number(at[0])
-		list = append(list, conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
+		list = append(list, strict.Conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
 			fmt.Sprintf("is %v: a value above 1 is a number of steps", steps),
 			"use a whole number, or a fraction of all steps below 1"})
 	}
 	for _, key := range []string{"split_batches", "accelerator_config.split_batches"} {
-		list = append(list, conflict{r.Truth(key), key,
+		list = append(list, strict.Conflict{r.Truth(key), key,
 			"is true: then all ranks share a batch of per_device_train_batch_size, which is not planned yet",
 			"set it to false, and per_device_train_batch_size to what one rank gets"})
 	}
 	schedule := r.Word("lr_scheduler_type")
 	workers := r.Integer("dataloader_num_workers")
-	return refuse(r.Reader, append(list, []conflict{
+	return r.Refuse(append(list, []strict.Conflict{
 		{r.Word("logging_strategy") == "steps" && logs == 0, "logging_steps",
 			`is 0, but logging_strategy is "steps"`, `set it to 1 or more, or logging_strategy to "no"`},
 		{best && when != saves, "load_best_model_at_end",
@@ -259,7 +259,7 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 			`is given with gradient_checkpointing, which gathers the parameters once more in the `+
 				`backward pass: "activation_checkpointing" in fsdp_config avoids that`)
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{sharded && t.Saving.ModelOnly && r.Truth("load_best_model_at_end"), "save_only_model",
 			"is true, which " + engine + " does not combine with load_best_model_at_end",
 			"set one of the two to false"},

@@ -176,7 +176,7 @@ func (r *trainingReader) fsdp() (*FSDP, error) {
 			", as transformers 4.57 does; 5.23 with accelerate 1.15 uses full_shard instead")
 	}
 	reshard := config.Find("reshard_after_forward")
-	return f, refuse(config, []conflict{
+	return f, config.Refuse([]strict.Conflict{
 		{config.Truth("xla"), "", "asks for XLA, which is not planned yet", ""},
 		{version == 1 && reshard != nil && reshard.Kind != '"', "reshard_after_forward",
 			"is a boolean, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
@@ -234,7 +234,7 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 			return r.Inputf(v.At, "fsdp has an unknown option, %q", word).WithHint(hint)
 		}
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone: expected a sharding strategy, too`,
 			`write "full_shard offload"`},
 		{len(strategies) > 1, "fsdp", "names more than one sharding strategy", "keep one of them"},

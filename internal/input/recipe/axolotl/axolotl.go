@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -23,54 +24,54 @@ var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, 
 // keys that it still takes.
 var axolotl = recipe.Program{Name: "axolotl", Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
-		recipe.Measured.For("cpo_alpha"),
-		recipe.NameOrNames.For("dpo_loss_type"),
-		recipe.Worded.For("base_model model_type rl lora_model_dir attn_implementation"),
-		recipe.Switched.Or(strict.Text("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
-		recipe.Switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16
+		rule.Measured.For("cpo_alpha"),
+		rule.NameOrNames.For("dpo_loss_type"),
+		rule.Worded.For("base_model model_type rl lora_model_dir attn_implementation"),
+		rule.Switched.Or(strict.Text("legacy", "disk", "hidden_states")).OrNull().For("activation_offloading"),
+		rule.Switched.For(`precompute_ref_log_probs load_in_8bit load_in_4bit fp16 bfloat16 float16
 			lora_target_linear peft_use_dora peft_use_rslora quantize_moe_experts sample_packing tf32
 			flash_attention sdp_attention eager_attention flex_attention xformers_attention
 			lora_fan_in_fan_out flash_optimum reward_model process_reward_model liger_fused_linear_cross_entropy torch_compile auto_find_batch_size
 			group_by_length dataloader_pin_memory save_only_model`),
-		recipe.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
-		recipe.Counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
+		rule.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save unfrozen_parameters"),
+		rule.Counted.For(`batch_size gradient_accumulation_steps lora_r tensor_parallel_size context_parallel_size
 			sequence_parallel_degree dp_shard_size dp_replicate_size ddp_bucket_cap_mb
 			eval_batch_size torch_empty_cache_steps fsdp_version num_labels`),
-		strict.Integer().From(0).Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
-		recipe.Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
+		rule.Count.Lax().OrNull().For("dataloader_num_workers dataloader_prefetch_factor"),
+		rule.Measured.For(`lora_alpha lora_dropout learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon
 			max_grad_norm`),
 		strict.Keys{
-			"bf16": strict.Text("auto", "full").Or(recipe.Switched).OrNull().
+			"bf16": strict.Text("auto", "full").Or(rule.Switched).OrNull().
 				Default("auto"),
-			"adapter":                          recipe.Worded,
-			"sequence_len":                     recipe.Counted.Default(512),
-			"micro_batch_size":                 recipe.Counted.Default(1),
-			"optimizer":                        recipe.Worded.Default("adamw_torch_fused"),
-			"gradient_checkpointing":           recipe.Switched.Or(strict.Text("offload", "offload_disk")).OrNull(),
-			"gradient_checkpointing_kwargs":    strict.Free().OrNull(),
-			"deepspeed":                        strict.Text().Or(strict.Free()).OrNull(),
-			"fsdp":                             strict.Text().Or(strict.List(strict.Text())).OrNull(),
-			"fsdp_config":                      strict.Free().OrNull(),
-			"accelerator_config":               strict.Free().OrNull(),
-			"bnb_config_kwargs":                strict.Free().OrNull(),
-			"model_quantization_config":        recipe.Worded,
-			"model_quantization_config_kwargs": strict.Free().OrNull(),
-			"plugins":                          strict.List(strict.Text()).OrNull(),
-			"qat": strict.Object(recipe.Worded.For("activation_dtype weight_dtype"),
-				recipe.Switched.For("quantize_embedding"),
-				recipe.Counted.Default(32).For("group_size")).AndOthers().OrNull(),
-			"optim_target_modules":  recipe.NameOrNames,
-			"gptq":                  recipe.Switched,
-			"freeze_mm_modules":     recipe.Switched,
-			"torch_compile_backend": recipe.Worded,
+			"adapter":                          rule.Worded,
+			"sequence_len":                     rule.Counted.Default(512),
+			"micro_batch_size":                 rule.Counted.Default(1),
+			"optimizer":                        rule.Worded.Default("adamw_torch_fused"),
+			"gradient_checkpointing":           rule.Switched.Or(strict.Text("offload", "offload_disk")).OrNull(),
+			"gradient_checkpointing_kwargs":    rule.Free.OrNull(),
+			"deepspeed":                        rule.Text.Or(rule.Free).OrNull(),
+			"fsdp":                             rule.Text.Or(rule.Names).OrNull(),
+			"fsdp_config":                      rule.Free.OrNull(),
+			"accelerator_config":               rule.Free.OrNull(),
+			"bnb_config_kwargs":                rule.Free.OrNull(),
+			"model_quantization_config":        rule.Worded,
+			"model_quantization_config_kwargs": rule.Free.OrNull(),
+			"plugins":                          rule.Names.OrNull(),
+			"qat": strict.Object(rule.Worded.For("activation_dtype weight_dtype"),
+				rule.Switched.For("quantize_embedding"),
+				rule.Counted.Default(32).For("group_size")).AndOthers().OrNull(),
+			"optim_target_modules":  rule.NameOrNames,
+			"gptq":                  rule.Switched,
+			"freeze_mm_modules":     rule.Switched,
+			"torch_compile_backend": rule.Worded,
 		},
-		recipe.Anything.For(strings.Join([]string{unplannedStages, unplannedModels, unplannedPasses,
+		rule.Anything.For(strings.Join([]string{unplannedStages, unplannedModels, unplannedPasses,
 			unplannedAdapters, unplannedRest, unplannedAnswers, unplannedKernels}, " ")),
-		recipe.Worded.For("expert_backend experts_implementation"),
-		recipe.Switched.For(`use_scattermoe use_sonicmoe moe_bnb_fast llama4_linearized_experts tiled_mlp
+		rule.Worded.For("expert_backend experts_implementation"),
+		rule.Switched.For(`use_scattermoe use_sonicmoe moe_bnb_fast llama4_linearized_experts tiled_mlp
 			tiled_mlp_use_original_mlp`),
-		recipe.Counted.For("tiled_mlp_num_shards"),
-		recipe.Anything.For(saving), recipe.Ignored(ignored),
+		rule.Counted.For("tiled_mlp_num_shards"),
+		rule.Anything.For(saving), rule.Ignored(ignored),
 	)}
 
 //go:embed ignored.txt

@@ -7,27 +7,28 @@ import (
 	"strings"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // ktKeys are the keys of KTransformers in LLaMA-Factory: KTransformersArguments in hparams/model_args.py.
 var ktKeys = strict.Merge(
-	recipe.Switched.For("use_kt kt_use_lora_experts"),
-	recipe.Worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
-	recipe.Anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
+	rule.Switched.For("use_kt kt_use_lora_experts"),
+	rule.Worded.For("kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path"),
+	rule.Anything.For("kt_lora_expert_num kt_lora_expert_intermediate_size"),
 	strict.Keys{
 		"kt_cpu_activation": strict.Text("retain", "recompute").OrNull(),
 		"kt_config": strict.Object(strict.Keys{
-			"kt_backend":              recipe.Worded,
-			"kt_expert_weight_format": recipe.Worded,
+			"kt_backend":              rule.Worded,
+			"kt_expert_weight_format": rule.Worded,
 			"kt_weight_lifecycle":     strict.Text("persistent", "ephemeral").OrNull().Default("persistent"),
-			"kt_threadpool_count":     recipe.Counted.Default(1),
-			"kt_max_cache_depth":      recipe.Counted.Default(2),
-			"kt_model_max_length":     recipe.Counted,
-			"kt_num_gpu_experts":      strict.Integer().Lax().OrNull(),
-		}, recipe.Switched.For(`enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb
+			"kt_threadpool_count":     rule.Counted.Default(1),
+			"kt_max_cache_depth":      rule.Counted.Default(2),
+			"kt_model_max_length":     rule.Counted,
+			"kt_num_gpu_experts":      rule.Integer.Lax().OrNull(),
+		}, rule.Switched.For(`enabled kt_skip_expert_loading kt_tp_enabled kt_share_backward_bb
 			kt_force_fused_expert_lora`),
-			recipe.Anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
+			rule.Anything.For("kt_num_threads kt_share_cache_pool kt_checkpoint_files kt_sharded_metadata")).OrNull(),
 	})
 
 // ktBackends are the formats that kernels have weights in, by their names in lower case: backend.py.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -26,53 +27,53 @@ func inverse(x any) any { return x != true }
 var llamaFactory = recipe.Program{Name: "LLaMA-Factory", Hosts: true,
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
-		recipe.Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
-		recipe.Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
-		recipe.Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init
+		rule.Worded.For("model_name_or_path adapter_name_or_path additional_target quantization_method"),
+		rule.Worded.For("ref_model freeze_trainable_modules freeze_extra_modules"),
+		rule.Switched.For(`use_muon use_llama_pro disable_gradient_checkpointing pure_bf16 use_rslora use_dora pissa_init
 			double_quantization fp8 enable_liger_kernel create_new_adapter use_dft_loss use_eaft_loss use_asft_loss
 			use_galore galore_layerwise use_apollo apollo_layerwise use_badam use_adam_mini`),
 		strict.Keys{
 			"stage":                   strict.Text("pt", "sft", "rm", "ppo", "dpo", "kto").OrNull().Default("sft"),
 			"finetuning_type":         strict.Text("lora", "oft", "freeze", "full").OrNull().Default("lora"),
-			"cutoff_len":              recipe.Counted.Default(2048),
-			"lora_rank":               recipe.Counted.Default(8),
-			"lora_alpha":              recipe.Measured,
-			"freeze_trainable_layers": strict.Integer().Lax().OrNull().Default(2),
-			"lora_dropout":            recipe.Measured,
-			"module_dropout":          recipe.Measured,
-			"oft_rank":                recipe.Counted,
-			"oft_block_size":          recipe.Counted.Default(32),
+			"cutoff_len":              rule.Counted.Default(2048),
+			"lora_rank":               rule.Counted.Default(8),
+			"lora_alpha":              rule.Measured,
+			"freeze_trainable_layers": rule.Integer.Lax().OrNull().Default(2),
+			"lora_dropout":            rule.Measured,
+			"module_dropout":          rule.Measured,
+			"oft_rank":                rule.Counted,
+			"oft_block_size":          rule.Counted.Default(32),
 			"pref_loss": strict.Text("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo").OrNull().
 				Default("sigmoid"),
-			"lora_target":         recipe.Worded.Default("all"),
-			"quantization_bit":    recipe.Counted,
+			"lora_target":         rule.Worded.Default("all"),
+			"quantization_bit":    rule.Counted,
 			"quantization_type":   strict.Text("fp4", "nf4").OrNull().Default("nf4"),
-			"double_quantization": recipe.Switched.Default(true),
-			"use_reentrant_gc":    recipe.Switched.Default(true),
-			"galore_target":       recipe.Worded.Default("all"),
-			"galore_rank":         recipe.Counted.Default(16),
+			"double_quantization": rule.Switched.Default(true),
+			"use_reentrant_gc":    rule.Switched.Default(true),
+			"galore_target":       rule.Worded.Default("all"),
+			"galore_rank":         rule.Counted.Default(16),
 			"galore_proj_type":    strict.Text(recipe.LowRankProjections...).OrNull().Default("std"),
-			"apollo_target":       recipe.Worded.Default("all"),
-			"apollo_rank":         recipe.Counted.Default(16),
+			"apollo_target":       rule.Worded.Default("all"),
+			"apollo_rank":         rule.Counted.Default(16),
 			"apollo_proj":         strict.Text("svd", "random").OrNull().Default("random"),
 			"apollo_proj_type":    strict.Text("std", "right", "left").OrNull().Default("std"),
 			"apollo_scale_type":   strict.Text("channel", "tensor").OrNull().Default("channel"),
 			"badam_mode":          strict.Text("layer", "ratio").OrNull().Default("layer"),
-			"image_max_pixels":    recipe.Counted.Default(768 * 768),
+			"image_max_pixels":    rule.Counted.Default(768 * 768),
 
-			"freeze_vision_tower":          recipe.Switched.Default(true),
-			"freeze_multi_modal_projector": recipe.Switched.Default(true),
-			"freeze_language_model":        recipe.Switched,
-			"train_mm_proj_only":           recipe.Switched, // before 0.9.3
+			"freeze_vision_tower":          rule.Switched.Default(true),
+			"freeze_multi_modal_projector": rule.Switched.Default(true),
+			"freeze_language_model":        rule.Switched,
+			"train_mm_proj_only":           rule.Switched, // before 0.9.3
 			"flash_attn": strict.Text("auto", "disabled", "sdpa", "fa2", "fa3").OrNull().
 				Default("auto"),
 		},
 		ktKeys,
 		// Unplanned keys; read has the reasons.
-		recipe.Anything.For(unplannedReferences+" "+unplannedKeys()),
-		recipe.Anything.For("export_dir "+megatronKeys),
-		recipe.Anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
-		recipe.Ignored(ignored),
+		rule.Anything.For(unplannedReferences+" "+unplannedKeys()),
+		rule.Anything.For("export_dir "+megatronKeys),
+		rule.Anything.For("task task_dir batch_size lang n_shot save_dir download_mode"), // of llamafactory-cli eval
+		rule.Ignored(ignored),
 	)}
 
 //go:embed ignored.txt

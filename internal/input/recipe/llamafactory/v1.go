@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -20,35 +21,35 @@ var V1 = &recipe.Kind{Name: "configuration of LLaMA-Factory's trainer v1", Flag:
 var llamaFactoryV1 = recipe.Program{Name: "LLaMA-Factory's trainer v1",
 	Read: func(r *recipe.Reader) error { return (&readerV1{r}).read() },
 	Keys: strict.Merge(strict.Keys{
-		"model":                           recipe.Worded.Default("Qwen/Qwen3-4B-Instruct-2507"),
+		"model":                           rule.Worded.Default("Qwen/Qwen3-4B-Instruct-2507"),
 		"model_class":                     strict.Text("llm", "cls", "other").OrNull().Default("llm"),
 		"flash_attn":                      strict.Text("eager", "sdpa", "flash_attention_2").OrNull().Default("sdpa"),
-		"micro_batch_size":                recipe.Counted.Default(1),
-		"cutoff_len":                      recipe.Counted.Default(2048),
-		"max_grad_norm":                   recipe.Measured.Default(1.),
-		"bf16":                            recipe.Switched.Default(true),
-		"enable_activation_checkpointing": recipe.Switched.Default(true),
-		"cp_size":                         recipe.Counted.Default(1),
-		"mp_replicate_size":               recipe.Counted.Default(1),
-		"dist_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("fsdp2"), "config_file": recipe.Worded},
-			recipe.Anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
-		"peft_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("lora"), "r": recipe.Counted.Default(8),
-			"lora_alpha": recipe.Measured.Default(16.), "lora_dropout": recipe.Measured.Default(.05),
-			"target_modules":                recipe.NameOrNames,
-			"modules_to_save":               recipe.NameOrNames,
-			"freeze_trainable_layers":       strict.Integer().Lax().OrNull().Default(2),
-			"cast_trainable_params_to_fp32": recipe.Switched.Default(true)},
-			recipe.Anything.For(`adapter_name_or_path use_rslora use_dora freeze_trainable_modules
+		"micro_batch_size":                rule.Counted.Default(1),
+		"cutoff_len":                      rule.Counted.Default(2048),
+		"max_grad_norm":                   rule.Measured.Default(1.),
+		"bf16":                            rule.Switched.Default(true),
+		"enable_activation_checkpointing": rule.Switched.Default(true),
+		"cp_size":                         rule.Counted.Default(1),
+		"mp_replicate_size":               rule.Counted.Default(1),
+		"dist_config": strict.Object(strict.Keys{"name": rule.Worded.Default("fsdp2"), "config_file": rule.Worded},
+			rule.Anything.For("reshard_after_forward offload_params")).AndOthers().OrNull(),
+		"peft_config": strict.Object(strict.Keys{"name": rule.Worded.Default("lora"), "r": rule.Counted.Default(8),
+			"lora_alpha": rule.Measured.Default(16.), "lora_dropout": rule.Measured.Default(.05),
+			"target_modules":                rule.NameOrNames,
+			"modules_to_save":               rule.NameOrNames,
+			"freeze_trainable_layers":       rule.Integer.Lax().OrNull().Default(2),
+			"cast_trainable_params_to_fp32": rule.Switched.Default(true)},
+			rule.Anything.For(`adapter_name_or_path use_rslora use_dora freeze_trainable_modules
 				freeze_extra_modules`)).AndOthers().OrNull(),
-		"kernel_config": strict.Object(recipe.Worded.Default("auto").For("name")).AndOthers().OrNull(),
-		"init_config":   strict.Object(recipe.Worded.Default("init_on_default").For("name")).AndOthers().OrNull(),
-		"optim_config":  strict.Object(recipe.Worded.Default("adamw").For("name")).AndOthers().OrNull(),
-		"quant_config": strict.Object(strict.Keys{"name": recipe.Worded.Default("bnb"),
-			"quantization_bit": recipe.Counted.Default(4),
-			"compute_dtype":    recipe.Worded.Default("float16"), "double_quantization": recipe.Switched.Default(true),
+		"kernel_config": strict.Object(rule.Worded.Default("auto").For("name")).AndOthers().OrNull(),
+		"init_config":   strict.Object(rule.Worded.Default("init_on_default").For("name")).AndOthers().OrNull(),
+		"optim_config":  strict.Object(rule.Worded.Default("adamw").For("name")).AndOthers().OrNull(),
+		"quant_config": strict.Object(strict.Keys{"name": rule.Worded.Default("bnb"),
+			"quantization_bit": rule.Counted.Default(4),
+			"compute_dtype":    rule.Worded.Default("float16"), "double_quantization": rule.Switched.Default(true),
 			"quantization_type": strict.Text("fp4", "nf4").OrNull().Default("nf4")}).AndOthers().OrNull(),
-		"global_batch_size": recipe.Counted.OrNull(),
-	}, recipe.Ignored(ignoredV1))}
+		"global_batch_size": rule.Counted.OrNull(),
+	}, rule.Ignored(ignoredV1))}
 
 //go:embed ignored_v1.txt
 var ignoredV1 string

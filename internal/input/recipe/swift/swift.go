@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -25,38 +26,38 @@ var Preset = &recipe.Kind{Name: "file that --fsdp of ms-swift names", Marks: "_p
 var swift = recipe.Program{Name: "ms-swift", Hosts: true,
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
-		recipe.Worded.For(`model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex
+		rule.Worded.For(`model torch_dtype attn_impl tuner_type train_type sft_type tuner_backend target_regex
 			task_type quant_method lora_dtype optimizer bnb_4bit_quant_storage bnb_4bit_compute_dtype`),
-		recipe.Switched.For("use_rslora use_dora fp16 bf16"),
-		recipe.NameOrNames.For("target_modules target_parameters modules_to_save adapters"),
-		recipe.Counted.For("gradient_accumulation_steps max_length"),
+		rule.Switched.For("use_rslora use_dora fp16 bf16"),
+		rule.NameOrNames.For("target_modules target_parameters modules_to_save adapters"),
+		rule.Counted.For("gradient_accumulation_steps max_length"),
 		strict.Keys{
-			"lora_rank":                   recipe.Counted.Default(8),
-			"lora_alpha":                  recipe.Measured.Default(32.),
-			"lora_dropout":                recipe.Measured.Default(.05),
+			"lora_rank":                   rule.Counted.Default(8),
+			"lora_alpha":                  rule.Measured.Default(32.),
+			"lora_dropout":                rule.Measured.Default(.05),
 			"lora_bias":                   strict.Text("none", "all").OrNull().Default("none"),
-			"quant_bits":                  strict.Integer().From(1).Lax().Or(strict.Text()).OrNull(),
+			"quant_bits":                  rule.Size.Lax().Or(rule.Text).OrNull(),
 			"bnb_4bit_quant_type":         strict.Text("fp4", "nf4").OrNull().Default("nf4"),
-			"bnb_4bit_use_double_quant":   recipe.Switched.Default(true),
-			"per_device_train_batch_size": recipe.Counted.Default(1),
-			"gradient_checkpointing":      recipe.Switched.Default(true),
-			"weight_decay":                recipe.Measured.Default(.1),
-			"adam_beta2":                  recipe.Measured.Default(.95),
-			"fsdp":                        strict.Text().Or(strict.List(strict.Text())).OrNull(),
-			"deepspeed":                   strict.Text().Or(strict.Free()).OrNull(),
-			"sequence_parallel_size":      strict.Integer().From(0).Lax().OrNull(),
+			"bnb_4bit_use_double_quant":   rule.Switched.Default(true),
+			"per_device_train_batch_size": rule.Counted.Default(1),
+			"gradient_checkpointing":      rule.Switched.Default(true),
+			"weight_decay":                rule.Measured.Default(.1),
+			"adam_beta2":                  rule.Measured.Default(.95),
+			"fsdp":                        rule.Text.Or(rule.Names).OrNull(),
+			"deepspeed":                   rule.Text.Or(rule.Free).OrNull(),
+			"sequence_parallel_size":      rule.Count.Lax().OrNull(),
 			"rlhf_type": strict.Text("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo",
 				"gkd").OrNull().Default("dpo"),
-			"cpo_alpha":                recipe.Measured.Default(1.),
-			"ref_model":                recipe.Worded,
-			"precompute_ref_log_probs": recipe.Switched,
-			"lisa_activated_layers":    strict.Integer().From(0).Lax().OrNull(),
-			"freeze_parameters_ratio":  recipe.Measured,
+			"cpo_alpha":                rule.Measured.Default(1.),
+			"ref_model":                rule.Worded,
+			"precompute_ref_log_probs": rule.Switched,
+			"lisa_activated_layers":    rule.Count.Lax().OrNull(),
+			"freeze_parameters_ratio":  rule.Measured,
 		},
-		recipe.Anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
+		rule.Anything.For(`ref_adapters use_galore freeze_parameters freeze_parameters_regex trainable_parameters
 			trainable_parameters_regex freeze_llm zero_hpz_partition_size deepspeed_autotp_size external_plugins device_map
 			max_memory new_special_tokens loss_type num_labels init_weights hqq_axis`),
-		recipe.Ignored(ignored),
+		rule.Ignored(ignored),
 	)}
 
 //go:embed ignored.txt

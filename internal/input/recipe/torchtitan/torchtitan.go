@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -61,39 +62,39 @@ func policyOf(x any) any {
 var torchtitan = recipe.Program{Name: "torchtitan",
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(strict.Keys{
-		"model": section(recipe.Worded.For("name flavor"), strict.List(strict.Text()).OrNull().For("converters")),
-		"optimizer": section(strict.Keys{"name": recipe.Worded.Default("AdamW"),
+		"model": section(rule.Worded.For("name flavor"), rule.Names.OrNull().For("converters")),
+		"optimizer": section(strict.Keys{"name": rule.Worded.Default("AdamW"),
 			"implementation": strict.Text("for-loop", "foreach", "fused").Default("fused"),
-			"fused":          strict.Boolean().OrNull()},
-			recipe.Switched.For("early_step_in_backward")),
-		"training": section(recipe.Counted.For("local_batch_size batch_size"), strict.Keys{
-			"seq_len":                recipe.Counted.Default(2048),
-			"max_norm":               recipe.Measured.Default(1.),
+			"fused":          rule.Boolean.OrNull()},
+			rule.Switched.For("early_step_in_backward")),
+		"training": section(rule.Counted.For("local_batch_size batch_size"), strict.Keys{
+			"seq_len":                rule.Counted.Default(2048),
+			"max_norm":               rule.Measured.Default(1.),
 			"mixed_precision_param":  strict.Text("bfloat16", "float32").Default("bfloat16"),
 			"mixed_precision_reduce": strict.Text("float32"),
 			"dtype":                  strict.Text("float32", "bfloat16").Default("float32")},
-			recipe.Switched.For("compile enable_cpu_offload"),
-			strict.Integer().For(`global_batch_size tensor_parallel_degree data_parallel_degree
+			rule.Switched.For("compile enable_cpu_offload"),
+			rule.Integer.For(`global_batch_size tensor_parallel_degree data_parallel_degree
 				data_parallel_replicate_degree data_parallel_shard_degree`)),
-		"parallelism": section(strict.Integer().For(`data_parallel_replicate_degree tensor_parallel_degree
+		"parallelism": section(rule.Integer.For(`data_parallel_replicate_degree tensor_parallel_degree
 			pipeline_parallel_degree context_parallel_degree expert_parallel_degree expert_tensor_parallel_degree`),
 			strict.Keys{
-				"data_parallel_shard_degree":                strict.Integer().Default(-1),
-				"pipeline_parallel_schedule":                recipe.Worded.Default("1F1B"),
-				"pipeline_parallel_schedule_csv":            strict.Text().OrNull(),
-				"pipeline_parallel_microbatch_size":         recipe.Counted.Default(1),
-				"pipeline_parallel_layers_per_stage":        recipe.Counted.OrNull(),
-				"pipeline_parallel_first_stage_less_layers": strict.Integer().Default(1),
-				"pipeline_parallel_last_stage_less_layers":  strict.Integer().Default(1),
-				"pipeline_parallel_split_points":            strict.List(strict.Text()),
-				"module_fqns_per_model_part":                strict.List(strict.List(strict.Text())).OrNull(),
+				"data_parallel_shard_degree":                rule.Integer.Default(-1),
+				"pipeline_parallel_schedule":                rule.Worded.Default("1F1B"),
+				"pipeline_parallel_schedule_csv":            rule.Text.OrNull(),
+				"pipeline_parallel_microbatch_size":         rule.Counted.Default(1),
+				"pipeline_parallel_layers_per_stage":        rule.Counted.OrNull(),
+				"pipeline_parallel_first_stage_less_layers": rule.Integer.Default(1),
+				"pipeline_parallel_last_stage_less_layers":  rule.Integer.Default(1),
+				"pipeline_parallel_split_points":            rule.Names,
+				"module_fqns_per_model_part":                strict.List(rule.Names).OrNull(),
 				"fsdp_reshard_after_forward": strict.Text("default", "always", "never").
 					Default("default")}),
-		"activation_checkpoint": section(strict.Keys{"mode": recipe.Worded.Default("selective"),
-			"selective_ac_option": recipe.Worded.Or(strict.Integer()).Default("2")}),
-		"compile":      section(recipe.Switched.For("enable"), strict.List(strict.Text()).For("components")),
-		"experimental": section(strict.Integer().For("pipeline_parallel_degree context_parallel_degree")),
-	}, strict.Free().For(`job profiling metrics lr_scheduler checkpoint float8 mx comm memory_estimation fault_tolerance
+		"activation_checkpoint": section(strict.Keys{"mode": rule.Worded.Default("selective"),
+			"selective_ac_option": rule.Worded.Or(rule.Integer).Default("2")}),
+		"compile":      section(rule.Switched.For("enable"), rule.Names.For("components")),
+		"experimental": section(rule.Integer.For("pipeline_parallel_degree context_parallel_degree")),
+	}, rule.Free.For(`job profiling metrics lr_scheduler checkpoint float8 mx comm memory_estimation fault_tolerance
 		validation quantize debug`))}
 
 // reader reads a configuration.

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -27,29 +28,29 @@ var Kind = &recipe.Kind{Name: "torchtune configuration", Flag: recipe.ConfigFlag
 var torchtune = recipe.Program{Name: "torchtune", Loose: true,
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
-		recipe.Worded.For("dtype device"),
-		recipe.Switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
+		rule.Worded.For("dtype device"),
+		rule.Switched.For(`compile enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd
 			fsdp_cpu_offload fsdp_reshard_after_forward activation_offloading_use_streams`),
-		recipe.Counted.For("gradient_accumulation_steps"),
-		recipe.Counted.Or(strict.Integer().Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
+		rule.Counted.For("gradient_accumulation_steps"),
+		rule.Counted.Or(rule.Integer.Lax()).For(`tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
 			data_parallel_replicate_dim`),
 		strict.Keys{
-			"model": strict.Object(recipe.Worded.For(component), recipe.Counted.Default(8).For("lora_rank"),
-				recipe.Measured.Default(16.).For("lora_alpha"),
-				recipe.Switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
-				recipe.Measured.For("lora_dropout"), recipe.NameOrNames.For("lora_attn_modules")).AndOthers(),
-			"tokenizer": strict.Object(recipe.Worded.For(component), recipe.Counted.For("max_seq_len")).AndOthers(),
-			"dataset":   strict.Free().Or(strict.List(strict.Free())).OrNull(),
-			"optimizer": strict.Object(recipe.Worded.For(component), recipe.Switched.For("fused foreach"),
-				recipe.Measured.For("lr weight_decay")).AndOthers().OrNull(),
-			"loss": strict.Object(recipe.Worded.For(component)).AndOthers().OrNull(),
-			"quantizer": strict.Object(recipe.Worded.For(component),
-				recipe.Counted.Default(256).For("groupsize")).AndOthers().OrNull(),
-			"batch_size":     recipe.Counted.Default(2),
-			"clip_grad_norm": recipe.Measured,
+			"model": strict.Object(rule.Worded.For(component), rule.Counted.Default(8).For("lora_rank"),
+				rule.Measured.Default(16.).For("lora_alpha"),
+				rule.Switched.For("apply_lora_to_mlp apply_lora_to_output use_dora quantize_base"),
+				rule.Measured.For("lora_dropout"), rule.NameOrNames.For("lora_attn_modules")).AndOthers(),
+			"tokenizer": strict.Object(rule.Worded.For(component), rule.Counted.For("max_seq_len")).AndOthers(),
+			"dataset":   rule.Free.Or(strict.List(rule.Free)).OrNull(),
+			"optimizer": strict.Object(rule.Worded.For(component), rule.Switched.For("fused foreach"),
+				rule.Measured.For("lr weight_decay")).AndOthers().OrNull(),
+			"loss": strict.Object(rule.Worded.For(component)).AndOthers().OrNull(),
+			"quantizer": strict.Object(rule.Worded.For(component),
+				rule.Counted.Default(256).For("groupsize")).AndOthers().OrNull(),
+			"batch_size":     rule.Counted.Default(2),
+			"clip_grad_norm": rule.Measured,
 		},
-		recipe.Anything.For(unplanned+" ac_mode ac_option enable_fp8_training"),
-		recipe.Ignored(ignored),
+		rule.Anything.For(unplanned+" ac_mode ac_option enable_fp8_training"),
+		rule.Ignored(ignored),
 	)}
 
 //go:embed ignored.txt

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -23,28 +24,28 @@ var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's
 var trl = recipe.Program{Name: "TRL", Hosts: true,
 	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
 	Keys: strict.Merge(
-		recipe.Anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
-		recipe.Worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
-		recipe.NameOrNames.For("loss_type"),
-		recipe.Measured.For("cpo_alpha rpo_alpha"),
-		recipe.Switched.For("reference_free precompute_ref_log_probs"),
-		recipe.Switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
+		rule.Anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
+		rule.Worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
+		rule.NameOrNames.For("loss_type"),
+		rule.Measured.For("cpo_alpha rpo_alpha"),
+		rule.Switched.For("reference_free precompute_ref_log_probs"),
+		rule.Switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
 			use_dora`),
-		recipe.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
+		rule.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
 		// This script's own defaults of two keys of TrainingArguments.
-		recipe.Switched.Default(true).For("gradient_checkpointing"),
-		recipe.Switched.For("bf16 fp16"),
+		rule.Switched.Default(true).For("gradient_checkpointing"),
+		rule.Switched.For("bf16 fp16"),
 		strict.Keys{
-			"max_length":             recipe.Counted.Default(1024),
-			"max_seq_length":         recipe.Counted,
-			"lora_r":                 recipe.Counted.Default(16),
-			"lora_alpha":             recipe.Measured.Default(32.),
-			"lora_dropout":           recipe.Measured.Default(.05),
+			"max_length":             rule.Counted.Default(1024),
+			"max_seq_length":         rule.Counted,
+			"lora_r":                 rule.Counted.Default(16),
+			"lora_alpha":             rule.Measured.Default(32.),
+			"lora_dropout":           rule.Measured.Default(.05),
 			"bnb_4bit_quant_type":    strict.Text("fp4", "nf4").OrNull().Default("nf4"),
-			"bnb_4bit_quant_storage": recipe.Worded,
+			"bnb_4bit_quant_storage": rule.Worded,
 		},
-		recipe.Anything.For("use_unsloth use_weighting use_liger_loss"),
-		recipe.Ignored(ignored),
+		rule.Anything.For("use_unsloth use_weighting use_liger_loss"),
+		rule.Ignored(ignored),
 	)}
 
 //go:embed ignored.txt
