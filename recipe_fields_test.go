@@ -81,14 +81,17 @@ func TestFieldsOfRecipeAreUsed(t *testing.T) {
 	}
 }
 
-// usedFields returns the fields that other packages of the module name, and all exported fields of a package's
-// exported structs. Packages below it are a part of it: they only write the fields. Nobody names an embedded struct.
+// usedFields returns the fields that other packages of the module name, and all exported fields of the exported structs
+// of a package and of those in its folder, but strict. Nobody names an embedded struct.
 func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
 	used = map[string]bool{}
 	names := map[string]string{} // by position, as other packages read fields from export data
 	loaded := typedPackages(t)
+	within := func(path string) bool {
+		return path == of || strings.HasPrefix(path, of+"/") && !strings.HasSuffix(path, "/strict")
+	}
 	for _, p := range loaded {
-		if p.PkgPath != of {
+		if !within(p.PkgPath) {
 			continue
 		}
 		for _, name := range p.Types.Scope().Names() {
@@ -108,11 +111,11 @@ func usedFields(t *testing.T, of string) (used map[string]bool, all []string) {
 		}
 	}
 	for _, p := range loaded {
-		if p.PkgPath == of || strings.HasPrefix(p.PkgPath, of+"/") {
+		if within(p.PkgPath) {
 			continue
 		}
 		for _, selection := range p.TypesInfo.Selections {
-			if selection.Obj().Pkg() != nil && selection.Obj().Pkg().Path() == of {
+			if selection.Obj().Pkg() != nil && within(selection.Obj().Pkg().Path()) {
 				used[names[p.Fset.Position(selection.Obj().Pos()).String()]] = true
 			}
 		}

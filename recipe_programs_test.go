@@ -22,7 +22,7 @@ func programsOfRecipe(t *testing.T) map[string]string {
 	}
 	folders := map[string]string{"factory": "llamafactory", "llama-factory": "llamafactory", "ms-swift": "swift"}
 	for _, e := range entries {
-		if e.IsDir() && !slices.Contains([]string{"programs", "rule", "strict", "testdata"}, e.Name()) {
+		if e.IsDir() && !slices.Contains([]string{"programs", "recipetest", "rule", "strict", "testdata"}, e.Name()) {
 			folders[e.Name()] = e.Name()
 		}
 	}

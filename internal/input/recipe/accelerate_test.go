@@ -13,9 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
-func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 52, newest(LoadAccelerate)) }
+func TestAccelerateBad(t *testing.T) { recipetest.Refused(t, "accelerate", 52, newest(LoadAccelerate)) }
 
 // TestAccelerate compares the meaning of each text. Some are files that
 // "accelerate config" writes.
@@ -214,9 +215,9 @@ deepspeed_config:
 				cmpopts.IgnoreFields(DeepSpeed{}, "Notes"), cmpopts.IgnoreFields(Accelerate{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			requireNotes(t, got.Notes, test.notes)
+			recipetest.RequireNotes(t, got.Notes, test.notes)
 			if got.DeepSpeed != nil {
-				requireNotes(t, got.DeepSpeed.Notes, test.deepNotes)
+				recipetest.RequireNotes(t, got.DeepSpeed.Notes, test.deepNotes)
 			}
 		})
 	}
@@ -250,7 +251,7 @@ func TestAccelerateFile(t *testing.T) {
 }
 
 func FuzzParseAccelerate(f *testing.F) {
-	archived(f, "testdata/bad/accelerate.txtar", func(_ string, text []byte) { f.Add(text) })
+	recipetest.Archived(f, "testdata/bad/accelerate.txtar", func(_ string, text []byte) { f.Add(text) })
 	f.Add([]byte("distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config: {zero_stage: '3', " +
 		"offload_param_device: nvme}\n"))
 	f.Add([]byte("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '5', " +
@@ -262,7 +263,7 @@ func FuzzParseAccelerate(f *testing.F) {
 			t.Fatalf("got %v and %v", got, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	})
 }

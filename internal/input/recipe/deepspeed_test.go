@@ -1,23 +1,19 @@
 package recipe
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"strings"
 	"testing"
 
-	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/recipetest"
 )
-
-var update = flag.Bool("update", false, "rewrite the errors in testdata/bad")
 
 // ranks is the number of ranks for the files of testdata/bad.
 const ranks = 8
 
 func TestDeepSpeedBad(t *testing.T) {
-	refused(t, "deepspeed", 105, func(path string) (*DeepSpeed, error) {
+	recipetest.Refused(t, "deepspeed", 105, func(path string) (*DeepSpeed, error) {
 		d, err := LoadDeepSpeed(path, Source{})
 		if err == nil {
 			_, err = d.ResolveBatch(ranks)
@@ -75,15 +71,6 @@ func TestDeepSpeedReleases(t *testing.T) {
 		if err == nil && (d.LowPrecisionMaster || d.TensorParallel > 0) {
 			t.Errorf("%s %s: a key that this release does not know has an effect", c.release, c.text)
 		}
-	}
-}
-
-// requireInput fails unless err is a *fault.Input.
-func requireInput(t *testing.T, err error) {
-	t.Helper()
-	var bad *fault.Input
-	if !errors.As(err, &bad) {
-		t.Fatalf("got %v, want a *fault.Input", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // largest is the limit of a file's size. No real configuration comes near it.
@@ -51,4 +52,9 @@ func load[T any](texts files.Texts, path string, what *Kind, parse func(file str
 		return nil, err
 	}
 	return parse(path, text)
+}
+
+// LoadAdapter reads the file at path.
+func LoadAdapter(path string) (*peft.Adapter, error) {
+	return load(nil, path, AdapterKind, peft.Parse)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // TestForeignConfigurations gives files of programs that plimsoll does not read. Each is refused by the name of its
@@ -59,7 +60,7 @@ func TestForeignConfigurations(t *testing.T) {
 		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), path, ""), c.program) {
 			t.Errorf("%s is for %q: %v", c.file, flag, err)
 		} else {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 		if TrainsByMegatron(path) {
 			t.Errorf("%s is taken for a training by Megatron core", c.file)

@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -17,7 +18,7 @@ type Framework struct {
 
 	Model        string
 	Training     *Training
-	Adapter      *Adapter      // nil without
+	Adapter      *peft.Adapter // nil without
 	Quantization *Quantization // nil without
 	Sequence     int           // tokens, at most
 	// MostPixels is the size that the program scales larger images down to, 0 without.

@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // defaults is the meaning of an empty object, without the notes.
@@ -301,26 +302,26 @@ func FuzzParseDeepSpeed(f *testing.F) {
 		}
 		f.Add(text, ranks)
 	}
-	archived(f, "testdata/bad/deepspeed.txtar", func(_ string, text []byte) { f.Add(text, ranks) })
+	recipetest.Archived(f, "testdata/bad/deepspeed.txtar", func(_ string, text []byte) { f.Add(text, ranks) })
 	f.Add([]byte(strings.Repeat("[", 20000)), 1)
 	f.Add([]byte("{\"a\\"), 1)
 	f.Add([]byte("\ufeff{/**/}#"), 1)
 	f.Fuzz(func(t *testing.T, text []byte, ranks int) {
 		with := Source{DeepSpeed: version.Version{Minor: ranks & 31}}
 		if _, err := ParseDeepSpeed("fuzz.json", text, with); err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 		d, err := ParseDeepSpeed("fuzz.json", text, Source{})
 		if (d == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", d, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 			return
 		}
 		b, err := d.ResolveBatch(ranks)
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		} else if product, ok := multiply([]factor{{b.Micro, ""}, {b.Accumulation, ""}, {ranks, ""}}); !ok ||
 			product != b.Train {
 			t.Fatalf("%+v on %d ranks", b, ranks)

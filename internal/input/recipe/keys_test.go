@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/tools/go/packages"
 
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -32,7 +33,7 @@ func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
 	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
 		additiveRule, megatronSchema().Rule}
-	rules = slices.AppendSeq(rules, maps.Values(adapterRules()))
+	rules = slices.AppendSeq(rules, maps.Values(peft.Rules()))
 	for _, k := range kinds {
 		if k.Program != nil {
 			rules = append(rules, strict.Object(k.Program.Keys))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // loaders are the functions that read the files of each flag.
@@ -60,7 +61,7 @@ func TestKinds(t *testing.T) {
 				t.Errorf("%s does not say of %s that it is of the kind %s: %v", flag, c.name, c.kind, err)
 			}
 			if err != nil {
-				requireInput(t, err)
+				recipetest.RequireInput(t, err)
 			}
 		}
 		if err := Misplaced(path); (err == nil) != (c.kind == "" || c.name == "config.json") {
@@ -104,3 +105,5 @@ func TestKindsOfPublicFiles(t *testing.T) {
 		t.Errorf("only %d files", len(files))
 	}
 }
+
+func TestAdapterBad(t *testing.T) { recipetest.Refused(t, "adapter", 50, LoadAdapter) }

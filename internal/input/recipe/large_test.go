@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // processorTime returns the CPU time of this process in seconds. Other load
@@ -107,7 +108,7 @@ func TestLargeDocuments(t *testing.T) {
 					_, err := ParseAccelerate(name, []byte(text), Source{})
 					return err
 				},
-				"PEFT": func() error { _, err := ParseAdapter(name, []byte(text)); return err },
+				"PEFT": func() error { _, err := peft.Parse(name, []byte(text)); return err },
 				"frameworks": func() error {
 					_, err := ParseFramework(name, []byte(text), Source{})
 					return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -33,7 +34,7 @@ func NewLowRank(apollo bool) *LowRank {
 // Has reports whether the gradient of a linear module is projected.
 func (l *LowRank) Has(module string) bool {
 	switch {
-	case !l.Head && ends(module, heads):
+	case !l.Head && peft.IsHead(module):
 		return false
 	case l.All:
 		return true
@@ -82,7 +83,7 @@ func (r *trainingReader) lowRank(apollo bool) (*LowRank, error) {
 		l.Targets, list = v.Texts(), v.Elements
 	}
 	for _, e := range list {
-		pattern, err := (&adapterReader{r.Reader}).compile(targets, e.At, `\A`, e.Text, `\z`)
+		pattern, err := r.Pattern(targets, e.At, `\A`, e.Text, `\z`)
 		if err != nil {
 			return nil, err
 		}

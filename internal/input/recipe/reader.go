@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -99,7 +100,7 @@ func (r *Reader) Adapt(key string, values map[string]*strict.Value) (err error) 
 			Give(root, name, r.At(key), v)
 		}
 	}
-	r.To.Adapter, err = readAdapter(r.part(root))
+	r.To.Adapter, err = peft.Read(r.part(root))
 	return err
 }
 

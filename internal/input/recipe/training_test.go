@@ -11,9 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
-func TestTrainingBad(t *testing.T) { refused(t, "training", 80, newest(LoadTraining)) }
+func TestTrainingBad(t *testing.T) { recipetest.Refused(t, "training", 80, newest(LoadTraining)) }
 
 // trainingDefaults is the meaning of an empty object.
 func trainingDefaults() Training {
@@ -137,7 +138,7 @@ func TestTraining(t *testing.T) {
 				cmpopts.IgnoreFields(TrainerOptimizer{}, "LowRank")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			requireNotes(t, got.Notes, test.notes)
+			recipetest.RequireNotes(t, got.Notes, test.notes)
 		})
 	}
 }
@@ -209,11 +210,11 @@ func TestTrainingCompanions(t *testing.T) {
 	if diff := cmp.Diff(f, got.FSDP); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	requireNotes(t, got.Notes, []string{`fsdp.json:1:47: TrainingArguments knows no key "wobble" in fsdp_config`})
+	recipetest.RequireNotes(t, got.Notes, []string{`fsdp.json:1:47: TrainingArguments knows no key "wobble" in fsdp_config`})
 }
 
 func FuzzParseTraining(f *testing.F) {
-	archived(f, "testdata/bad/training.txtar",
+	recipetest.Archived(f, "testdata/bad/training.txtar",
 		func(file string, text []byte) { f.Add(strings.HasSuffix(file, ".yaml"), text) })
 	f.Add(false,
 		[]byte(`{"fsdp": true, "fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE"}, "optim_args": "a=b"}`))
@@ -229,7 +230,7 @@ func FuzzParseTraining(f *testing.F) {
 			t.Fatalf("got %v and %v", got, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/input/recipe/recipetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
@@ -42,7 +44,7 @@ func TestWith(t *testing.T) {
 		}
 		got, err := d.With(values)
 		if c.to == "" {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 			continue
 		}
 		want, failed := parse(c.to)

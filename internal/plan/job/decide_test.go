@@ -13,6 +13,7 @@ import (
 	"plimsoll/internal/base/files/filestest"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // compared compares jobs. Functions of optimizers and compiled patterns have no
@@ -20,7 +21,7 @@ import (
 var compared = cmp.Options{
 	cmpopts.IgnoreFields(Optimizer{}, "States"),
 	cmp.AllowUnexported(Optimizer{}),
-	cmpopts.IgnoreUnexported(recipe.DeepSpeed{}, recipe.Adapter{}),
+	cmpopts.IgnoreUnexported(recipe.DeepSpeed{}, peft.Adapter{}),
 	cmp.Comparer(func(a, b *model.Model) bool { return reflect.DeepEqual(a, b) }),
 }
 

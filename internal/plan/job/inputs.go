@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
 
@@ -27,7 +28,7 @@ type Inputs struct {
 	launch           *recipe.Accelerate
 	deepSpeed        *recipe.DeepSpeed // of the file that goes before the others
 	fsdp             *recipe.FSDP
-	adapter          *recipe.Adapter
+	adapter          *peft.Adapter
 	quantization     *recipe.Quantization
 	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without

@@ -13,6 +13,7 @@ import (
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -83,7 +84,7 @@ type Precision struct {
 type Trained struct {
 	// Unfrozen are the only parameters that are trained, nil if all are.
 	Unfrozen     *recipe.Unfrozen
-	Adapter      *recipe.Adapter
+	Adapter      *peft.Adapter
 	AddsInFull   bool // PEFT makes what it adds to parameters in full first
 	Quantization *recipe.Quantization
 	// QuantizesExperts means that the parameters that hold all experts of a layer are quantized, too.

@@ -8,6 +8,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // Shorthand is what flags say in place of a file of DeepSpeed or PEFT. Everything else has their defaults.
@@ -77,7 +78,7 @@ func (q Request) ZeROConfig() ([]byte, error) {
 }
 
 // shortAdapter returns PEFT's configuration as --lora says it.
-func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
+func (in *Inputs) shortAdapter() (*peft.Adapter, error) {
 	q := in.request
 	if in.adapter != nil {
 		return nil, fault.Inputf("--lora and %s both configure an adapter", in.adapter.File).
@@ -94,7 +95,7 @@ func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := recipe.ParseAdapter("--lora", text)
+	a, err := peft.Parse("--lora", text)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -524,7 +525,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 		j.ParameterType = rapid.SampledFrom([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32}).Draw(r, "weights")
 		j.SplitsDecay, j.ZeROInit = rapid.Bool().Draw(r, "splits"), rapid.Bool().Draw(r, "init")
 		if rapid.Bool().Draw(r, "adapter") {
-			if j.Adapter, err = recipe.ParseAdapter("adapter_config.json",
+			if j.Adapter, err = peft.Parse("adapter_config.json",
 				[]byte(`{"peft_type": "LORA", "r": 3, "target_modules": ["q_proj", "down_proj"]}`)); err != nil {
 				r.Fatal(err)
 			}

@@ -1,8 +1,7 @@
-package recipe
+package peft
 
 import (
 	"cmp"
-	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -37,10 +36,13 @@ type pattern struct {
 // asks the model for them.
 var heads = strings.Fields("lm_head embed_out output_layer predictions.decoder")
 
+// IsHead reports whether a module is an output embedding.
+func IsHead(module string) bool { return ends(module, heads) }
+
 func (m *match) matches(module string) bool {
 	switch {
 	case m.allLinear:
-		return !ends(module, heads)
+		return !IsHead(module)
 	case m.pattern != nil:
 		return m.pattern.MatchString(module)
 	}
@@ -269,7 +271,7 @@ func (r *adapterReader) matches(a *Adapter) error {
 		a.parametersPlace = r.Place("target_parameters")
 	}
 	for _, name := range a.ModulesToSave {
-		compiled, err := r.compile("modules_to_save", r.At("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)
+		compiled, err := r.Pattern("modules_to_save", r.At("modules_to_save"), `\A(?:|.*\.)`, name, `(?:|\..*)\z`)
 		if err != nil {
 			return err
 		}
@@ -277,7 +279,7 @@ func (r *adapterReader) matches(a *Adapter) error {
 	}
 	if a.Type == "LORA" && r.Gives("rank_pattern") {
 		for _, m := range r.Find("rank_pattern").Members {
-			compiled, err := r.compile("rank_pattern", m.At, `\A(?:.*\.)?`, m.Name, `\z`)
+			compiled, err := r.Pattern("rank_pattern", m.At, `\A(?:.*\.)?`, m.Name, `\z`)
 			if err != nil {
 				return err
 			}
@@ -308,7 +310,7 @@ func (r *adapterReader) fillLayers(l *layers) error {
 		if p.Kind != '"' {
 			continue
 		}
-		compiled, err := r.compile("layers_pattern", p.At, `\A.*?\.`, p.Text, `\.(\d+)\.`)
+		compiled, err := r.Pattern("layers_pattern", p.At, `\A.*?\.`, p.Text, `\.(\d+)\.`)
 		if err != nil {
 			return err
 		}
@@ -333,28 +335,6 @@ func (r *adapterReader) match(key string) (match, error) {
 	case key == "target_modules" && strings.EqualFold(v.Text, "all-linear"):
 		return match{given: true, allLinear: true}, nil
 	}
-	compiled, err := r.compile(key, v.At, `\A`, v.Text, `\z`)
+	compiled, err := r.Pattern(key, v.At, `\A`, v.Text, `\z`)
 	return match{given: true, pattern: compiled}, err
-}
-
-// compile compiles a Python regular expression between two others. The offset
-// is its place in the file.
-func (r *adapterReader) compile(key string, at int64, before, expression, after string) (*regexp.Regexp, error) {
-	if strings.Contains(expression, "{,") {
-		return nil, r.Inputf(at, "%s has %q, but Python and Go read {, differently", key, expression).
-			WithHint("write {0,")
-	}
-	_, err := regexp.Compile(expression)
-	if err == nil {
-		var compiled *regexp.Regexp
-		if compiled, err = regexp.Compile(before + "(?:" + expression + ")" + after); err == nil {
-			return compiled, nil
-		}
-	}
-	return nil, &fault.Input{
-		Where: r.Position(at),
-		What:  fmt.Sprintf("%s has %q, a pattern that plimsoll cannot read", key, expression),
-		Err:   err,
-		Hint:  "check the brackets; lookaround and references to groups are not supported: list the modules instead",
-	}
 }

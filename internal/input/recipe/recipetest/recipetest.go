@@ -1,10 +1,16 @@
-package recipe
+// Package recipetest has what tests of configurations share: archives of files that are refused, and notes.
+package recipetest
 
 import (
+	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/strict"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
@@ -14,8 +20,8 @@ import (
 // archive is refused with: bf16.json.error stands behind bf16.json.
 const errorOf = ".error"
 
-// readArchive reads an archive of files that are refused, with the errors.
-func readArchive(t testing.TB, path string) *txtar.Archive {
+// ReadArchive reads an archive of files that are refused, with the errors.
+func ReadArchive(t testing.TB, path string) *txtar.Archive {
 	archive, err := txtar.ParseFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -23,30 +29,30 @@ func readArchive(t testing.TB, path string) *txtar.Archive {
 	return archive
 }
 
-// isCase tells files that are refused from their errors, and from files that other
+// IsCase tells files that are refused from their errors, and from files that other
 // files refer to, whose names begin with _.
-func isCase(name string) bool {
+func IsCase(name string) bool {
 	return !strings.HasPrefix(filepath.Base(name), "_") && !strings.HasSuffix(name, errorOf)
 }
 
-// archived calls do with each file of an archive that is refused.
-func archived(t testing.TB, path string, do func(file string, text []byte)) {
-	for _, file := range readArchive(t, path).Files {
-		if isCase(file.Name) {
+// Archived calls do with each file of an archive that is refused.
+func Archived(t testing.TB, path string, do func(file string, text []byte)) {
+	for _, file := range ReadArchive(t, path).Files {
+		if IsCase(file.Name) {
 			do(file.Name, file.Data)
 		}
 	}
 }
 
-// refused loads every file of testdata/bad/KIND.txtar, and compares the error with
+// Refused loads every file of testdata/bad/KIND.txtar, and compares the error with
 // the one behind the file. An error without a file is that of a path that does not
 // exist, or of a folder.
-func refused[T any](t *testing.T, kind string, least int, load func(string) (*T, error)) {
+func Refused[T any](t *testing.T, kind string, least int, load func(string) (*T, error)) {
 	path, err := filepath.Abs(filepath.Join("testdata", "bad", kind+".txtar"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	archive := readArchive(t, path)
+	archive := ReadArchive(t, path)
 	got := &txtar.Archive{Comment: archive.Comment}
 	var names []string // on Windows, and in the archive
 	for _, file := range archive.Files {
@@ -73,7 +79,7 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 		}
 		// A new file has no error behind it before -update writes one.
 		hasError := i+1 < len(archive.Files) && archive.Files[i+1].Name == name+errorOf
-		if !isError && (!isCase(name) || hasError) {
+		if !isError && (!IsCase(name) || hasError) {
 			continue
 		}
 		cases++
@@ -82,7 +88,7 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 			t.Errorf("%s was accepted: %+v", name, loaded)
 			continue
 		}
-		requireInput(t, err)
+		RequireInput(t, err)
 		got.Files = append(got.Files,
 			txtar.File{Name: name + errorOf, Data: []byte(named.Replace(err.Error()) + "\n")})
 	}
@@ -101,8 +107,8 @@ func refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 	}
 }
 
-// requireNotes compares each note with an expected part of it.
-func requireNotes(t *testing.T, got []Note, want []string) {
+// RequireNotes compares each note with an expected part of it.
+func RequireNotes(t *testing.T, got []strict.Note, want []string) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Fatalf("notes: %v, want %q", got, want)
@@ -111,5 +117,16 @@ func requireNotes(t *testing.T, got []Note, want []string) {
 		if !strings.Contains(got[i].String(), note) {
 			t.Errorf("note %d is %q, want %q", i, got[i], note)
 		}
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the errors in testdata/bad")
+
+// RequireInput fails unless err is a *fault.Input.
+func RequireInput(t *testing.T, err error) {
+	t.Helper()
+	var bad *fault.Input
+	if !errors.As(err, &bad) {
+		t.Fatalf("got %v, want a *fault.Input", err)
 	}
 }

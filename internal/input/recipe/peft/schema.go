@@ -1,4 +1,4 @@
-package recipe
+package peft
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ import (
 // dataclasses in peft/tuners/*/config.py and peft/config.py of PEFT 0.20
 // (commit 5d602fdb, August 2026). PEFT ignores unknown keys, because later
 // versions add some.
-var adapterRules = sync.OnceValue(func() map[string]strict.Rule {
+var Rules = sync.OnceValue(func() map[string]strict.Rule {
 	common := strict.Merge(rule.Text.For("peft_type"), rule.Boolean.For("inference_mode"),
 		rule.Free.OrNull().For("auto_mapping"),
 		rule.Text.OrNull().For("peft_version base_model_name_or_path revision"),

@@ -1,4 +1,5 @@
-package recipe
+// Package peft reads adapter_config.json of PEFT.
+package peft
 
 import (
 	"fmt"
@@ -44,7 +45,7 @@ type Adapter struct {
 	SaveProjection bool // of VERA: the shared matrices are saved, too
 
 	BaseModel string
-	Notes     []Note
+	Notes     []strict.Note
 
 	targets, excluded, feedforward match
 	saved                          match
@@ -71,28 +72,23 @@ type OFT struct {
 	SharesBlock              bool // all blocks are one
 }
 
-// LoadAdapter reads the file at path.
-func LoadAdapter(path string) (*Adapter, error) {
-	return load(nil, path, AdapterKind, ParseAdapter)
-}
-
 // ParseAdapter parses the text of a file. The name of the file is for messages
 // only. Every error is a *fault.Input.
-func ParseAdapter(file string, text []byte) (*Adapter, error) {
+func Parse(file string, text []byte) (*Adapter, error) {
 	document, err := strict.Parse(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readAdapter(document)
+	return Read(document)
 }
 
 // readAdapter reads a parsed document.
-func readAdapter(document *strict.Document) (*Adapter, error) {
+func Read(document *strict.Document) (*Adapter, error) {
 	kind, err := adapterType(document)
 	if err != nil {
 		return nil, err
 	}
-	checked, err := strict.Schema{Program: "PEFT's " + kind, Rule: adapterRules()[kind]}.Read(document)
+	checked, err := strict.Schema{Program: "PEFT's " + kind, Rule: Rules()[kind]}.Read(document)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +115,7 @@ func adapterType(d *strict.Document) (string, error) {
 	if kind == nil {
 		return "", fault.File(d.File).Inputf("peft_type is missing").WithHint(`add "peft_type": "LORA"`)
 	}
-	planned := slices.Sorted(maps.Keys(adapterRules()))
+	planned := slices.Sorted(maps.Keys(Rules()))
 	switch {
 	case slices.Contains(planned, kind.Text):
 		return kind.Text, nil

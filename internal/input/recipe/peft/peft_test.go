@@ -1,4 +1,4 @@
-package recipe
+package peft
 
 import (
 	"maps"
@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/input/recipe/recipetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
-
-func TestAdapterBad(t *testing.T) { refused(t, "adapter", 50, LoadAdapter) }
 
 func TestAdapter(t *testing.T) {
 	for _, test := range []struct {
@@ -56,7 +56,8 @@ func TestAdapter(t *testing.T) {
 				ModulesToSave:   []string{"x", "classifier", "score"},
 				TrainableTokens: map[string][]int{"embed_tokens": {7}, "lm_head": {}},
 			}, []string{`PEFT's LORA knows no key "a_later_key"`}},
-		{"adalora", `{"peft_type": "ADALORA", "r": 4, "init_r": 16, "total_step": 100, "tinit": 10, "tfinal": 20, "rank_pattern": {"q_proj": [true, false]}}`,
+		{"adalora",
+			`{"peft_type": "ADALORA", "r": 4, "init_r": 16, "total_step": 100, "tinit": 10, "tfinal": 20, "rank_pattern": {"q_proj": [true, false]}}`,
 			Adapter{
 				Type: "ADALORA",
 				LoRA: LoRA{Rank: 16, Alpha: 8, Weights: "true"},
@@ -67,15 +68,17 @@ func TestAdapter(t *testing.T) {
 		{"vera", `{"peft_type": "VERA", "vera_dropout": 0.1, "save_projection": false, "projection_prng_key": 3}`,
 			Adapter{Type: "VERA", LoRA: LoRA{Rank: 256, Dropout: 0.1}, Bias: "none"}, nil},
 		{"ln", `{"peft_type": "LN_TUNING", "target_modules": ".*norm"}`, Adapter{Type: "LN_TUNING"}, nil},
-		{"prompt", `{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8, "prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "Classify", "tokenizer_name_or_path": "gpt2"}`,
+		{"prompt",
+			`{"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8, "prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "Classify", "tokenizer_name_or_path": "gpt2"}`,
 			Adapter{Type: "PROMPT_TUNING"}, nil},
-		{"prefix", `{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30, "prefix_projection": true, "encoder_hidden_size": 512, "num_layers": 24, "token_dim": 1024, "num_attention_heads": 16, "num_transformer_submodules": 1}`,
+		{"prefix",
+			`{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30, "prefix_projection": true, "encoder_hidden_size": 512, "num_layers": 24, "token_dim": 1024, "num_attention_heads": 16, "num_transformer_submodules": 1}`,
 			Adapter{Type: "PREFIX_TUNING"}, nil},
 		{"p", `{"peft_type": "P_TUNING", "num_virtual_tokens": 20, "encoder_reparameterization_type": "LSTM"}`,
 			Adapter{Type: "P_TUNING"}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ParseAdapter("adapter_config.json", []byte(test.text))
+			got, err := Parse("adapter_config.json", []byte(test.text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +87,7 @@ func TestAdapter(t *testing.T) {
 				cmpopts.IgnoreFields(Adapter{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			requireNotes(t, got.Notes, test.notes)
+			recipetest.RequireNotes(t, got.Notes, test.notes)
 		})
 	}
 }
@@ -129,7 +132,7 @@ func TestTargets(t *testing.T) {
 		`"target_modules": null`:                         nil,
 		`"target_parameters": ["mlp.experts.down_proj"]`: nil,
 	} {
-		a, err := ParseAdapter("a.json", []byte(`{"peft_type": "LORA", `+text+`}`))
+		a, err := Parse("a.json", []byte(`{"peft_type": "LORA", `+text+`}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +157,7 @@ func TestForModel(t *testing.T) {
 	for kind, defaults := range targetDefaults {
 		for modelType := range defaults {
 			text := `{"peft_type": "` + kind + `", "total_step": 9, "feedforward_modules": ["x"]}`
-			a, err := ParseAdapter("a.json", []byte(text))
+			a, err := Parse("a.json", []byte(text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -177,7 +180,7 @@ func TestForModel(t *testing.T) {
 		{"LN_TUNING", "qwen2", "model.layers.0.post_attention_layernorm", true},
 		{"PROMPT_TUNING", "wobble", "model.layers.0.self_attn.v_proj", false},
 	} {
-		a, err := ParseAdapter("a.json", []byte(`{"peft_type": "`+test.kind+`", "num_virtual_tokens": 8}`))
+		a, err := Parse("a.json", []byte(`{"peft_type": "`+test.kind+`", "num_virtual_tokens": 8}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,17 +195,18 @@ func TestForModel(t *testing.T) {
 		}
 	}
 	for _, kind := range []string{"LORA", "IA3"} {
-		a, err := ParseAdapter("a.json", []byte(`{"peft_type": "`+kind+`"}`))
+		a, err := Parse("a.json", []byte(`{"peft_type": "`+kind+`"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = a.ForModel("wobble")
-		requireInput(t, err)
+		recipetest.RequireInput(t, err)
 	}
 }
 
 func TestAdapterModules(t *testing.T) {
-	a, err := ParseAdapter("a.json", []byte(`{"peft_type": "LORA", "r": 8, "rank_pattern": {"self_attn.q_proj": 4, ".*q_proj": 2, "k_proj": 16}, "modules_to_save": ["head"]}`))
+	a, err := Parse("a.json",
+		[]byte(`{"peft_type": "LORA", "r": 8, "rank_pattern": {"self_attn.q_proj": 4, ".*q_proj": 2, "k_proj": 16}, "modules_to_save": ["head"]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,20 +228,23 @@ func TestAdapterModules(t *testing.T) {
 }
 
 func FuzzParseAdapter(f *testing.F) {
-	archived(f, "testdata/bad/adapter.txtar", func(_ string, text []byte) { f.Add(text, "model.layers.0.q_proj") })
+	recipetest.Archived(f, "../testdata/bad/adapter.txtar", func(_ string, text []byte) {
+		f.Add(text,
+			"model.layers.0.q_proj")
+	})
 	f.Add([]byte(`{"peft_type": "LORA", "target_modules": ["q_proj"], "layers_to_transform": [0, 99999999999], "layers_pattern": ["a", ".*"]}`), "m.a.99999999999999999999.q_proj")
 	f.Add([]byte(`{"peft_type": "IA3", "feedforward_modules": ".*"}`), "x")
 	f.Fuzz(func(t *testing.T, text []byte, module string) {
-		a, err := ParseAdapter("fuzz.json", text)
+		a, err := Parse("fuzz.json", text)
 		if (a == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", a, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 			return
 		}
 		if with, err := a.ForModel("llama"); err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		} else {
 			a = with
 		}
