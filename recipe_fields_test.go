@@ -23,7 +23,7 @@ var fieldsWithoutMemory = map[string]string{
 
 	"Freezes.ModelTypes Freezes.Named": "read by Freezes.Holds and Freezes.Names",
 
-	"DeepSpeed.Auto Optimizer.Defaulted": "read by recipe, for what the Trainer fills in",
+	"Config.Auto Optimizer.Defaulted": "read by recipe, for what the Trainer fills in",
 
 	"Optimizer.TorchAdam": "read by Optimizer.IsFusedAdam",
 
@@ -52,7 +52,7 @@ var fieldsWithoutMemory = map[string]string{
 }
 
 // kit lists the types of recipe that say how files are read, and hold nothing that was read.
-var kit = strings.Fields("Kind Program Reader SettingKey")
+var kit = strings.Fields("Autofill Kind Program Reader SettingKey")
 
 // TestFieldsOfRecipeAreUsed: every key that is read must be planned with, refused or reported, or stand in the list
 // above.

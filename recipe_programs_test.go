@@ -3,7 +3,6 @@ package plimsoll
 import (
 	"go/ast"
 	"go/token"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,18 +11,20 @@ import (
 
 const recipeFolder = "internal/input/recipe"
 
-// programsOfRecipe returns the folders of package recipe that read the files of one program, by the names that the
-// program may have in Go.
+// programsOfRecipe returns the folders of the programs that package programs lists, by the names that a program may
+// have in Go. Libraries that these programs use have folders, too, and files that many functions ask for.
 func programsOfRecipe(t *testing.T) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(recipeFolder)
-	if err != nil {
-		t.Fatal(err)
-	}
 	folders := map[string]string{"factory": "llamafactory", "llama-factory": "llamafactory", "ms-swift": "swift"}
-	for _, e := range entries {
-		if e.IsDir() && !slices.Contains([]string{"programs", "recipetest", "rule", "strict", "testdata"}, e.Name()) {
-			folders[e.Name()] = e.Name()
+	for _, source := range filesOfRecipe(t) {
+		if source.name != recipeFolder+"/programs/programs.go" {
+			continue
+		}
+		for _, imported := range source.tree.Imports {
+			if name, below := strings.CutPrefix(strings.Trim(imported.Path.Value, `"`),
+				"plimsoll/"+recipeFolder+"/"); below {
+				folders[name] = name
+			}
 		}
 	}
 	if len(folders) < 9 {

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -48,9 +49,9 @@ var accelerateSchema = strict.Schema{Program: "accelerate", Rule: strict.Object(
 				For("seq_parallel_communication_data_type"),
 			anyBoolean.For("zero3_init_flag zero3_save_16bit_model"),
 			strict.Keys{
-				"zero_stage":        anyInteger.From(0).To(3),
-				accumulationKey:     anyInteger.From(1).OrAuto(),
-				"gradient_clipping": rule.Amount.Lax().OrAuto(),
+				"zero_stage":              anyInteger.From(0).To(3),
+				deepspeed.AccumulationKey: anyInteger.From(1).OrAuto(),
+				"gradient_clipping":       rule.Amount.Lax().OrAuto(),
 				"deepspeed_multinode_launcher": strict.Text(
 					"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm").OrNull(),
 			}).NotingOthers().OrNull(),

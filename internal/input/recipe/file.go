@@ -8,6 +8,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 )
 
@@ -57,4 +58,11 @@ func load[T any](texts files.Texts, path string, what *Kind, parse func(file str
 // LoadAdapter reads the file at path.
 func LoadAdapter(path string) (*peft.Adapter, error) {
 	return load(nil, path, AdapterKind, peft.Parse)
+}
+
+// LoadDeepSpeed reads the file at path.
+func LoadDeepSpeed(path string, from Source) (*deepspeed.Config, error) {
+	return load(from.Texts, path, DeepSpeedKind, func(file string, text []byte) (*deepspeed.Config, error) {
+		return deepspeed.Parse(file, text, from.DeepSpeed)
+	})
 }

@@ -1,3 +1,6 @@
+// Package recipe reads how a model is trained: the precision, the optimizer,
+// the sharding and the offloading. It reads strictly: a key that is silently
+// ignored would lead to a plan for another training run than the user starts.
 package recipe
 
 import (
@@ -10,6 +13,9 @@ import (
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
+
+// Note is a remark for the author of a file.
+type Note = strict.Note
 
 // Framework is a configuration of a program that makes the model and the Trainer itself, such as LLaMA-Factory. It says
 // what several files say of other jobs.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/tools/go/packages"
 
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -31,7 +32,7 @@ func paths(known map[string]bool, rule strict.Rule, above []string) {
 // calls the getter.
 func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
-	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
+	rules := []strict.Rule{accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
 		additiveRule, megatronSchema().Rule}
 	rules = slices.AppendSeq(rules, maps.Values(peft.Rules()))
 	for _, k := range kinds {
@@ -39,9 +40,7 @@ func TestPathsAreInASchema(t *testing.T) {
 			rules = append(rules, strict.Object(k.Program.Keys))
 		}
 	}
-	for _, optimizer := range optimizers {
-		rules = append(rules, optimizer.params)
-	}
+	rules = append(rules, deepspeed.Rules()...)
 	for _, rule := range rules {
 		paths(known, rule, nil)
 	}

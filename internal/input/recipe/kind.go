@@ -9,6 +9,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -62,7 +63,7 @@ var (
 		Settings: accelerateKeys, SettingsOf: accelerateKeysOf}
 	DeepSpeedKind = &Kind{Name: "DeepSpeed JSON configuration", Flag: "--deepspeed",
 		Marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`, Known: &deepSpeedRule, Settings: deepSpeedKeys}
+			wall_clock_breakdown compression_training`, Known: &deepspeed.Rule, Settings: deepSpeedKeys}
 	AdapterKind = &Kind{Name: "adapter_config.json of PEFT", Flag: "--adapter",
 		Marks: "peft_type base_model_name_or_path"}
 	ModelKind = &Kind{Name: "config.json of a model", Flag: "--model",

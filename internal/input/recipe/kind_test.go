@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/recipetest"
 )
 
@@ -107,3 +109,31 @@ func TestKindsOfPublicFiles(t *testing.T) {
 }
 
 func TestAdapterBad(t *testing.T) { recipetest.Refused(t, "adapter", 50, LoadAdapter) }
+
+// ranks is the number of ranks for the files of testdata/bad.
+const ranks = 8
+
+func TestDeepSpeedBad(t *testing.T) {
+	recipetest.Refused(t, "deepspeed", 105, func(path string) (*deepspeed.Config, error) {
+		d, err := LoadDeepSpeed(path, Source{})
+		if err == nil {
+			_, err = d.ResolveBatch(ranks)
+		}
+		return d, err
+	})
+}
+
+// newest returns a function that loads what the newest release of DeepSpeed reads.
+func newest[T any](load func(string, Source) (*T, error)) func(string) (*T, error) {
+	return func(path string) (*T, error) { return load(path, Source{}) }
+}
+
+// defaults is the meaning of an empty configuration of DeepSpeed, without the notes.
+func defaults() deepspeed.Config {
+	d, err := deepspeed.Parse("", []byte("{}"), version.Version{})
+	if err != nil {
+		panic(err)
+	}
+	d.File, d.Notes = "", nil
+	return *d
+}

@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 )
 
@@ -97,7 +99,7 @@ func TestLargeDocuments(t *testing.T) {
 			}
 			parsers := map[string]func() error{
 				"DeepSpeed": func() error {
-					_, err := ParseDeepSpeed(name, []byte(text), Source{})
+					_, err := deepspeed.Parse(name, []byte(text), version.Version{})
 					return err
 				},
 				"TrainingArguments": func() error {

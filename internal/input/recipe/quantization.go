@@ -143,8 +143,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &Quantization{File: file, ComputeDType: elements(r, "bnb_4bit_compute_dtype"),
-		StorageDType: elements(r, "bnb_4bit_quant_storage")}
+	q := &Quantization{File: file, ComputeDType: r.Type("bnb_4bit_compute_dtype"),
+		StorageDType: r.Type("bnb_4bit_quant_storage")}
 	r.Fill(q)
 	if skipped := r.Find("llm_int8_skip_modules"); skipped != nil && skipped.Kind == '[' && q.SkipModules == nil {
 		q.SkipModules = []string{} // transformers takes an empty list as it is

@@ -6,6 +6,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -58,7 +59,8 @@ func strategyOf(x any) any {
 }
 
 var deepSpeedKeys = SettingKeys{
-	MicroBatch: {Path: microKey}, Accumulation: {Path: accumulationKey}, TrainBatch: {Path: trainKey},
+	MicroBatch: {Path: deepspeed.MicroKey}, Accumulation: {Path: deepspeed.AccumulationKey},
+	TrainBatch:       {Path: deepspeed.TrainKey},
 	Stage:            {Path: "zero_optimization.stage"},
 	OptimizerDevice:  {Path: "zero_optimization.offload_optimizer.device"},
 	ParameterDevice:  {Path: "zero_optimization.offload_param.device"},

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -54,7 +55,7 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 	err = r.Refuse([]strict.Conflict{
 		{low && r.List("optim_target_modules") == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", o.Name), `add "optim_target_modules": "all-linear"`},
-		{o.StepsInBackward && r.Integer(accumulationKey) > 1, accumulationKey,
+		{o.StepsInBackward && r.Integer(deepspeed.AccumulationKey) > 1, deepspeed.AccumulationKey,
 			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", o.Name),
 			"set it to 1, or use the optimizer without _layerwise"},
 	})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -33,8 +34,8 @@ type Training struct {
 	Evaluation           Evaluation `key:""`
 	Saving               Saving     `key:""`
 
-	DeepSpeed *DeepSpeed // nil without
-	FSDP      *FSDP      // nil without
+	DeepSpeed *deepspeed.Config // nil without
+	FSDP      *FSDP             // nil without
 	Notes     []Note
 }
 
@@ -269,6 +270,7 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 		{t.DeepSpeed != nil && t.DeepSpeed.ZeROStage == 3 && t.AutoFindBatchSize, "auto_find_batch_size",
 			"is true, which the Trainer does not combine with ZeRO stage 3", "remove the key"},
 		{t.FSDP != nil && t.FSDP.ActivationCheckpointing && t.Checkpointing.Enabled, "fsdp_config",
-			"and the arguments both checkpoint activations, which the Trainer refuses", `remove "gradient_checkpointing"`},
+			"and the arguments both checkpoint activations, which the Trainer refuses",
+			`remove "gradient_checkpointing"`},
 	})
 }

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -34,7 +35,7 @@ var trainingKeys = strict.Merge(
 	strict.Keys{
 		"per_device_train_batch_size": rule.Size.Default(8),
 		"per_device_eval_batch_size":  rule.Size.Default(8),
-		accumulationKey:               rule.Size.Default(1),
+		deepspeed.AccumulationKey:     rule.Size.Default(1),
 		"max_grad_norm":               rule.Amount.OrNull().Default(1.),
 		"ddp_bucket_cap_mb":           rule.Size.OrNull().Default(25), // PyTorch's default
 		"dataloader_num_workers":      rule.Count,

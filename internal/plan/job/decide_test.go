@@ -12,7 +12,7 @@ import (
 
 	"plimsoll/internal/base/files/filestest"
 	"plimsoll/internal/input/model"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 )
 
@@ -21,7 +21,7 @@ import (
 var compared = cmp.Options{
 	cmpopts.IgnoreFields(Optimizer{}, "States"),
 	cmp.AllowUnexported(Optimizer{}),
-	cmpopts.IgnoreUnexported(recipe.DeepSpeed{}, peft.Adapter{}),
+	cmpopts.IgnoreUnexported(deepspeed.Config{}, peft.Adapter{}),
 	cmp.Comparer(func(a, b *model.Model) bool { return reflect.DeepEqual(a, b) }),
 }
 

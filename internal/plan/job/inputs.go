@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
@@ -26,7 +27,7 @@ type Inputs struct {
 	fused            func() *model.Model // the model with fused experts
 	training         *recipe.Training
 	launch           *recipe.Accelerate
-	deepSpeed        *recipe.DeepSpeed // of the file that goes before the others
+	deepSpeed        *deepspeed.Config // of the file that goes before the others
 	fsdp             *recipe.FSDP
 	adapter          *peft.Adapter
 	quantization     *recipe.Quantization

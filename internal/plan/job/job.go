@@ -13,6 +13,7 @@ import (
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/forward"
 )
@@ -107,7 +108,7 @@ type Update struct {
 
 // Sharding says how ranks share the parameters, and the work.
 type Sharding struct {
-	DeepSpeed *recipe.DeepSpeed
+	DeepSpeed *deepspeed.Config
 	FSDP      *recipe.FSDP
 	Parallel  Parallel
 	Pipeline  *Pipeline // nil without pipeline stages

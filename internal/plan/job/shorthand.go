@@ -7,7 +7,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
 )
 
@@ -35,7 +35,7 @@ const (
 const partitionsParameters = "3"
 
 // shortDeepSpeed returns DeepSpeed's configuration as --zero says it.
-func (in *Inputs) shortDeepSpeed() (*recipe.DeepSpeed, error) {
+func (in *Inputs) shortDeepSpeed() (*deepspeed.Config, error) {
 	what := "--zero " + in.request.ZeRO
 	if in.deepSpeed != nil {
 		return nil, fault.Inputf("%s and %s both configure DeepSpeed", what, in.deepSpeed.File).
@@ -45,7 +45,7 @@ func (in *Inputs) shortDeepSpeed() (*recipe.DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	return recipe.ParseDeepSpeed(what, text, in.source())
+	return deepspeed.Parse(what, text, in.deepSpeedRelease)
 }
 
 // ZeROConfig returns the file that --zero, --zero-offload and --precision stand for: JSON of DeepSpeed.

@@ -72,7 +72,7 @@ type OFT struct {
 	SharesBlock              bool // all blocks are one
 }
 
-// ParseAdapter parses the text of a file. The name of the file is for messages
+// Parse parses the text of a file. The name of the file is for messages
 // only. Every error is a *fault.Input.
 func Parse(file string, text []byte) (*Adapter, error) {
 	document, err := strict.Parse(file, text)
@@ -82,7 +82,7 @@ func Parse(file string, text []byte) (*Adapter, error) {
 	return Read(document)
 }
 
-// readAdapter reads a parsed document.
+// Read reads a parsed document.
 func Read(document *strict.Document) (*Adapter, error) {
 	kind, err := adapterType(document)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// adapterRules are the keys of the adapter types that Plimsoll knows: the
+// Rules are the keys of the adapter types that Plimsoll knows: the
 // dataclasses in peft/tuners/*/config.py and peft/config.py of PEFT 0.20
 // (commit 5d602fdb, August 2026). PEFT ignores unknown keys, because later
 // versions add some.

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"fmt"
@@ -6,26 +6,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/version"
-	"plimsoll/internal/input/recipe/recipetest"
 )
-
-// ranks is the number of ranks for the files of testdata/bad.
-const ranks = 8
-
-func TestDeepSpeedBad(t *testing.T) {
-	recipetest.Refused(t, "deepspeed", 105, func(path string) (*DeepSpeed, error) {
-		d, err := LoadDeepSpeed(path, Source{})
-		if err == nil {
-			_, err = d.ResolveBatch(ranks)
-		}
-		return d, err
-	})
-}
-
-// newest returns a function that loads what the newest release of DeepSpeed reads.
-func newest[T any](load func(string, Source) (*T, error)) func(string) (*T, error) {
-	return func(path string) (*T, error) { return load(path, Source{}) }
-}
 
 // TestDeepSpeedReleases tests what releases do with keys that they do not know, by the tags of DeepSpeed's repository.
 func TestDeepSpeedReleases(t *testing.T) {
@@ -60,7 +41,7 @@ func TestDeepSpeedReleases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := ParseDeepSpeed("ds.json", []byte(`{"train_batch_size": 8, `+c.text+`}`), Source{DeepSpeed: release})
+		d, err := Parse("ds.json", []byte(`{"train_batch_size": 8, `+c.text+`}`), release)
 		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s %s: refused for %v, want %q", c.release, c.text, err, c.refused)
 			continue
@@ -77,11 +58,11 @@ func TestDeepSpeedReleases(t *testing.T) {
 // TestFractionOfLossScale reads a smallest loss scale that is no whole number, as DeepSpeed did before 0.17.1.
 func TestFractionOfLossScale(t *testing.T) {
 	text := []byte(`{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}`)
-	_, err := ParseDeepSpeed("ds.json", text, Source{})
+	_, err := Parse("ds.json", text, version.Version{})
 	if err == nil || !strings.Contains(err.Error(), "only before 0.17.1") {
 		t.Errorf("got %v", err)
 	}
-	d, err := ParseDeepSpeed("ds.json", text, Source{DeepSpeed: version.Version{Minor: 16, Patch: 9}})
+	d, err := Parse("ds.json", text, version.Version{Minor: 16, Patch: 9})
 	if err != nil || d.LossScale.Minimum != 1e-10 {
 		t.Errorf("%+v, %v", d, err)
 	}

@@ -1,9 +1,10 @@
-package recipe
+package deepspeed
 
 import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe/recipetest"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,8 +15,8 @@ import (
 // and the configuration itself must stay as it was.
 func TestWith(t *testing.T) {
 	const text = `{"train_micro_batch_size_per_gpu": 1, "zero_optimization": ZERO, "bf16": {"enabled": true}}`
-	parse := func(zero string) (*DeepSpeed, error) {
-		return ParseDeepSpeed("ds.json", []byte(strings.Replace(text, "ZERO", zero, 1)), Source{})
+	parse := func(zero string) (*Config, error) {
+		return Parse("ds.json", []byte(strings.Replace(text, "ZERO", zero, 1)), version.Version{})
 	}
 	for _, c := range []struct {
 		from string
@@ -51,7 +52,7 @@ func TestWith(t *testing.T) {
 		if err != nil || failed != nil {
 			t.Fatal(err, failed)
 		}
-		ignored := cmp.Options{cmpopts.IgnoreUnexported(DeepSpeed{}), cmpopts.IgnoreFields(DeepSpeed{}, "Notes")}
+		ignored := cmp.Options{cmpopts.IgnoreUnexported(Config{}), cmpopts.IgnoreFields(Config{}, "Notes")}
 		if difference := cmp.Diff(want, got, ignored); difference != "" {
 			t.Errorf("%s with %v, and %s (-):\n%s", c.from, c.with, c.to, difference)
 		}

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"maps"
@@ -110,7 +110,7 @@ func (o *Optimizer) isAdam() bool { return o.Type == "Adam" || o.Type == "AdamW"
 func (o *Optimizer) IsFusedAdam() bool { return o != nil && o.isAdam() && !o.TorchAdam }
 
 // optimizer returns the optimizer section.
-func (r *deepSpeedReader) optimizer() (*Optimizer, error) {
+func (r *reader) optimizer() (*Optimizer, error) {
 	if !r.Gives("optimizer") {
 		return nil, nil
 	}
@@ -191,7 +191,7 @@ var torchSchedulers = []string{
 }
 
 // scheduler checks the scheduler section. No schedule takes memory.
-func (r *deepSpeedReader) scheduler() error {
+func (r *reader) scheduler() error {
 	name := r.Word("scheduler.type")
 	if name == "" && !r.Gives("scheduler.type") {
 		return nil
@@ -206,4 +206,13 @@ func (r *deepSpeedReader) scheduler() error {
 	}
 	_, err := r.Under("scheduler.params", rule)
 	return err
+}
+
+// Rules returns the rules of a file and of the parameters of each optimizer.
+func Rules() []strict.Rule {
+	list := []strict.Rule{Rule}
+	for _, t := range optimizers {
+		list = append(list, t.params)
+	}
+	return list
 }

@@ -1,7 +1,5 @@
-// Package recipe reads how a model is trained: the precision, the optimizer,
-// the sharding and the offloading. It reads strictly: a key that is silently
-// ignored would lead to a plan for another training run than the user starts.
-package recipe
+// Package deepspeed reads configurations of DeepSpeed.
+package deepspeed
 
 import (
 	"cmp"
@@ -14,10 +12,10 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// DeepSpeed is a DeepSpeed configuration. Missing keys and "auto" have the
+// Config is a DeepSpeed configuration. Missing keys and "auto" have the
 // defaults of DeepSpeed 0.19.6. A note names each default that matters and
 // differs in earlier versions.
-type DeepSpeed struct {
+type Config struct {
 	File string
 
 	ZeRO  `key:""`
@@ -36,10 +34,10 @@ type DeepSpeed struct {
 	// Auto lists the keys with the value "auto", as sorted dotted paths.
 	Auto []string
 	// Notes name keys that DeepSpeed accepts, but ignores or calls deprecated.
-	Notes []Note
+	Notes []strict.Note
 	// Unplanned names keys that change how much memory a job takes, but have no
 	// field here.
-	Unplanned []Note
+	Unplanned []strict.Note
 	// Beside says what the file turns on that changes memory, and that a plan leaves out.
 	Beside []string
 
@@ -90,6 +88,12 @@ type Types struct {
 type givenNumber struct {
 	number float64
 	where  fault.Position
+}
+
+// Number returns a number that the file gives for a key of the batch or gradient_clipping, and its place.
+func (d *Config) Number(key string) (number float64, where fault.Position, given bool) {
+	n, given := d.numbers[key]
+	return n.number, n.where, given
 }
 
 // Offload says where state is kept while the GPU does not need it.
@@ -144,30 +148,22 @@ type ZenFlow struct {
 	Offload        bool    `key:"offload"`
 }
 
-// Note is a remark for the author of a file.
-type Note = strict.Note
+// Newest is the newest release of DeepSpeed that is known. A zero version means it, too.
+var Newest = version.Version{Major: 0, Minor: 19, Patch: 6}
 
-// NewestDeepSpeed is the newest release of DeepSpeed that is known. A zero version means it, too.
-var NewestDeepSpeed = version.Version{Major: 0, Minor: 19, Patch: 6}
-
-// LoadDeepSpeed reads the file at path.
-func LoadDeepSpeed(path string, from Source) (*DeepSpeed, error) {
-	return load(from.Texts, path, DeepSpeedKind, of(from, ParseDeepSpeed))
-}
-
-// ParseDeepSpeed parses the text of a file. The name of the file is for
+// Parse parses the text of a file. The name of the file is for
 // messages only. Every error is a *fault.Input.
-func ParseDeepSpeed(file string, text []byte, from Source) (*DeepSpeed, error) {
+func Parse(file string, text []byte, release version.Version) (*Config, error) {
 	document, err := strict.ParseCommented(file, text)
 	if err != nil {
 		return nil, err
 	}
-	return readDeepSpeed(document, from.DeepSpeed)
+	return Read(document, release)
 }
 
 // With returns the configuration that the file would give with other values at
 // these dotted paths.
-func (d *DeepSpeed) With(values map[string]any) (*DeepSpeed, error) {
+func (d *Config) With(values map[string]any) (*Config, error) {
 	const zero = "zero_optimization"
 	root := d.document.Root.Clone()
 	if v := root.Find(zero); v != nil && v.Kind != '{' { // the oldest form
@@ -183,28 +179,28 @@ func (d *DeepSpeed) With(values map[string]any) (*DeepSpeed, error) {
 			root.Set(path, root.At, is)
 		}
 	}
-	return readDeepSpeed(&strict.Document{File: d.File, Text: d.document.Text, Root: root}, d.release)
+	return Read(&strict.Document{File: d.File, Text: d.document.Text, Root: root}, d.release)
 }
 
-// deepSpeedReader reads a DeepSpeed configuration.
-type deepSpeedReader struct {
+// reader reads a DeepSpeed configuration.
+type reader struct {
 	*strict.Reader
 	bf16   string         // the section that DeepSpeed reads for bfloat16
 	params *strict.Reader // optimizer.params; nil without an optimizer
 }
 
-// readDeepSpeed reads a configuration, which may be a part of another file.
-func readDeepSpeed(document *strict.Document, release version.Version) (*DeepSpeed, error) {
-	schema := strict.Schema{Program: "DeepSpeed", Release: cmp.Or(release, NewestDeepSpeed), Rule: deepSpeedRule}
+// Read reads a configuration, which may be a part of another file.
+func Read(document *strict.Document, release version.Version) (*Config, error) {
+	schema := strict.Schema{Program: "DeepSpeed", Release: cmp.Or(release, Newest), Rule: Rule}
 	checked, err := schema.Read(document)
 	if err != nil {
 		return nil, err
 	}
-	r := &deepSpeedReader{Reader: checked, bf16: "bf16"}
+	r := &reader{Reader: checked, bf16: "bf16"}
 	if !r.Has("bf16") { // the old name counts only if the new one is missing
 		r.bf16 = "bfloat16"
 	}
-	d := &DeepSpeed{File: document.File, document: document, release: release}
+	d := &Config{File: document.File, document: document, release: release}
 	if d.Optimizer, err = r.optimizer(); err != nil {
 		return nil, err
 	}
@@ -222,7 +218,7 @@ func readDeepSpeed(document *strict.Document, release version.Version) (*DeepSpe
 }
 
 // fill sets the fields of d by their keys, and those that depend on several.
-func (r *deepSpeedReader) fill(d *DeepSpeed) {
+func (r *reader) fill(d *Config) {
 	const zero = "zero_optimization"
 	r.Fill(d)
 	if whole := r.Find(zero); whole != nil && whole.Kind != '{' && whole.Truth {
@@ -243,7 +239,7 @@ func (r *deepSpeedReader) fill(d *DeepSpeed) {
 	r.fillPrecision(d)
 
 	d.numbers = map[string]givenNumber{}
-	for _, key := range []string{trainKey, microKey, accumulationKey, "gradient_clipping"} {
+	for _, key := range []string{TrainKey, MicroKey, AccumulationKey, "gradient_clipping"} {
 		if v := r.Find(key); v != nil {
 			d.numbers[key] = givenNumber{v.Number, r.Place(key)}
 		}
@@ -254,14 +250,14 @@ func (r *deepSpeedReader) fill(d *DeepSpeed) {
 }
 
 // fillOffload adds what the deprecated boolean in place of a section says.
-func (r *deepSpeedReader) fillOffload(o *Offload, section, deprecated string) {
+func (r *reader) fillOffload(o *Offload, section, deprecated string) {
 	if r.Truth(deprecated) && !r.Gives(section+".device") {
 		o.Device = "cpu"
 	}
 	o.PinGiven = r.Gives(section + ".pin_memory")
 }
 
-func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
+func (r *reader) fillPrecision(d *Config) {
 	switch {
 	case r.Truth(r.bf16 + ".enabled"):
 		d.Precision = dtype.BF16
@@ -276,27 +272,21 @@ func (r *deepSpeedReader) fillPrecision(d *DeepSpeed) {
 	d.LowPrecisionMaster = r.Truth(r.bf16+".bf16_master_weights_and_grads") ||
 		r.Truth("fp16.fp16_master_weights_and_grads")
 	d.LowPrecisionState = r.Truth(r.bf16 + ".bf16_optimizer_states")
-	d.GradientAccumulationDType = elements(r.Reader, "data_types.grad_accum_dtype")
-	d.Communication = elements(r.Reader, "communication_data_type")
-	d.SequenceCommunication = elements(r.Reader, "seq_parallel_communication_data_type")
+	d.GradientAccumulationDType = r.Type("data_types.grad_accum_dtype")
+	d.Communication = r.Type("communication_data_type")
+	d.SequenceCommunication = r.Type("seq_parallel_communication_data_type")
 	if r.Truth("torch_autocast.enabled") {
 		const modules = "torch_autocast.lower_precision_safe_modules"
-		d.Autocast = elements(r.Reader, "torch_autocast.dtype")
+		d.Autocast = r.Type("torch_autocast.dtype")
 		d.AutocastsOthers = r.Gives(modules) && !slices.Contains(r.List(modules), "torch.nn.Linear")
 	}
 }
 
-// elements returns the element type at path, or Invalid.
-func elements(r *strict.Reader, path string) dtype.Type {
-	t, _ := dtype.Parse(r.Word(path)) // the schema lists only names that parse
-	return t
-}
-
 // unplanned lists the keys in the file that change memory, but have no field.
-func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
+func (r *reader) unplanned(d *Config) []strict.Note {
 	const zero = "zero_optimization."
 	shards := d.ZeROStage == 3
-	var list []Note
+	var list []strict.Note
 	for _, k := range []struct {
 		is        bool
 		path, why string
@@ -308,7 +298,7 @@ func (r *deepSpeedReader) unplanned(d *DeepSpeed) []Note {
 		{r.Truth("amp.enabled"), "amp", "leaves the precision to Apex"},
 	} {
 		if k.is {
-			list = append(list, Note{Where: r.Place(k.path), What: k.path + " " + k.why})
+			list = append(list, strict.Note{Where: r.Place(k.path), What: k.path + " " + k.why})
 		}
 	}
 	return list

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"fmt"
@@ -17,12 +17,12 @@ import (
 	"plimsoll/internal/input/recipe/recipetest"
 )
 
-// defaults is the meaning of an empty object, without the notes.
-func defaults() DeepSpeed {
+// defaultsOf is the meaning of an empty object, without the notes.
+func defaultsOf() Config {
 	none := Offload{Device: "none", PinMemory: true, Ratio: 1, Buffers: 4}
 	parameters := none
 	parameters.Buffers, parameters.BufferElements, parameters.HeldElements, parameters.Ratio = 5, 1e8, 1e9, 0
-	return DeepSpeed{
+	return Config{
 		ZeRO: ZeRO{
 			Sizes: Sizes{
 				ReduceBucket: 5e8, AllgatherBucket: 5e8, SubGroup: 1e9, PrefetchBucket: 5e7,
@@ -44,13 +44,13 @@ func defaults() DeepSpeed {
 func TestGood(t *testing.T) {
 	tests := []struct {
 		file  string
-		means func(*DeepSpeed)
+		means func(*Config)
 		notes []string // each a part of the note
 	}{
-		{"minimal", func(d *DeepSpeed) {
+		{"minimal", func(d *Config) {
 			d.Batch = Batch{Train: 8}
 		}, []string{"minimal.json: gradient_clipping is not given"}},
-		{"zero2_offload", func(d *DeepSpeed) {
+		{"zero2_offload", func(d *Config) {
 			d.ZeROStage, d.OverlapReduction = 2, true
 			d.Sizes.AllgatherBucket = 2e8
 			d.OffloadOptimizer = Offload{Device: "cpu", PinGiven: true, Ratio: 1, Buffers: 4}
@@ -67,7 +67,7 @@ func TestGood(t *testing.T) {
 			}
 			d.Batch = Batch{Train: 64, Micro: 4}
 		}, nil},
-		{"zero3_auto", func(d *DeepSpeed) {
+		{"zero3_auto", func(d *Config) {
 			d.ZeROStage, d.OverlapReduction = 3, true
 			d.Sizes.LiveParameters = 2e9
 			d.OffloadOptimizer.Device, d.OffloadParameters.Device = "cpu", "cpu"
@@ -90,7 +90,7 @@ func TestGood(t *testing.T) {
 				train_batch_size train_micro_batch_size_per_gpu
 				zero_optimization.reduce_bucket_size zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_prefetch_bucket_size`)
 		}, nil},
-		{"zenflow", func(d *DeepSpeed) {
+		{"zenflow", func(d *Config) {
 			d.ZeROStage, d.OverlapReduction = 2, true
 			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
 			d.ZenFlow = &ZenFlow{TopKRatio: 0.05, UpdateInterval: 4, OverlapStep: true, Offload: true}
@@ -105,7 +105,7 @@ func TestGood(t *testing.T) {
 			}
 			d.Batch = Batch{Micro: 8}
 		}, nil},
-		{"super_offload", func(d *DeepSpeed) {
+		{"super_offload", func(d *Config) {
 			d.ZeROStage = 3
 			d.Sizes.SubGroup, d.Sizes.LiveParameters = 4e8, 5e8
 			d.OffloadOptimizer = Offload{
@@ -129,7 +129,7 @@ func TestGood(t *testing.T) {
 			}
 			d.Batch = Batch{Train: 8, Accumulation: 1}
 		}, nil},
-		{"fp16_static", func(d *DeepSpeed) {
+		{"fp16_static", func(d *Config) {
 			d.ZeROStage, d.Sizes.ReduceBucket = 1, 1e6
 			d.Precision, d.GradientClipping, d.CheckpointActivationsOnCPU = dtype.F16, 0.5, true
 			d.LossScale = LossScale{
@@ -153,7 +153,7 @@ func TestGood(t *testing.T) {
 			}
 			d.Batch = Batch{Train: 16, Micro: 2}
 		}, nil},
-		{"deprecated", func(d *DeepSpeed) {
+		{"deprecated", func(d *Config) {
 			d.ZeROStage, d.Precision = 2, dtype.BF16
 			d.OffloadOptimizer.Device = "cpu"
 			d.Optimizer = &Optimizer{
@@ -176,12 +176,12 @@ func TestGood(t *testing.T) {
 			"deprecated.json: gradient_clipping is not given",
 			"deprecated.json:5:3: zero_optimization.offload_optimizer.pin_memory is not given",
 		}},
-		{"oldest", func(d *DeepSpeed) {
+		{"oldest", func(d *Config) {
 			d.ZeROStage, d.Sizes.AllgatherBucket = 1, 1000
 			d.Batch = Batch{Train: 16}
 		}, []string{"oldest.json:5:3: allgather_size is deprecated",
 			"oldest.json:4:3: zero_optimization is a boolean"}},
-		{"ignored", func(d *DeepSpeed) {
+		{"ignored", func(d *Config) {
 			d.ZeROStage = 2
 			d.OffloadOptimizer.Device, d.OffloadOptimizer.PinGiven = "cpu", true
 			d.Batch = Batch{Train: 16}
@@ -191,12 +191,12 @@ func TestGood(t *testing.T) {
 			`ignored.json:8:27: zero_optimization.offload_optimizer.device is "nvme", which stage 2 treats as "cpu"`,
 			`ignored.json:5:3: bfloat16 has no effect beside "bf16"`,
 		}},
-		{"accelerate_auto", func(d *DeepSpeed) {
+		{"accelerate_auto", func(d *Config) {
 			d.Precision = dtype.BF16
 			d.OffloadOptimizer.Ratio = 0.5 // refused at stage 2, but this may be 3
 			d.Auto = []string{"zero_optimization.offload_optimizer.device", "zero_optimization.stage"}
 		}, nil},
-		{"nvme", func(d *DeepSpeed) {
+		{"nvme", func(d *Config) {
 			d.Beside = []string{"leaf_module: ZeRO-3 gathers all parameters of such modules at once"}
 			d.ZeROStage, d.OverlapReduction = 3, true
 			d.OffloadOptimizer.Device, d.OffloadParameters.Device = "nvme", "nvme"
@@ -207,15 +207,19 @@ func TestGood(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.file, func(t *testing.T) {
 			path := filepath.Join("testdata/good", test.file+".json")
-			got, err := LoadDeepSpeed(path, Source{})
+			text, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := defaults()
+			got, err := Parse(path, text, version.Version{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := defaultsOf()
 			want.File = path
 			test.means(&want)
-			if diff := cmp.Diff(&want, got, cmpopts.IgnoreUnexported(DeepSpeed{}),
-				cmpopts.IgnoreFields(DeepSpeed{}, "Notes")); diff != "" {
+			if diff := cmp.Diff(&want, got, cmpopts.IgnoreUnexported(Config{}),
+				cmpopts.IgnoreFields(Config{}, "Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(got.Notes) != len(test.notes) {
@@ -260,7 +264,7 @@ func TestResolveBatch(t *testing.T) {
 }
 
 // parsed returns a file that gives the batch. A zero is omitted or "auto".
-func parsed(t *rapid.T, b Batch) *DeepSpeed {
+func parsed(t *rapid.T, b Batch) *Config {
 	write := func(key string, n int) string {
 		switch {
 		case n > 0:
@@ -271,9 +275,9 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 			return fmt.Sprintf("%q: null", key)
 		}
 	}
-	text := fmt.Sprintf("{%s, %s, %s}", write(trainKey, b.Train), write(microKey, b.Micro),
-		write(accumulationKey, b.Accumulation))
-	d, err := ParseDeepSpeed("batch.json", []byte(text), Source{})
+	text := fmt.Sprintf("{%s, %s, %s}", write(TrainKey, b.Train), write(MicroKey, b.Micro),
+		write(AccumulationKey, b.Accumulation))
+	d, err := Parse("batch.json", []byte(text), version.Version{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,13 +288,14 @@ func parsed(t *rapid.T, b Batch) *DeepSpeed {
 // does not come from the file, so no schema checks it.
 func TestResolveBatchRanks(t *testing.T) {
 	for _, ranks := range []int{0, -1, math.MinInt} {
-		if _, err := (&DeepSpeed{Batch: Batch{Micro: 1}}).ResolveBatch(ranks); err == nil {
+		if _, err := (&Config{Batch: Batch{Micro: 1}}).ResolveBatch(ranks); err == nil {
 			t.Errorf("%d ranks were accepted", ranks)
 		}
 	}
 }
 
 func FuzzParseDeepSpeed(f *testing.F) {
+	const ranks = 8
 	paths, err := filepath.Glob("testdata/good/*.json")
 	if err != nil || len(paths) == 0 {
 		f.Fatal("no seeds: ", err)
@@ -302,16 +307,16 @@ func FuzzParseDeepSpeed(f *testing.F) {
 		}
 		f.Add(text, ranks)
 	}
-	recipetest.Archived(f, "testdata/bad/deepspeed.txtar", func(_ string, text []byte) { f.Add(text, ranks) })
+	recipetest.Archived(f, "../testdata/bad/deepspeed.txtar", func(_ string, text []byte) { f.Add(text, ranks) })
 	f.Add([]byte(strings.Repeat("[", 20000)), 1)
 	f.Add([]byte("{\"a\\"), 1)
 	f.Add([]byte("\ufeff{/**/}#"), 1)
 	f.Fuzz(func(t *testing.T, text []byte, ranks int) {
-		with := Source{DeepSpeed: version.Version{Minor: ranks & 31}}
-		if _, err := ParseDeepSpeed("fuzz.json", text, with); err != nil {
+		release := version.Version{Minor: ranks & 31}
+		if _, err := Parse("fuzz.json", text, release); err != nil {
 			recipetest.RequireInput(t, err)
 		}
-		d, err := ParseDeepSpeed("fuzz.json", text, Source{})
+		d, err := Parse("fuzz.json", text, version.Version{})
 		if (d == nil) == (err == nil) {
 			t.Fatalf("got %v and %v", d, err)
 		}

@@ -1,9 +1,9 @@
-package recipe
+package deepspeed
 
 import "plimsoll/internal/input/recipe/strict"
 
 // beside lists what the file turns on that a plan leaves out.
-func (r *deepSpeedReader) beside(d *DeepSpeed) (list []string) {
+func (r *reader) beside(d *Config) (list []string) {
 	const zero = "zero_optimization."
 	shards, quantizes := d.ZeROStage == 3, r.Find("quantize_training")
 	for _, k := range []struct {
@@ -46,7 +46,7 @@ func (r *deepSpeedReader) beside(d *DeepSpeed) (list []string) {
 }
 
 // compresses reports whether one of these sections of compression_training is on.
-func (r *deepSpeedReader) compresses(sections ...string) bool {
+func (r *reader) compresses(sections ...string) bool {
 	for _, section := range sections {
 		if v := r.Find("compression_training." + section); v != nil && isOn(v.Find("shared_parameters.enabled")) {
 			return true

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"math"
@@ -7,15 +7,15 @@ import (
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// deepSpeedRule lists every key of DeepSpeed 0.19.6 (commit edaa72212, August
+// Rule lists every key of DeepSpeed 0.19.6 (commit edaa72212, August
 // 2026): deepspeed/runtime/config.py, constants.py and the models that they
 // read. It omits keys that hold Python objects (tensor_parallel's dtype, mpu,
 // tp_group), as no file can give them.
 //
 // Of sections that are pydantic models, it names the release that made them so, and the releases that brought keys: the
 // tags of DeepSpeed's repository from 0.6.7 to 0.19.5.
-var deepSpeedRule = strict.Object(
-	rule.Size.OrAuto().OrNull().For(trainKey+" "+microKey+" "+accumulationKey),
+var Rule = strict.Object(
+	rule.Size.OrAuto().OrNull().For(TrainKey+" "+MicroKey+" "+AccumulationKey),
 	rule.Size.For("data_parallel_size"),
 	rule.Boolean.For(`zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients sparse_gradients
 		disable_allgather use_data_before_expert_parallelism wall_clock_breakdown memory_breakdown dump_state

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 // conflicts refuses what DeepSpeed refuses: DeepSpeedConfig (config.py),
 // DeepSpeedEngine's sanity checks (engine.py) and the constructors of the ZeRO
 // optimizers. It notes what DeepSpeed silently ignores.
-func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
+func (r *reader) conflicts(d *Config) error {
 	if err := r.removed(d.release); err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (r *deepSpeedReader) conflicts(d *DeepSpeed) error {
 
 // removed refuses keys that a release refuses by name, as it no longer has what they turn on
 // (_reject_removed_config_keys in config.py).
-func (r *deepSpeedReader) removed(release version.Version) error {
+func (r *reader) removed(release version.Version) error {
 	const zero = "zero_optimization."
 	for _, later := range []struct {
 		patch int
@@ -64,7 +64,7 @@ func (r *deepSpeedReader) removed(release version.Version) error {
 }
 
 // sectionConflicts refuses keys that contradict each other at any stage.
-func (r *deepSpeedReader) sectionConflicts(d *DeepSpeed) error {
+func (r *reader) sectionConflicts(d *Config) error {
 	const zero = "zero_optimization."
 	for _, pair := range [][2]string{{zero + "cpu_offload", zero + "offload_optimizer"},
 		{zero + "cpu_offload_param", zero + "offload_param"}} {
@@ -84,7 +84,7 @@ func (r *deepSpeedReader) sectionConflicts(d *DeepSpeed) error {
 	most, least := r.Integer("elasticity.max_gpus"), r.Integer("elasticity.min_gpus")
 	list = append(list, strict.Conflict{most < least, "elasticity.max_gpus",
 		fmt.Sprintf("is %d, less than min_gpus, which is %d", most, least), ""})
-	for _, key := range []string{trainKey, microKey, accumulationKey} {
+	for _, key := range []string{TrainKey, MicroKey, AccumulationKey} {
 		list = append(list, strict.Conflict{r.Has(key) && !r.Truth("elasticity.ignore_non_elastic_batch_info"), key,
 			"is given, but elasticity is enabled and chooses the batch itself",
 			`remove the key, or set elasticity's "ignore_non_elastic_batch_info" to true`})
@@ -92,7 +92,7 @@ func (r *deepSpeedReader) sectionConflicts(d *DeepSpeed) error {
 	return r.Refuse(list)
 }
 
-func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []strict.Conflict {
+func (r *reader) zeroConflicts(d *Config) []strict.Conflict {
 	const zero = "zero_optimization."
 	sharded, offloaded := d.ZeROStage > 0, d.OffloadOptimizer.Device != "none"
 	list := []strict.Conflict{
@@ -152,13 +152,13 @@ func (r *deepSpeedReader) zeroConflicts(d *DeepSpeed) []strict.Conflict {
 	)
 }
 
-func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []strict.Conflict {
+func (r *reader) precisionConflicts(d *Config) []strict.Conflict {
 	bf16 := r.bf16
 	half := r.Truth("fp16.enabled")
 	dynamic := half && r.Number("fp16.loss_scale") == 0
 	firstScale := math.Exp2(float64(r.Integer("fp16.initial_scale_power")))
 	least := r.Number("fp16.min_loss_scale")
-	parameters := elements(r.Reader, "data_types.param_dtype")
+	parameters := r.Type("data_types.param_dtype")
 	list := []strict.Conflict{
 		{half && r.Truth(bf16+".enabled"), "fp16.enabled",
 			fmt.Sprintf("and %s.enabled (line %d) are both true: a model trains in only one of them",
@@ -217,7 +217,7 @@ func (r *deepSpeedReader) precisionConflicts(d *DeepSpeed) []strict.Conflict {
 	return list
 }
 
-func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []strict.Conflict {
+func (r *reader) zenFlowConflicts(d *Config) []strict.Conflict {
 	const zenflow = "zero_optimization.zenflow"
 	if d.ZenFlow == nil {
 		return nil
@@ -243,7 +243,7 @@ func (r *deepSpeedReader) zenFlowConflicts(d *DeepSpeed) []strict.Conflict {
 
 // noteIgnored notes keys that have no effect in DeepSpeed and resets their
 // values.
-func (r *deepSpeedReader) noteIgnored(d *DeepSpeed) {
+func (r *reader) noteIgnored(d *Config) {
 	const zero = "zero_optimization."
 	if d.ZeROStage < 3 && d.OffloadParameters.Device != "none" {
 		r.Note(zero+"offload_param",

@@ -1,4 +1,4 @@
-package recipe
+package deepspeed
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 
 // The three keys of the batch equation: train = micro x accumulation x ranks.
 const (
-	trainKey        = "train_batch_size"
-	microKey        = "train_micro_batch_size_per_gpu"
-	accumulationKey = "gradient_accumulation_steps"
+	TrainKey        = "train_batch_size"
+	MicroKey        = "train_micro_batch_size_per_gpu"
+	AccumulationKey = "gradient_accumulation_steps"
 )
 
 // Batch is the number of samples. Zero is a number that the file does not give.
@@ -32,31 +32,31 @@ type factor struct {
 
 // ResolveBatch solves the batch equation as DeepSpeed does, for worldSize
 // data-parallel ranks.
-func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
+func (d *Config) ResolveBatch(worldSize int) (Batch, error) {
 	if worldSize < 1 {
 		return Batch{}, fault.Inputf("there are %d data-parallel ranks, expected at least 1", worldSize)
 	}
 	if d.elasticity != (fault.Position{}) {
 		return Batch{}, d.elasticity.Inputf("elasticity is enabled: DeepSpeed chooses the batch when the job starts").
-			WithHint(`turn elasticity off and give "` + microKey + `"`)
+			WithHint(`turn elasticity off and give "` + MicroKey + `"`)
 	}
 	b := d.Batch
 	if b.Train == 0 && b.Micro == 0 {
-		return Batch{}, fault.File(d.File).Inputf("neither %s nor %s is given as a number", trainKey, microKey).
-			WithHint(`add "` + microKey + `": 1, or the number that the trainer's arguments set`)
+		return Batch{}, fault.File(d.File).Inputf("neither %s nor %s is given as a number", TrainKey, MicroKey).
+			WithHint(`add "` + MicroKey + `": 1, or the number that the trainer's arguments set`)
 	}
 
 	var given []factor
 	if b.Micro > 0 {
-		given = append(given, d.given(microKey, b.Micro))
+		given = append(given, d.given(MicroKey, b.Micro))
 	}
 	if b.Accumulation > 0 {
-		given = append(given, d.given(accumulationKey, b.Accumulation))
+		given = append(given, d.given(AccumulationKey, b.Accumulation))
 	}
 	given = append(given, factor{worldSize, fmt.Sprintf("%d ranks", worldSize)})
 	product, ok := multiply(given)
 	if !ok {
-		return Batch{}, d.numbers[microKey].where.Inputf("%s exceeds 64 bits", describe(given))
+		return Batch{}, d.numbers[MicroKey].where.Inputf("%s exceeds 64 bits", describe(given))
 	}
 
 	complete := b.Micro > 0 && b.Accumulation > 0
@@ -81,7 +81,7 @@ func (d *DeepSpeed) ResolveBatch(worldSize int) (Batch, error) {
 
 // fitting names the numbers of ranks that the batch would be divided among evenly, each rank having a multiple of one.
 // With micro batch and accumulation given, only one number goes.
-func (d *DeepSpeed) fitting(one int) string {
+func (d *Config) fitting(one int) string {
 	b := d.Batch
 	if b.Train%one != 0 {
 		return ""
@@ -99,12 +99,12 @@ func (d *DeepSpeed) fitting(one int) string {
 	return fmt.Sprintf("use %s GPUs in all, or ", fault.OneOf(counts...))
 }
 
-func (d *DeepSpeed) contradiction(what, hint string) error {
-	return d.numbers[trainKey].where.Inputf("%s is %d, %s", trainKey, d.Batch.Train, what).WithHint(hint)
+func (d *Config) contradiction(what, hint string) error {
+	return d.numbers[TrainKey].where.Inputf("%s is %d, %s", TrainKey, d.Batch.Train, what).WithHint(hint)
 }
 
 // given returns a number of the file with its place.
-func (d *DeepSpeed) given(key string, count int) factor {
+func (d *Config) given(key string, count int) factor {
 	return factor{count, fmt.Sprintf("%s %d (line %d)", key, count, d.numbers[key].where.Line)}
 }
 
