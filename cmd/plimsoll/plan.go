@@ -61,8 +61,9 @@ Plan reads the files that the job is started with: configurations of
 LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
 JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
 adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
-its content. Flags say what no file says, and go before files. With --megatron,
-plan reads the arguments of Megatron-LM instead.
+its content. Flags say what no file says, and go before files. Of Megatron-LM it
+takes a launch script, a list of arguments or YAML, which say all of the job but
+its machine.
 
 Plan follows the job tensor by tensor: every operation of the forward and
 backward pass and what autograd saves for it, communication buckets, gathered
@@ -83,7 +84,8 @@ Optimizers that --optimizer knows, beside the Trainer's names for them:
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
   plimsoll plan --model path/to/config.json --deepspeed ds_config.json \
-    --gpus 8 --explain gradients`,
+    --gpus 8 --explain gradients
+  plimsoll plan pretrain_gpt.sh --gpus 8 --nodes 4 --gpu H100-80GB`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return reported(func() error { return runPlan(c, options) })
 		},

@@ -167,6 +167,9 @@ var megatronSchema = sync.OnceValue(func() *strict.Schema {
 	return &strict.Schema{Program: "Megatron-LM", Rule: megatronRule()}
 })
 
+// megatronNames are the names of all arguments.
+var megatronNames = sync.OnceValue(func() strict.Names { return megatronSchema().Rule.Names() })
+
 func megatronRule() strict.Rule {
 	one, none := strict.Integer().Lax().From(1), strict.Integer().Lax().From(0)
 	drop := strict.Number().Lax().From(0).To(1)
@@ -347,8 +350,14 @@ func parseArguments(file string, text []byte) *strict.Document {
 	isSize := func(m strict.Member) bool {
 		return slices.Contains([]string{"num_layers", "encoder_num_layers", "hidden_size"}, m.Name)
 	}
-	if !slices.ContainsFunc(d.Root.Members, isSize) || ArgumentsKind.own(d, &megatronSchema().Rule) != nil {
-		return nil
+	known := 0
+	for _, m := range d.Root.Members {
+		if megatronNames().Know(m.Name) {
+			known++
+		}
+	}
+	if !slices.ContainsFunc(d.Root.Members, isSize) || 2*known < len(d.Root.Members) {
+		return nil // of another program
 	}
 	d.Root.Members = append(d.Root.Members, mark)
 	return d

@@ -167,7 +167,7 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 		edits = replacements(text, a)
 	}
 	want := a.in(d.Root)
-	for _, e := range edits {
+	for _, e := range edits[:min(len(edits), mostTried)] {
 		r := &strict.Revision{Text: slices.Concat(d.Text[:e.at], []byte(e.text), d.Text[e.end:]), At: int64(e.at),
 			From: e.from, To: e.says}
 		if again := parseArguments(d.File, r.Text); again != nil && again.Root.Same(want) {
@@ -177,6 +177,9 @@ func reviseScript(d *strict.Document, a Argument) (*strict.Revision, error) {
 	}
 	return nil, &NotEditable{fault.File(d.File).Inputf("plimsoll cannot change %s in this script and nothing else", a)}
 }
+
+// mostTried is how many places of a script are tried.
+const mostTried = 32
 
 // NotEditable is the error for a script that cannot be edited safely.
 type NotEditable struct{ input *fault.Input }

@@ -122,3 +122,32 @@ func revised(name, text string, setting Setting, to any) (string, error) {
 	_, err = s.With(r.Text)
 	return string(r.Text), err
 }
+
+// FuzzReviseScript: a script is edited so that it says the new value and nothing else has changed, or not at all.
+func FuzzReviseScript(f *testing.F) {
+	f.Add("#!/bin/bash\nM=${1:-4}\nARGS=(\n  "+sizes+"\n  --micro-batch-size $M\n)\n"+
+		"torchrun pretrain_gpt.py ${ARGS[@]}\n", 2)
+	f.Add(sizes+" --micro-batch-size=\"4\" --bf16\n", 1)
+	f.Fuzz(func(t *testing.T, text string, to int) {
+		s, err := LoadSettings("train.sh", files.Texts{"train.sh": []byte(text)})
+		if err != nil || s == nil || !s.isScript {
+			return
+		}
+		for _, c := range []struct {
+			setting Setting
+			to      any
+		}{{MicroBatch, to}, {SequenceSplit, true}} {
+			r, _, err := s.Revise(c.setting, c.to)
+			if err != nil {
+				continue
+			}
+			again, err := s.With(r.Text)
+			if err != nil {
+				t.Fatalf("%q becomes %q: %v", text, r.Text, err)
+			}
+			if !again.document.Root.Same(ArgumentOf(c.setting, c.to).in(s.document.Root)) {
+				t.Errorf("%q becomes %q", text, r.Text)
+			}
+		}
+	})
+}

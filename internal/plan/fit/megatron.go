@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"time"
@@ -37,7 +38,7 @@ func newMegatronSearch(t *torchSearch) (*megatronSearch, error) {
 			WithHint("leave the flags out, or add --offload-optimizer-states to the arguments")
 	}
 	s := &megatronSearch{torchSearch: t, ways: map[string]megatronWay{}}
-	s.answer.Untimed, s.Batch = true, max(t.Batch, int(t.base.Megatron.GlobalBatch))
+	s.answer.Untimed, s.Batch = true, cmp.Or(t.Batch, int(t.base.Megatron.GlobalBatch))
 	s.micros, s.decide = microBatches, s.decided
 	said, err := t.saysSettings(t.base)
 	if err != nil {
@@ -61,7 +62,7 @@ func (s *megatronSearch) list(gpus [2]int, d degrees) {
 	if s.FewerGPUs {
 		base += fmt.Sprintf(", %d GPUs", gpus[0]*gpus[1])
 	}
-	for way := range recomputing {
+	for _, way := range []string{"none", "selective", "full"} {
 		v := variant{name: base + recomputations[way], leastName: base + recomputations["full"], degrees: d}
 		v.overrides.GPUs, v.overrides.Nodes = gpus[0], gpus[1]
 		s.ways[v.name] = megatronWay{d.tensor, d.pipeline, way}
