@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 	"plimsoll/internal/input/recipe/strict"
 )
 

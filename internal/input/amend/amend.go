@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/input/recipe"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
 
 // Setting is a setting with the value that it should have.

@@ -13,6 +13,7 @@ import (
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/parallel"
 	"plimsoll/internal/input/recipe"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
 
 // Kind is the kind of model that a script of Megatron-LM trains.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -24,10 +25,10 @@ type Accelerate struct {
 	FP8Backend     string // of MixedFP8: "te", "ao" or "msamp"
 	CompileBackend string // "" = not compiled
 
-	FSDP        *FSDP      // nil without
-	DeepSpeed   *DeepSpeed // nil without
-	ZeRO3Init   bool       // parameters are sharded from the start
-	MoELayers   []string   // classes of layers that ZeRO-3 gathers as one unit
+	FSDP        *FSDP             // nil without
+	DeepSpeed   *deepspeed.Config // nil without
+	ZeRO3Init   bool              // parameters are sharded from the start
+	MoELayers   []string          // classes of layers that ZeRO-3 gathers as one unit
 	Parallelism *Parallelism
 	Notes       []Note
 }
@@ -61,7 +62,7 @@ var engines = map[string]string{"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "
 // LoadAccelerate reads the file at path, as "accelerate config" writes it. A DeepSpeed configuration in it is for that
 // release of DeepSpeed.
 func LoadAccelerate(path string, from Source) (*Accelerate, error) {
-	return load(from.Texts, path, accelerateKind, of(from, ParseAccelerate))
+	return load(from.Texts, path, AccelerateKind, of(from, ParseAccelerate))
 }
 
 // ParseAccelerate parses the text of a file. Paths in it are relative to it.
@@ -155,7 +156,7 @@ func (r *accelerateReader) fill(a *Accelerate, kind string) error {
 			"%d on each",
 			a.Processes, a.Machines, a.Processes/a.Machines))
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{r.Word("compute_environment") != "LOCAL_MACHINE", "compute_environment",
 			"is AMAZON_SAGEMAKER, which is not planned yet", "use LOCAL_MACHINE"},
 		{a.Engine == "", "distributed_type", "is " + kind + ", which is not planned yet",
@@ -200,7 +201,7 @@ var pluginKeys = []struct {
 	key, path string
 	fallback  any
 }{
-	{accumulationKey, accumulationKey, "auto"},
+	{deepspeed.AccumulationKey, deepspeed.AccumulationKey, "auto"},
 	{"gradient_clipping", "gradient_clipping", "auto"},
 	{"zero_stage", "zero_optimization.stage", 2},
 	{"offload_optimizer_device", "zero_optimization.offload_optimizer.device", "none"},
@@ -211,11 +212,11 @@ var pluginKeys = []struct {
 }
 
 // pluginDefaults returns the values that replace "auto" in a file.
-func pluginDefaults() []autofill {
-	var values []autofill
+func pluginDefaults() []deepspeed.Autofill {
+	var values []deepspeed.Autofill
 	for _, k := range pluginKeys {
 		if k.fallback != "auto" {
-			values = append(values, autofill{path: k.path, is: strict.Of(k.fallback), lenient: true})
+			values = append(values, deepspeed.Autofill{Path: k.path, Is: strict.Of(k.fallback), Lenient: true})
 		}
 	}
 	return values
@@ -223,14 +224,14 @@ func pluginDefaults() []autofill {
 
 // deepSpeed reads the file that deepspeed_config names. Without one it builds
 // the configuration from the other keys, as accelerate does: DeepSpeedPlugin.
-func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
+func (r *accelerateReader) deepSpeed(precision Precision) (*deepspeed.Config, error) {
 	const section = "deepspeed_config."
 	if r.Gives(section + "deepspeed_config_file") {
 		return r.deepSpeedFile(section)
 	}
 	root := &strict.Value{Kind: '{'}
-	root.Set(trainKey, 0, strict.Of("auto"))
-	root.Set(microKey, 0, strict.Of("auto"))
+	root.Set(deepspeed.TrainKey, 0, strict.Of("auto"))
+	root.Set(deepspeed.MicroKey, 0, strict.Of("auto"))
 	for _, k := range pluginKeys {
 		v := r.Find(section + k.key)
 		device, isPath := strings.CutSuffix(k.key, "_nvme_path")
@@ -250,36 +251,36 @@ func (r *accelerateReader) deepSpeed(precision Precision) (*DeepSpeed, error) {
 	case MixedBF16, MixedFP8:
 		root.Set("bf16.enabled", at, strict.Of(true))
 	}
-	return readDeepSpeed(&strict.Document{File: r.File, Text: r.Text, Root: root}, r.from.DeepSpeed)
+	return deepspeed.Read(&strict.Document{File: r.File, Text: r.Text, Root: root}, r.from.DeepSpeed)
 }
 
-func (r *accelerateReader) deepSpeedFile(section string) (*DeepSpeed, error) {
-	var list []conflict // accelerate would ignore these keys: _deepspeed_config_checks
+func (r *accelerateReader) deepSpeedFile(section string) (*deepspeed.Config, error) {
+	var list []strict.Conflict // accelerate would ignore these keys: _deepspeed_config_checks
 	for _, k := range pluginKeys {
-		list = append(list, conflict{r.Gives(section + k.key), section + k.key,
+		list = append(list, strict.Conflict{r.Gives(section + k.key), section + k.key,
 			"is given beside deepspeed_config_file, so accelerate would ignore it",
 			"remove it, and set it in the file"})
 	}
-	list = append(list, conflict{r.Gives("mixed_precision"), "mixed_precision",
+	list = append(list, strict.Conflict{r.Gives("mixed_precision"), "mixed_precision",
 		"is given beside deepspeed_config_file, so accelerate would ignore it",
 		`remove it, and enable "bf16" or "fp16" in the file`})
-	if err := refuse(r.Reader, list); err != nil {
+	if err := r.Refuse(list); err != nil {
 		return nil, err
 	}
 	path, err := companion(r.Reader, section+"deepspeed_config_file")
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON)
+	d, err := load(r.from.Texts, path, DeepSpeedKind, strict.ParseJSON)
 	if err != nil {
 		return nil, err
 	}
-	if err := fillIn(d, append(pluginDefaults(),
-		autofill{path: "fp16.enabled", is: strict.Of(false), lenient: true},
-		autofill{path: "bf16.enabled", is: strict.Of(false), lenient: true})); err != nil {
+	if err := deepspeed.FillIn(d, append(pluginDefaults(),
+		deepspeed.Autofill{Path: "fp16.enabled", Is: strict.Of(false), Lenient: true},
+		deepspeed.Autofill{Path: "bf16.enabled", Is: strict.Of(false), Lenient: true})); err != nil {
 		return nil, err
 	}
-	return hostedDeepSpeed(d, r.from.DeepSpeed)
+	return deepspeed.Hosted(d, r.from.DeepSpeed)
 }
 
 // parallelism reads parallelism_config: ParallelismConfig.
@@ -291,7 +292,7 @@ func (r *accelerateReader) parallelism(a *Accelerate) error {
 	p := &Parallelism{}
 	r.Section("parallelism_config").Fill(p)
 	a.Parallelism = p
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{a.Engine == "none", "parallelism_config", "is given, but distributed_type is NO",
 			"remove it, or set distributed_type to FSDP"},
 		{a.Engine == "fsdp" && a.FSDP.Version == 1, "parallelism_config", "needs FSDP2",

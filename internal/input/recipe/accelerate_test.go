@@ -13,15 +13,17 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
-func TestAccelerateBad(t *testing.T) { refused(t, "accelerate", 52, newest(LoadAccelerate)) }
+func TestAccelerateBad(t *testing.T) { recipetest.Refused(t, "accelerate", 52, newest(LoadAccelerate)) }
 
 // TestAccelerate compares the meaning of each text. Some are files that
 // "accelerate config" writes.
 func TestAccelerate(t *testing.T) {
 	none := defaults().OffloadParameters
-	deepSpeed := func(file string, means func(*DeepSpeed)) *DeepSpeed {
+	deepSpeed := func(file string, means func(*deepspeed.Config)) *deepspeed.Config {
 		d := defaults()
 		d.File, d.ZeROStage = file, 2
 		d.Auto = []string{"gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
@@ -173,7 +175,7 @@ deepspeed_config:
   zero_stage: 3
   deepspeed_moe_layer_cls_names: MixtralSparseMoeBlock
 `, Accelerate{Engine: "deepspeed", Machines: 1, Precision: MixedBF16, MoELayers: []string{"MixtralSparseMoeBlock"},
-			DeepSpeed: deepSpeed("deepspeed.yaml", func(d *DeepSpeed) {
+			DeepSpeed: deepSpeed("deepspeed.yaml", func(d *deepspeed.Config) {
 				d.ZeROStage, d.OverlapReduction, d.Precision, d.GradientClipping = 3, true, dtype.BF16, 0.5
 				d.OffloadOptimizer.Device = "cpu"
 				d.Batch.Accumulation, d.GatherOnSave = 4, true
@@ -184,9 +186,9 @@ deepspeed_config:
 				Engine:    "deepspeed",
 				Machines:  1,
 				Precision: MixedF16,
-				DeepSpeed: deepSpeed("deepspeed_default.yaml", func(d *DeepSpeed) {
+				DeepSpeed: deepSpeed("deepspeed_default.yaml", func(d *deepspeed.Config) {
 					d.Precision = dtype.F16
-					d.LossScale = LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
+					d.LossScale = deepspeed.LossScale{InitialPower: 16, Window: 1000, Hysteresis: 2, Minimum: 1}
 				}),
 			}, nil, nil},
 		{"nvme.yaml",
@@ -197,7 +199,7 @@ deepspeed_config:
 				Machines:  1,
 				Precision: Unmixed,
 				ZeRO3Init: true,
-				DeepSpeed: deepSpeed("nvme.yaml", func(d *DeepSpeed) {
+				DeepSpeed: deepSpeed("nvme.yaml", func(d *deepspeed.Config) {
 					d.ZeROStage, d.OverlapReduction = 3, true
 					d.OffloadParameters = none
 					d.OffloadParameters.Device = "nvme"
@@ -210,13 +212,14 @@ deepspeed_config:
 				t.Fatal(err)
 			}
 			test.want.File = test.name
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(DeepSpeed{}),
-				cmpopts.IgnoreFields(DeepSpeed{}, "Notes"), cmpopts.IgnoreFields(Accelerate{}, "Notes")); diff != "" {
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(deepspeed.Config{}),
+				cmpopts.IgnoreFields(deepspeed.Config{}, "Notes"), cmpopts.IgnoreFields(Accelerate{},
+					"Notes")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			requireNotes(t, got.Notes, test.notes)
+			recipetest.RequireNotes(t, got.Notes, test.notes)
 			if got.DeepSpeed != nil {
-				requireNotes(t, got.DeepSpeed.Notes, test.deepNotes)
+				recipetest.RequireNotes(t, got.DeepSpeed.Notes, test.deepNotes)
 			}
 		})
 	}
@@ -230,7 +233,8 @@ func TestAccelerateFile(t *testing.T) {
 		os.WriteFile(path,
 			[]byte("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n  "+
 				"zero3_init_flag: true\n"), 0o644),
-		os.WriteFile(filepath.Join(folder, "ds.json"), []byte(`{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}, "gradient_clipping": 1.0,
+		os.WriteFile(filepath.Join(folder, "ds.json"),
+			[]byte(`{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}, "gradient_clipping": 1.0,
 			"zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}}}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -239,9 +243,10 @@ func TestAccelerateFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := defaults()
-	want.File, want.ZeROStage, want.Batch = filepath.Join(folder, "ds.json"), 2, Batch{Micro: 2, Accumulation: 1}
+	want.File, want.ZeROStage, want.Batch = filepath.Join(folder, "ds.json"), 2, deepspeed.Batch{Micro: 2,
+		Accumulation: 1}
 	want.Sizes.PersistentModel = math.MaxInt64
-	if diff := cmp.Diff(&want, got.DeepSpeed, cmpopts.IgnoreUnexported(DeepSpeed{})); diff != "" {
+	if diff := cmp.Diff(&want, got.DeepSpeed, cmpopts.IgnoreUnexported(deepspeed.Config{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if !got.ZeRO3Init {
@@ -250,7 +255,7 @@ func TestAccelerateFile(t *testing.T) {
 }
 
 func FuzzParseAccelerate(f *testing.F) {
-	archived(f, "testdata/bad/accelerate.txtar", func(_ string, text []byte) { f.Add(text) })
+	recipetest.Archived(f, "testdata/bad/accelerate.txtar", func(_ string, text []byte) { f.Add(text) })
 	f.Add([]byte("distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config: {zero_stage: '3', " +
 		"offload_param_device: nvme}\n"))
 	f.Add([]byte("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '5', " +
@@ -262,7 +267,7 @@ func FuzzParseAccelerate(f *testing.F) {
 			t.Fatalf("got %v and %v", got, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	})
 }

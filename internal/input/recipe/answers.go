@@ -18,24 +18,3 @@ type Answers struct {
 	// DropsLogits says that the program holds no logits while another pass runs.
 	DropsLogits bool
 }
-
-// noteAnswers notes the passes of a training on answers, at the key that asks for it.
-func (r *frameworkReader) noteAnswers(key string) {
-	a := r.to.Answers
-	what := "the training is on answers: "
-	if a.Pairs {
-		what += "passes have two sequences for each of a micro batch, "
-	}
-	if a.Mismatched {
-		what += "another pass has answers to other prompts, "
-	}
-	switch {
-	case !a.Reference:
-		what += "and there is no reference model"
-	case a.Model != "":
-		what += "and " + a.Model + " is the reference"
-	default:
-		what += "and the reference is the model as it was loaded: a second copy of it, or the model without its adapter"
-	}
-	r.Notes = append(r.Notes, Note{Where: r.Place(key), What: what})
-}

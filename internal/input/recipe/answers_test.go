@@ -3,6 +3,8 @@ package recipe
 import (
 	"testing"
 
+	"plimsoll/internal/input/recipe/recipetest"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -80,7 +82,7 @@ func TestFreeze(t *testing.T) {
 		if got, err := bad.Trained(names, 4); err == nil {
 			t.Errorf("%+v is accepted: %v", bad, got)
 		} else {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	}
 }

@@ -11,15 +11,6 @@ import (
 // A script of a shell may start a training whose arguments are all on its command line. Such a command is read as a
 // document with a member for each argument. Its first member is the name of the command, with underscores.
 
-// commands maps the first words of commands that train, and of others of the same programs, to their names.
-var commands = []struct{ words, name string }{
-	{"swift sft", "swift_sft"}, {"swift pt", "swift_sft"}, {"swift/cli/sft.py", "swift_sft"},
-	{"swift/cli/pt.py", "swift_sft"}, {"swift rlhf", "swift_rlhf"}, {"swift/cli/rlhf.py", "swift_rlhf"},
-	{"megatron sft", "megatron_sft"}, {"megatron pt", "megatron_sft"}, {"megatron rlhf", "megatron_sft"},
-	{"llamafactory-cli train", "llamafactory_train"}, {"trl sft", "trl_sft"},
-	{"trl dpo", "trl_dpo"}, {"trl kto", "trl_kto"}, {"trl reward", "trl_reward"},
-}
-
 // several is the name of a script with more than one training.
 const several = "several_trainings"
 
@@ -61,13 +52,15 @@ var assignment = lazyregexp.New(`^[A-Za-z_]\w*=`)
 // trains returns the name of a command and its arguments. A launcher may come first, such as torchrun.
 func trains(line []word) (name string, arguments []word) {
 	for i := range line {
-		for _, c := range commands {
-			first, second, two := strings.Cut(c.words, " ")
-			switch {
-			case two && line[i].text == first && i+1 < len(line) && line[i+1].text == second:
-				return c.name, line[i+2:]
-			case !two && strings.HasSuffix(line[i].text, first):
-				return c.name, line[i+1:]
+		for _, k := range kinds {
+			for words, mark := range k.Commands {
+				first, second, two := strings.Cut(words, " ")
+				switch {
+				case two && line[i].text == first && i+1 < len(line) && line[i+1].text == second:
+					return mark, line[i+2:]
+				case !two && strings.HasSuffix(line[i].text, first):
+					return mark, line[i+1:]
+				}
 			}
 		}
 	}

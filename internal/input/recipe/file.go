@@ -8,6 +8,8 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // largest is the limit of a file's size. No real configuration comes near it.
@@ -26,7 +28,7 @@ func of[T any](from Source, parse func(string, []byte, Source) (*T, error)) func
 }
 
 // load parses the file at path, after checking its kind.
-func load[T any](texts files.Texts, path string, what *kind, parse func(file string, text []byte) (*T, error)) (*T,
+func load[T any](texts files.Texts, path string, what *Kind, parse func(file string, text []byte) (*T, error)) (*T,
 	error) {
 	text, err := texts.Read(path, largest)
 	var notRegular *files.NotRegular
@@ -51,4 +53,16 @@ func load[T any](texts files.Texts, path string, what *kind, parse func(file str
 		return nil, err
 	}
 	return parse(path, text)
+}
+
+// LoadAdapter reads the file at path.
+func LoadAdapter(path string) (*peft.Adapter, error) {
+	return load(nil, path, AdapterKind, peft.Parse)
+}
+
+// LoadDeepSpeed reads the file at path.
+func LoadDeepSpeed(path string, from Source) (*deepspeed.Config, error) {
+	return load(from.Texts, path, DeepSpeedKind, func(file string, text []byte) (*deepspeed.Config, error) {
+		return deepspeed.Parse(file, text, from.DeepSpeed)
+	})
 }

@@ -12,15 +12,15 @@ const (
 )
 
 // trainingOf returns the kind of the configurations of a program that trains in a way of its own.
-func trainingOf(program, instead, marks string) *kind {
-	return &kind{name: program + " configuration", marks: marks, instead: instead}
+func trainingOf(program, instead, marks string) *Kind {
+	return &Kind{Name: program + " configuration", Marks: marks, Instead: instead}
 }
 
-// otherTrainings are configurations of programs that train, which plimsoll does not read, and other files that have
+// OtherTrainings are configurations of programs that train, which plimsoll does not read, and other files that have
 // keys of the programs that it reads. They come first: every mark is one that only such files have.
-var otherTrainings = []*kind{
-	{name: "sweep over hyperparameters", marks: "tune_config sweep_config method+parameters",
-		instead: "give the configuration of one training"},
+var OtherTrainings = []*Kind{
+	{Name: "sweep over hyperparameters", Marks: "tune_config sweep_config method+parameters",
+		Instead: "give the configuration of one training"},
 	trainingOf("GPT-NeoX", byNeoX, `pipe_parallel_size pipe-parallel-size scaled_upper_triang_masked_softmax_fusion
 		scaled-upper-triang-masked-softmax-fusion output_layer_parallelism gpt_j_residual gpt-j-residual
 		no_weight_tying no-weight-tying pos_emb+num_layers pos-emb+num-layers attention_config+num_layers
@@ -52,30 +52,30 @@ var otherTrainings = []*kind{
 	trainingOf("mistral-finetune", byFlags, "model_id_or_path+run_dir model_id_or_path+instruct_tokenizer"),
 	trainingOf("MaxText", byFlags, "base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism"),
 	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
-	{name: "configuration of a script with a training loop of its own, such as open-instruct's", instead: byFlags,
-		marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
-	{name: "record of a run by Weights & Biases", marks: "_wandb wandb_version"},
-	{name: "description of a dataset", marks: "builder_name features+splits _data_files dataset_info"},
+	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
+		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
+	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},
+	{Name: "description of a dataset", Marks: "builder_name features+splits _data_files dataset_info"},
 }
 
-// otherFiles are files of other kinds that lie beside configurations.
-var otherFiles = []*kind{
-	{name: "setting of a LoRA adapter of a script", marks: "lora_r lora_alpha lora_rank", instead: byLoRA},
+// OtherFiles are files of other kinds that lie beside configurations.
+var OtherFiles = []*Kind{
+	{Name: "setting of a LoRA adapter of a script", Marks: "lora_r lora_alpha lora_rank", Instead: byLoRA},
 	trainingOf("Lightning", byFlags, "trainer.accelerator trainer.max_epochs trainer.devices model.class_path"),
-	{name: "generation_config.json", marks: "transformers_version do_sample max_new_tokens",
-		instead: "give the model's config.json"},
-	{name: "tokenizer's configuration", marks: "tokenizer_class added_tokens_decoder added_tokens",
-		instead: "give the model's config.json"},
-	{name: "processor's configuration", marks: "image_processor_type feature_extractor_type " +
-		"processor_class", instead: "give the model's config.json"},
-	{name: "index of a model's weights", marks: "weight_map", instead: "give the model's config.json, or its folder"},
-	{name: "diffusers configuration", marks: "_diffusers_version _class_name"},
-	{name: "state of a Trainer", marks: "log_history"},
-	{name: "task of lm-evaluation-harness", marks: "doc_to_text task+dataset_path output_type"},
-	{name: "Kubernetes manifest", marks: "apiVersion+kind"},
-	{name: "Compose file", marks: "services"},
-	{name: "workflow of GitHub Actions", marks: "jobs"},
-	{name: "task of SkyPilot", marks: "resources.accelerators resources.cloud setup+run"},
-	{name: "part of a Hydra configuration", marks: "hydra defaults _target_",
-		instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
+	{Name: "generation_config.json", Marks: "transformers_version do_sample max_new_tokens",
+		Instead: "give the model's config.json"},
+	{Name: "tokenizer's configuration", Marks: "tokenizer_class added_tokens_decoder added_tokens",
+		Instead: "give the model's config.json"},
+	{Name: "processor's configuration", Marks: "image_processor_type feature_extractor_type " +
+		"processor_class", Instead: "give the model's config.json"},
+	{Name: "index of a model's weights", Marks: "weight_map", Instead: "give the model's config.json, or its folder"},
+	{Name: "diffusers configuration", Marks: "_diffusers_version _class_name"},
+	{Name: "state of a Trainer", Marks: "log_history"},
+	{Name: "task of lm-evaluation-harness", Marks: "doc_to_text task+dataset_path output_type"},
+	{Name: "Kubernetes manifest", Marks: "apiVersion+kind"},
+	{Name: "Compose file", Marks: "services"},
+	{Name: "workflow of GitHub Actions", Marks: "jobs"},
+	{Name: "task of SkyPilot", Marks: "resources.accelerators resources.cloud setup+run"},
+	{Name: "part of a Hydra configuration", Marks: "hydra defaults _target_",
+		Instead: "give the configuration that Hydra prints with --cfg job, if it is one that plimsoll reads"},
 }

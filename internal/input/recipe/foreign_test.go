@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // TestForeignConfigurations gives files of programs that plimsoll does not read. Each is refused by the name of its
@@ -53,13 +54,13 @@ func TestForeignConfigurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		flag, err := Detect(path, files.Texts{})
-		if err == nil && flag == configFlag {
+		if err == nil && flag == ConfigFlag {
 			_, err = LoadFramework(path, Source{})
 		}
 		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), path, ""), c.program) {
 			t.Errorf("%s is for %q: %v", c.file, flag, err)
 		} else {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 		if flag == MegatronFlag {
 			t.Errorf("%s is taken for a training by Megatron core", c.file)
@@ -84,7 +85,7 @@ func TestForeignKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		flag, err := Detect(path, files.Texts{})
-		if err == nil && flag == configFlag {
+		if err == nil && flag == ConfigFlag {
 			_, err = LoadFramework(path, Source{})
 		} else if err == nil {
 			err = loaders[flag](path)

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // read parses a configuration of a framework.
@@ -312,7 +314,7 @@ func TestUnplannedFrameworks(t *testing.T) {
 	} {
 		if f, err := read(t, c.text); err == nil {
 			t.Errorf("accepted: %s: %+v", c.text, f)
-		} else if requireInput(t, err); !strings.Contains(err.Error(), ": "+c.key+" ") {
+		} else if recipetest.RequireInput(t, err); !strings.Contains(err.Error(), ": "+c.key+" ") {
 			t.Errorf("%s\nis refused without its key: %v", c.text, err)
 		}
 	}
@@ -324,7 +326,7 @@ func TestUnknownKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	requireNotes(t, f.Notes, []string{`did you mean "cutoff_len"?`, `"wobble"`, "cutoff_len is not given"})
+	recipetest.RequireNotes(t, f.Notes, []string{`did you mean "cutoff_len"?`, `"wobble"`, "cutoff_len is not given"})
 }
 
 func FuzzParseFramework(f *testing.F) {
@@ -336,7 +338,7 @@ func FuzzParseFramework(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, name := range []string{"train.yaml", "train.conf", "train.toml"} {
 			if _, err := ParseFramework(name, text, Source{}); err != nil {
-				requireInput(t, err)
+				recipetest.RequireInput(t, err)
 			}
 		}
 		nature(text)

@@ -21,7 +21,7 @@ type Freeze struct {
 	// BeforeSharding says that FSDP2 divides the model after that, so that the shards of trained parameters are fp32.
 	BeforeSharding bool
 
-	place fault.Position
+	Place fault.Position
 }
 
 // Trained returns which of the parameters are trained. The error is a *fault.Input.
@@ -42,7 +42,7 @@ func (f *Freeze) Trained(names []string, layers int) ([]bool, error) {
 	patterns := slices.Clone(f.Extra)
 	for _, module := range f.Extra {
 		if !outside[module] {
-			return nil, f.place.Inputf("the model has no module %s outside its layers", module)
+			return nil, f.Place.Inputf("the model has no module %s outside its layers", module)
 		}
 	}
 	indexes, err := f.indexes(layers)
@@ -51,7 +51,7 @@ func (f *Freeze) Trained(names []string, layers int) ([]bool, error) {
 	}
 	for _, module := range f.Modules {
 		if !inside[module] {
-			return nil, f.place.Inputf("the layers of the model have no module %s", module)
+			return nil, f.Place.Inputf("the layers of the model have no module %s", module)
 		}
 		for _, index := range indexes {
 			patterns = append(patterns, fmt.Sprintf(".%d.%s", index, strings.Replace(module, "all", "", 1)))
@@ -69,7 +69,7 @@ func (f *Freeze) indexes(layers int) ([]int, error) {
 	var list []int
 	switch n := f.Layers; {
 	case f.Spread && (n <= 0 || layers%n != 0):
-		return nil, f.place.Inputf("freeze_trainable_layers is %d, but LLaMA Pro needs a divisor of the %d layers", n,
+		return nil, f.Place.Inputf("freeze_trainable_layers is %d, but LLaMA Pro needs a divisor of the %d layers", n,
 			layers)
 	case f.Spread:
 		for at := layers/n - 1; at < layers; at += layers / n {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -43,12 +44,12 @@ var (
 
 var (
 	// A program that has accelerate's str_to_bool takes strings, too.
-	anyBoolean = boolean.Lax()
-	anyInteger = integer.Lax()
+	anyBoolean = rule.Boolean.Lax()
+	anyInteger = rule.Integer.Lax()
 
-	isStrategy  = oneOf(fsdpStrategies...).InAnyCase()
-	isStateDict = oneOf(fsdpStateDicts...).InAnyCase()
-	isPrefetch  = oneOf(fsdpPrefetches...).InAnyCase()
+	isStrategy  = strict.Text(fsdpStrategies...).InAnyCase()
+	isStateDict = strict.Text(fsdpStateDicts...).InAnyCase()
+	isPrefetch  = strict.Text(fsdpPrefetches...).InAnyCase()
 )
 
 // UnitsAtEnds says which units FSDP2 has beside the blocks and the root. Only a model whose head is not tied to its
@@ -62,21 +63,21 @@ type UnitsAtEnds struct {
 var fsdpKeys = strict.Merge(
 	anyBoolean.For("activation_checkpointing forward_prefetch"),
 	anyBoolean.Default(true).For("use_orig_params sync_module_states"),
-	keys{
+	strict.Keys{
 		"reshard_after_forward":         isStrategy.Or(anyBoolean),
-		"transformer_layer_cls_to_wrap": nameOrNames,
+		"transformer_layer_cls_to_wrap": rule.NameOrNames,
 		"backward_prefetch":             isPrefetch.OrNull().Default("NO_PREFETCH"),
 	})
 
 // trainerFSDPRule is fsdp_config of TrainingArguments: _process_fsdp_args in
 // training_args.py of transformers 5.23, which ignores other keys.
-var trainerFSDPRule = object(fsdpKeys, anyBoolean.For(`cpu_ram_efficient_loading cpu_offload limit_all_gathers xla
-	xla_fsdp_v2 xla_fsdp_grad_ckpt`), keys{
+var trainerFSDPRule = strict.Object(fsdpKeys, anyBoolean.For(`cpu_ram_efficient_loading cpu_offload limit_all_gathers xla
+	xla_fsdp_v2 xla_fsdp_grad_ckpt`), strict.Keys{
 	"version":                  anyInteger.From(1).To(2).Default(2),
-	"auto_wrap_policy":         oneOf(fsdpPolicies...).Default("TRANSFORMER_BASED_WRAP"),
+	"auto_wrap_policy":         strict.Text(fsdpPolicies...).Default("TRANSFORMER_BASED_WRAP"),
 	"min_num_params":           anyInteger.From(0),
 	"state_dict_type":          isStateDict.Default("FULL_STATE_DICT"),
-	"xla_fsdp_settings":        free,
+	"xla_fsdp_settings":        rule.Free,
 	"offload_params":           strict.Rule{}.Noting(`has no effect: the Trainer reads "cpu_offload"`),
 	"sharding_strategy":        strict.Rule{}.Noting(`has no effect: the Trainer reads "reshard_after_forward"`),
 	"mixed_precision":          strict.Rule{}.Noting("has no effect: the Trainer takes it from bf16 and fp16"),
@@ -85,14 +86,14 @@ var trainerFSDPRule = object(fsdpKeys, anyBoolean.For(`cpu_ram_efficient_loading
 
 // accelerateFSDPRule is fsdp_config of an accelerate configuration: launch.py
 // and FullyShardedDataParallelPlugin of accelerate 1.15.
-var accelerateFSDPRule = object(fsdpKeys, anyBoolean.For("offload_params"), keys{
+var accelerateFSDPRule = strict.Object(fsdpKeys, anyBoolean.For("offload_params"), strict.Keys{
 	"version":                   anyInteger.From(1).To(2).Default(1),
-	"auto_wrap_policy":          oneOf(fsdpPolicies...).InAnyCase().OrNull().Default("NO_WRAP"),
+	"auto_wrap_policy":          strict.Text(fsdpPolicies...).InAnyCase().OrNull().Default("NO_WRAP"),
 	"min_num_params":            anyInteger.From(0).Default(1e8),
 	"state_dict_type":           isStateDict, // the default depends on the version
 	"cpu_ram_efficient_loading": anyBoolean.Default(true),
 	"sharding_strategy":         isStrategy.Or(anyInteger.From(1).To(5)),
-	"ignored_modules":           text.OrNull(),
+	"ignored_modules":           rule.Text.OrNull(),
 	"backward_prefetch_policy":  strict.Rule{}.Noting(`has no effect: accelerate reads "fsdp_backward_prefetch"`),
 }).Prefixed("fsdp_").NotingOthers().OrNull()
 
@@ -117,7 +118,7 @@ func readFSDP(s *strict.Reader, older FSDP, offload string) (*FSDP, error) {
 
 	reshard := s.Find("reshard_after_forward")
 	word := reshard != nil && slices.Contains(fsdpStrategies, strings.ToUpper(reshard.Text))
-	if err := refuse(s, []conflict{
+	if err := s.Refuse([]strict.Conflict{
 		{f.Version == 2 && word, "reshard_after_forward", "is a strategy, but FSDP2 takes true or false",
 			`write true for full_shard and false for shard_grad_op; the others need "version": 1`},
 		{f.Version == 2 && f.StateDictType == "local_state_dict", "state_dict_type",

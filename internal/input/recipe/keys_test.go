@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/tools/go/packages"
 
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -26,58 +28,71 @@ func paths(known map[string]bool, rule strict.Rule, above []string) {
 	}
 }
 
-// TestPathsAreInASchema checks every path that is written in this package, also
-// where no test calls the getter.
+// TestPathsAreInASchema checks every path that is written in this package and those of programs, also where no test
+// calls the getter.
 func TestPathsAreInASchema(t *testing.T) {
 	known := map[string]bool{"": true, "peft_type": true}
-	rules := []strict.Rule{deepSpeedRule, accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
+	rules := []strict.Rule{accelerateSchema.Rule, trainingSchema.Rule, bitsAndBytesRule, packedRule,
 		additiveRule, megatronSchema().Rule}
-	rules = slices.AppendSeq(rules, maps.Values(adapterRules()))
-	for _, f := range families() {
-		rules = append(rules, object(f.own))
+	rules = slices.AppendSeq(rules, maps.Values(peft.Rules()))
+	for _, k := range kinds {
+		if k.Program != nil {
+			rules = append(rules, strict.Object(k.Program.Keys))
+		}
 	}
-	for _, optimizer := range optimizers {
-		rules = append(rules, optimizer.params)
-	}
+	rules = append(rules, deepspeed.Rules()...)
 	for _, rule := range rules {
 		paths(known, rule, nil)
 	}
 	const mode = packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
 		packages.NeedImports
-	loaded, err := packages.Load(&packages.Config{Mode: mode}, ".")
-	if err != nil || len(loaded) != 1 || len(loaded[0].Errors) > 0 {
-		t.Fatal(err, loaded)
+	loaded, err := packages.Load(&packages.Config{Mode: mode}, "./...")
+	if err != nil {
+		t.Fatal(err)
 	}
 	checked := 0
+	for _, p := range loaded {
+		if len(p.Errors) > 0 {
+			t.Fatal(p.Errors)
+		}
+		if !strings.HasSuffix(p.PkgPath, "/strict") {
+			checked += checkPaths(t, p, known)
+		}
+	}
+	if checked < 250 {
+		t.Errorf("only %d paths were found", checked)
+	}
+}
+
+// checkPaths checks the paths in a package, and returns their number.
+func checkPaths(t *testing.T, p *packages.Package, known map[string]bool) (checked int) {
 	check := func(e ast.Expr) {
-		path, is := constantEnd(loaded[0].TypesInfo, e)
+		path, is := constantEnd(p.TypesInfo, e)
 		if !is {
 			return // a variable: its values are in a table, or in another call
 		}
 		checked++
 		if !known[path] {
-			t.Errorf("%v: no schema has %q", loaded[0].Fset.Position(e.Pos()), path)
+			t.Errorf("%v: no schema has %q", p.Fset.Position(e.Pos()), path)
 		}
 	}
-	for _, file := range loaded[0].Syntax {
+	for _, file := range p.Syntax {
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
-				if takesPath(loaded[0].TypesInfo, n) {
+				if takesPath(p.TypesInfo, n) {
 					check(n.Args[0])
 				}
 			case *ast.CompositeLit:
-				if named, is := loaded[0].TypesInfo.Types[n].Type.(*types.Named); is &&
-					named.Obj().Name() == "conflict" && len(n.Elts) > 1 {
+				if alias, is := p.TypesInfo.Types[n].Type.(*types.Alias); is &&
+					alias.Obj().Name() == "Conflict" && len(n.Elts) > 1 {
 					check(n.Elts[1])
 				}
 			}
 			return true
 		})
 	}
-	if checked < 250 {
-		t.Errorf("only %d paths were found", checked)
-	}
+	return checked
 }
 
 // takesPath reports whether a call is of a method of strict.Reader whose first

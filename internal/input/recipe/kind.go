@@ -11,98 +11,99 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
-// kind is a kind of configuration file, recognized by its top-level keys. It
+// Kind is a kind of configuration file, recognized by its top-level keys. It
 // keeps a file of the wrong kind from being planned with defaults for every key
 // that the file lacks.
-type kind struct {
-	name string
-	flag string // the command's flag for it; empty if there is none
-	// marks are keys that identify the kind. One is enough, if no kind earlier
+type Kind struct {
+	Name string
+	Flag string // the command's flag for it; empty if there is none
+	// Marks are keys that identify the kind. One is enough, if no kind earlier
 	// in the list matches. "a.b" is a key in a section, and "a+b" are keys that
 	// a file has to have both.
-	marks string
-	// known are the keys that the program reads, if it ignores all others. It
+	Marks string
+	// Known are the keys that the program reads, if it ignores all others. It
 	// is nil if the schema refuses unknown keys.
-	known *strict.Rule
-	// instead says what to give in place of a file that plimsoll does not read.
-	instead string
+	Known *strict.Rule
+	// Instead says what to give in place of a file that plimsoll does not read.
+	Instead string
+
+	// Commands are commands whose arguments are such a file: their first words, or the end of a path, and the key that
+	// stands for the command, a mark of the kind.
+	Commands map[string]string
+	// Program says how a file becomes a Framework. It is nil for files of other functions.
+	Program *Program
+	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
+	Settings   SettingKeys
+	SettingsOf func(root *strict.Value) SettingKeys
 }
 
-func (k *kind) String() string { return k.name }
+// kinds are all kinds, in the order that a file is recognized in.
+var kinds []*Kind
 
-// configFlag is the flag for files that say what several other files would say.
-const configFlag = "--config"
+// Register sets the kinds of files and their order. Programs that wrap others come first, as their files have the
+// others' keys, too. Package programs has the list.
+func Register(all ...*Kind) { kinds = all }
+
+func (k *Kind) String() string { return k.Name }
+
+// ConfigFlag is the flag for files that say what several other files would say.
+const ConfigFlag = "--config"
 
 // MegatronFlag is the flag for files that say arguments of Megatron-LM.
 const MegatronFlag = "--megatron"
 
-// The kinds. Programs that wrap others come first, as their files have the
-// others' keys, too.
+// The kinds of files that package recipe reads itself, or that no program reads.
 var (
-	llamaFactoryV1Kind = &kind{name: "configuration of LLaMA-Factory's trainer v1", flag: configFlag,
-		marks: "peft_config dist_config init_config quant_config kernel_config"}
-	llamaFactoryKind = &kind{name: "LLaMA-Factory configuration", flag: configFlag,
-		marks: "llamafactory_train finetuning_type cutoff_len lora_target infer_backend export_dir dataset_dir"}
-	axolotlKind = &kind{name: "axolotl configuration", flag: configFlag,
-		marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size"}
-	nemoKind       = &kind{name: "NeMo configuration", marks: "exp_manager restore_from_path", instead: byFlags}
-	torchtuneKind  = &kind{name: "torchtune configuration", flag: configFlag, marks: "checkpointer metric_logger"}
-	torchtitanKind = &kind{name: "torchtitan configuration", flag: configFlag,
-		marks: "activation_checkpoint parallelism"}
-	swiftKind = &kind{name: "ms-swift configuration", flag: configFlag,
-		marks: `train_type tuner_type tuner_backend sft_type rlhf_type split_dataset_ratio attn_impl swift_sft
-			swift_rlhf`}
-	severalKind   = &kind{name: "script with more than one training", marks: several}
-	megatronKind  = &kind{name: "training by Megatron core", marks: "megatron_sft"}
-	argumentsKind = &kind{name: "file with arguments of Megatron-LM", flag: MegatronFlag,
-		marks: megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size"}
-	sectionsKind = &kind{name: "configuration of NeMo or Megatron-Bridge", flag: MegatronFlag}
-	presetKind   = &kind{name: "file that --fsdp of ms-swift names", marks: "_param_docs _requires"}
-	scriptKind   = &kind{name: "configuration of a training script, such as TRL's", flag: configFlag,
-		marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
-			use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`}
+	NeMoKind     = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
+	SeveralKind  = &Kind{Name: "script with more than one training", Marks: several}
+	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft", Commands: map[string]string{
+		"megatron sft": "megatron_sft", "megatron pt": "megatron_sft", "megatron rlhf": "megatron_sft"}}
+	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
+		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
+		Settings: argumentKeys, SettingsOf: argumentKeysOf}
+	sectionsKind = &Kind{Name: "configuration of NeMo or Megatron-Bridge", Flag: MegatronFlag}
 
-	accelerateKind = &kind{name: "accelerate configuration in YAML", flag: "--accelerate",
-		marks: "distributed_type compute_environment main_training_function num_machines"}
-	deepSpeedKind = &kind{name: "DeepSpeed JSON configuration", flag: "--deepspeed",
-		marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
-			wall_clock_breakdown compression_training`, known: &deepSpeedRule}
-	adapterKind = &kind{name: "adapter_config.json of PEFT", flag: "--adapter",
-		marks: "peft_type base_model_name_or_path"}
-	modelKind = &kind{name: "config.json of a model", flag: "--model",
-		marks: `architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
+	AccelerateKind = &Kind{Name: "accelerate configuration in YAML", Flag: "--accelerate",
+		Marks:    "distributed_type compute_environment main_training_function num_machines",
+		Settings: accelerateKeys, SettingsOf: accelerateKeysOf}
+	DeepSpeedKind = &Kind{Name: "DeepSpeed JSON configuration", Flag: "--deepspeed",
+		Marks: `zero_optimization train_batch_size train_micro_batch_size_per_gpu steps_per_print
+			wall_clock_breakdown compression_training`, Known: &deepspeed.Rule, Settings: deepSpeedKeys}
+	AdapterKind = &Kind{Name: "adapter_config.json of PEFT", Flag: "--adapter",
+		Marks: "peft_type base_model_name_or_path"}
+	ModelKind = &Kind{Name: "config.json of a model", Flag: "--model",
+		Marks: `architectures model_type quantization_config num_hidden_layers hidden_size num_attention_heads
 			n_embd`}
-	quantizationKind = &kind{name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
-		flag: "--quantization",
-		marks: `quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
-			llm_int8_threshold llm_int8_has_fp16_weight`, known: &bitsAndBytesRule}
-	trainingKind = &kind{name: "file of TrainingArguments", flag: "--training-args", known: &trainingSchema.Rule,
-		marks: `per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate
-			lr_scheduler_type output_dir save_strategy`}
+	QuantizationKind = &Kind{Name: "config.json with quantization_config, or BitsAndBytesConfig in JSON",
+		Flag: "--quantization",
+		Marks: `quant_method load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype
+			llm_int8_threshold llm_int8_has_fp16_weight`, Known: &bitsAndBytesRule}
+	TrainingKind = &Kind{Name: "file of TrainingArguments", Flag: "--training-args", Known: &trainingSchema.Rule,
+		Marks: `per_device_train_batch_size per_device_eval_batch_size num_train_epochs learning_rate
+			lr_scheduler_type output_dir save_strategy`, Settings: TrainerKeys, SettingsOf: trainerKeysOf}
 
-	fsdpKind = &kind{name: "FSDP configuration in JSON", // of TrainingArguments
-		marks: `fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_min_num_params min_num_params
+	FSDPKind = &Kind{Name: "FSDP configuration in JSON", // of TrainingArguments
+		Marks: `fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap fsdp_min_num_params min_num_params
 			fsdp_backward_prefetch backward_prefetch fsdp_sharding_strategy fsdp_version fsdp_offload_params
 			fsdp_state_dict_type`,
-		instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
-
-	kinds = slices.Concat([]*kind{severalKind, megatronKind, argumentsKind}, otherTrainings, []*kind{
-		llamaFactoryV1Kind, swiftKind, llamaFactoryKind, axolotlKind, nemoKind, torchtuneKind, torchtitanKind,
-		presetKind, scriptKind, accelerateKind, deepSpeedKind, adapterKind, modelKind, quantizationKind}, otherFiles,
-		[]*kind{trainingKind, fsdpKind})
+		Instead: `name it in a file of TrainingArguments: {"fsdp": "full_shard auto_wrap", "fsdp_config": "FILE"}`}
 )
 
 // onlyJSON are kinds whose files are never YAML.
-var onlyJSON = []*kind{deepSpeedKind, adapterKind, modelKind, quantizationKind}
+var onlyJSON = []*Kind{DeepSpeedKind, AdapterKind, ModelKind, QuantizationKind}
 
 // recognized returns the kind of an object and the key that identified it, or
 // nil.
-func recognized(root *strict.Value) (*kind, *strict.Member) {
+func recognized(root *strict.Value) (*Kind, *strict.Member) {
 	if root == nil || root.Kind != '{' {
 		return nil, nil
+	}
+	if kinds == nil {
+		panic("recipe: no kind of file is registered: import plimsoll/internal/input/recipe/programs")
 	}
 	if sectioned(&strict.Document{Root: root}) != nil {
 		return sectionsKind, cmp.Or(root.Member("trainer"), root.Member("train"), root.Member("ddp"))
@@ -132,11 +133,11 @@ func parseAny(file string, text []byte) *strict.Document {
 
 // expect refuses a file of another kind, or one whose keys are mostly unknown.
 // It accepts a file that cannot be parsed: the parser of the kind refuses it.
-func (k *kind) expect(file string, text []byte) error {
+func (k *Kind) expect(file string, text []byte) error {
 	d := parseAny(file, text)
 	if d == nil || d.Root.Kind == '"' {
 		if what := nature(text); what != "" {
-			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.name)).
+			return fault.File(file).Inputf("this is %s: expected %s", what, article(k.Name)).
 				WithHint(fmt.Sprintf("give the path of the %v", k))
 		}
 		d = cmp.Or(parseContent(file, text), d) // of a format that its name does not say
@@ -147,20 +148,20 @@ func (k *kind) expect(file string, text []byte) error {
 	found, m := recognized(d.Root)
 	switch {
 	case found == nil || found == k:
-	case k == quantizationKind && found == modelKind: // a model's config.json may hold one
+	case k == QuantizationKind && found == ModelKind: // a model's config.json may hold one
 		return nil
 	default:
 		return k.misplaced(d, found, m)
 	}
-	if k == quantizationKind && k.mark(d.Root) != nil { // each method of quantization_config has keys of its own
+	if k == QuantizationKind && k.mark(d.Root) != nil { // each method of quantization_config has keys of its own
 		return nil
 	}
-	return k.own(d, k.known)
+	return k.own(d, k.Known)
 }
 
 // own refuses a document whose keys are mostly unknown to the program of the
 // kind: another program has keys of the same names.
-func (k *kind) own(d *strict.Document, rule *strict.Rule) error {
+func (k *Kind) own(d *strict.Document, rule *strict.Rule) error {
 	if rule == nil || d.Root.Kind != '{' || len(d.Root.Members) == 0 {
 		return nil
 	}
@@ -180,8 +181,8 @@ func (k *kind) own(d *strict.Document, rule *strict.Rule) error {
 }
 
 // mark returns the member for the first of the kind's marks that the object has, or nil.
-func (k *kind) mark(root *strict.Value) *strict.Member {
-	for mark := range strings.FieldsSeq(k.marks) {
+func (k *Kind) mark(root *strict.Value) *strict.Member {
+	for mark := range strings.FieldsSeq(k.Marks) {
 		if m := marked(root, mark); m != nil {
 			return m
 		}
@@ -205,16 +206,16 @@ func marked(root *strict.Value, mark string) (last *strict.Member) {
 }
 
 // misplaced refuses a file of another kind, which the member m shows.
-func (k *kind) misplaced(d *strict.Document, found *kind, m *strict.Member) error {
-	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.name), k)
+func (k *Kind) misplaced(d *strict.Document, found *Kind, m *strict.Member) error {
+	hint := fmt.Sprintf("plimsoll does not read %s yet: give the path of the %v", article(found.Name), k)
 	switch {
-	case found.flag != "":
-		hint = "give it as " + found.flag
-	case found.instead != "":
-		hint = found.instead
+	case found.Flag != "":
+		hint = "give it as " + found.Flag
+	case found.Instead != "":
+		hint = found.Instead
 	}
 	return d.Inputf(m.At, "this seems to be %s, as it has the key %q: expected %s",
-		article(found.name), m.Name, article(k.name)).WithHint(hint)
+		article(found.Name), m.Name, article(k.Name)).WithHint(hint)
 }
 
 // article returns a name with its indefinite article.
@@ -235,7 +236,7 @@ func Misplaced(path string) error {
 	if err != nil {
 		return nil
 	}
-	return modelKind.expect(path, text)
+	return ModelKind.expect(path, text)
 }
 
 // KindOf returns the kind of a configuration or script, and the command's flag for it, such as --deepspeed. Both are
@@ -253,7 +254,7 @@ func KindOf(file string, text []byte) (kind, flag string) {
 		return "", ""
 	}
 	if found, _ := recognized(d.Root); found != nil {
-		return found.name, found.flag
+		return found.Name, found.Flag
 	}
 	return "", ""
 }

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
 // loaders are the functions that read the files of each flag.
@@ -60,7 +63,7 @@ func TestKinds(t *testing.T) {
 				t.Errorf("%s does not say of %s that it is of the kind %s: %v", flag, c.name, c.kind, err)
 			}
 			if err != nil {
-				requireInput(t, err)
+				recipetest.RequireInput(t, err)
 			}
 		}
 		if err := Misplaced(path); (err == nil) != (c.kind == "" || c.name == "config.json") {
@@ -95,7 +98,7 @@ func TestKindsOfPublicFiles(t *testing.T) {
 			}
 		}
 		if d != nil {
-			if kind, _ := recognized(d.Root); kind != nil && c.Kind != "other" && kind.flag != "--"+c.Kind {
+			if kind, _ := recognized(d.Root); kind != nil && c.Kind != "other" && kind.Flag != "--"+c.Kind {
 				t.Errorf("%s, of the kind %s, is taken for a %v", c.Name, c.Kind, kind)
 			}
 		}
@@ -103,4 +106,34 @@ func TestKindsOfPublicFiles(t *testing.T) {
 	if len(files) < 200 {
 		t.Errorf("only %d files", len(files))
 	}
+}
+
+func TestAdapterBad(t *testing.T) { recipetest.Refused(t, "adapter", 50, LoadAdapter) }
+
+// ranks is the number of ranks for the files of testdata/bad.
+const ranks = 8
+
+func TestDeepSpeedBad(t *testing.T) {
+	recipetest.Refused(t, "deepspeed", 105, func(path string) (*deepspeed.Config, error) {
+		d, err := LoadDeepSpeed(path, Source{})
+		if err == nil {
+			_, err = d.ResolveBatch(ranks)
+		}
+		return d, err
+	})
+}
+
+// newest returns a function that loads what the newest release of DeepSpeed reads.
+func newest[T any](load func(string, Source) (*T, error)) func(string) (*T, error) {
+	return func(path string) (*T, error) { return load(path, Source{}) }
+}
+
+// defaults is the meaning of an empty configuration of DeepSpeed, without the notes.
+func defaults() deepspeed.Config {
+	d, err := deepspeed.Parse("", []byte("{}"), version.Version{})
+	if err != nil {
+		panic(err)
+	}
+	d.File, d.Notes = "", nil
+	return *d
 }

@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // processorTime returns the CPU time of this process in seconds. Other load
@@ -96,7 +99,7 @@ func TestLargeDocuments(t *testing.T) {
 			}
 			parsers := map[string]func() error{
 				"DeepSpeed": func() error {
-					_, err := ParseDeepSpeed(name, []byte(text), Source{})
+					_, err := deepspeed.Parse(name, []byte(text), version.Version{})
 					return err
 				},
 				"TrainingArguments": func() error {
@@ -107,7 +110,7 @@ func TestLargeDocuments(t *testing.T) {
 					_, err := ParseAccelerate(name, []byte(text), Source{})
 					return err
 				},
-				"PEFT": func() error { _, err := ParseAdapter(name, []byte(text)); return err },
+				"PEFT": func() error { _, err := peft.Parse(name, []byte(text)); return err },
 				"frameworks": func() error {
 					_, err := ParseFramework(name, []byte(text), Source{})
 					return err

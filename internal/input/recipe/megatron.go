@@ -304,7 +304,7 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 	if err != nil {
 		return nil, source, err
 	}
-	return d, source, argumentsKind.own(d, &megatronSchema().Rule)
+	return d, source, ArgumentsKind.own(d, &megatronSchema().Rule)
 }
 
 // parseScript returns the arguments of the training that a script starts, or those of a list.
@@ -367,10 +367,10 @@ func parseArguments(file string, text []byte) *strict.Document {
 // are mostly unknown.
 func expectArguments(d *strict.Document) error {
 	rule := &megatronSchema().Rule
-	if found, m := recognized(d.Root); found != nil && found != argumentsKind && !rule.Names().Know(m.Name) {
-		return argumentsKind.misplaced(d, found, m)
+	if found, m := recognized(d.Root); found != nil && found != ArgumentsKind && !rule.Names().Know(m.Name) {
+		return ArgumentsKind.misplaced(d, found, m)
 	}
-	return argumentsKind.own(d, rule)
+	return ArgumentsKind.own(d, rule)
 }
 
 // training returns the command that trains: the only one with a Python script and arguments of a model, or all words

@@ -43,7 +43,7 @@ func (s *megatronSections) bridge() error {
 		s.refuse("ddp", "it shards the model in another way", "use_megatron_fsdp use_custom_fsdp")); err != nil {
 		return err
 	}
-	if peft := s.find("peft"); on(peft) && !peft.IsEmpty() {
+	if peft := s.find("peft"); On(peft) && !peft.IsEmpty() {
 		return s.fault("peft", "it trains adapters")
 	}
 	return cmp.Or(s.bridgeModel(), s.bridgeTypes(),
@@ -67,8 +67,8 @@ func (s *megatronSections) bridgeModel() error {
 		}
 		v := s.lookUp("model." + key)
 		isZero := v.Kind == '0' && strings.Trim(v.Text, "0.") == ""
-		if v.Kind != '{' && on(v) && (!isZero || strings.HasSuffix(key, "_dropout")) {
-			give(s.made, key, v.At, v)
+		if v.Kind != '{' && On(v) && (!isZero || strings.HasSuffix(key, "_dropout")) {
+			Give(s.made, key, v.At, v)
 		}
 	}
 	s.bridgeLength()
@@ -76,7 +76,7 @@ func (s *megatronSections) bridgeModel() error {
 		share_embeddings_and_output_weights=untie_embeddings_and_output_weights
 		gradient_accumulation_fusion=no_gradient_accumulation_fusion bias_activation_fusion=no_bias_swiglu_fusion
 		bias_activation_fusion=no_bias_gelu_fusion`)
-	if groups := s.find("model.num_query_groups"); on(groups) {
+	if groups := s.find("model.num_query_groups"); On(groups) {
 		s.give("group_query_attention", groups, true)
 	}
 	activation, gated := strings.ToLower(target(s.find("model.activation_func"))), s.is("model.gated_linear_unit")
@@ -106,15 +106,15 @@ func modelKeys(model *strict.Value) []string {
 // bridgeLength takes the length of sequences from the data set, whose batches are what the model sees, and the
 // vocabulary as the provider pads it.
 func (s *megatronSections) bridgeLength() {
-	if v := s.find("model.seq_length"); on(v) && s.find("model.max_position_embeddings") == nil {
+	if v := s.find("model.seq_length"); On(v) && s.find("model.max_position_embeddings") == nil {
 		s.give("max_position_embeddings", v, v.Text) // the provider's positions
 	}
 	for key := range strings.FieldsSeq("dataset.seq_length dataset.sequence_length") {
-		if v := s.find(key); on(v) && v.Kind == '0' {
+		if v := s.find(key); On(v) && v.Kind == '0' {
 			s.give("seq_length", v, v.Text)
 		}
 	}
-	if v := s.find("model.vocab_size"); on(v) && !s.is("model.should_pad_vocab") {
+	if v := s.find("model.vocab_size"); On(v) && !s.is("model.should_pad_vocab") {
 		s.give("padded_vocab_size", v, v.Text)
 	}
 }
@@ -159,7 +159,7 @@ func (s *megatronSections) bridgeTypes() error {
 	case mixed.Kind != '{':
 		return s.fault(section, "plimsoll plans bf16_mixed and fp16_mixed")
 	}
-	if at := s.find("ddp.grad_reduce_in_fp32"); at != nil && !on(at) && s.is(section+".bf16") {
+	if at := s.find("ddp.grad_reduce_in_fp32"); at != nil && !On(at) && s.is(section+".bf16") {
 		s.give("grad_reduce_in_bf16", at, true)
 	}
 	return s.same(section, "bf16 fp16 fp8=fp8_format fp8_recipe")

@@ -19,31 +19,31 @@ type Argument struct {
 }
 
 // argumentKeys are the arguments of Megatron-LM for settings.
-var argumentKeys = map[Setting]settingKey{
-	MicroBatch:           {path: "micro_batch_size"},
-	TrainBatch:           {path: "global_batch_size"},
-	Accumulation:         {follows: TrainBatch},
-	TensorDegree:         {path: "tensor_model_parallel_size", unset: 1},
-	ContextDegree:        {path: "context_parallel_size", unset: 1},
-	PipelineDegree:       {path: "pipeline_model_parallel_size", unset: 1},
-	SequenceSplit:        {path: "sequence_parallel", unset: false},
-	RecomputeGranularity: {path: "recompute_granularity"},
-	RecomputeMethod:      {path: "recompute_method"},
-	RecomputeLayers:      {path: "recompute_num_layers"},
-	DistributedOptimizer: {path: "use_distributed_optimizer", unset: false},
-	PrecisionAware:       {path: "use_precision_aware_optimizer", unset: false},
-	OptimizerOffload:     {path: "optimizer_cpu_offload", unset: false},
-	OffloadFraction:      {path: "optimizer_offload_fraction", unset: 1.},
-	StatesOffload:        {path: "offload_optimizer_states", unset: false},
-	ChunkedStatesOffload: {path: "chunked_optimizer_state_offload", unset: false},
-	FusedLoss:            {path: "cross_entropy_loss_fusion", unset: false},
-	FusedLossBy:          {path: "cross_entropy_fusion_impl"},
+var argumentKeys = SettingKeys{
+	MicroBatch:           {Path: "micro_batch_size"},
+	TrainBatch:           {Path: "global_batch_size"},
+	Accumulation:         {Follows: TrainBatch},
+	TensorDegree:         {Path: "tensor_model_parallel_size", Unset: 1},
+	ContextDegree:        {Path: "context_parallel_size", Unset: 1},
+	PipelineDegree:       {Path: "pipeline_model_parallel_size", Unset: 1},
+	SequenceSplit:        {Path: "sequence_parallel", Unset: false},
+	RecomputeGranularity: {Path: "recompute_granularity"},
+	RecomputeMethod:      {Path: "recompute_method"},
+	RecomputeLayers:      {Path: "recompute_num_layers"},
+	DistributedOptimizer: {Path: "use_distributed_optimizer", Unset: false},
+	PrecisionAware:       {Path: "use_precision_aware_optimizer", Unset: false},
+	OptimizerOffload:     {Path: "optimizer_cpu_offload", Unset: false},
+	OffloadFraction:      {Path: "optimizer_offload_fraction", Unset: 1.},
+	StatesOffload:        {Path: "offload_optimizer_states", Unset: false},
+	ChunkedStatesOffload: {Path: "chunked_optimizer_state_offload", Unset: false},
+	FusedLoss:            {Path: "cross_entropy_loss_fusion", Unset: false},
+	FusedLossBy:          {Path: "cross_entropy_fusion_impl"},
 }
 
 // MegatronSettings lists the settings that arguments of Megatron-LM say.
 func MegatronSettings() (list []Setting) {
 	for setting, key := range argumentKeys {
-		if key.path != "" {
+		if key.Path != "" {
 			list = append(list, setting)
 		}
 	}
@@ -51,7 +51,7 @@ func MegatronSettings() (list []Setting) {
 }
 
 // ArgumentOf returns the argument of Megatron-LM for a setting. Its key is empty for a setting that none says.
-func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys[setting].path, to} }
+func ArgumentOf(setting Setting, to any) Argument { return Argument{argumentKeys[setting].Path, to} }
 
 // String returns the argument as people type it.
 func (a Argument) String() string {
@@ -107,9 +107,17 @@ func (m *Megatron) With(arguments []Argument) (*Megatron, error) {
 	return &with, nil
 }
 
+// argumentKeysOf returns the keys of settings in arguments as they are typed, or in a YAML file.
+func argumentKeysOf(root *strict.Value) SettingKeys {
+	if root.Member(megatronMark) != nil {
+		return argumentKeys
+	}
+	return keysInYAML(root)
+}
+
 // keysInYAML returns the keys of settings as a YAML file writes arguments: with dashes or underscores, and perhaps
 // below MODEL_ARGS.
-func keysInYAML(root *strict.Value) map[Setting]settingKey {
+func keysInYAML(root *strict.Value) SettingKeys {
 	section, prefix := root, ""
 	if m := root.Member("MODEL_ARGS"); m != nil {
 		section, prefix = m.Value, m.Name+"."
@@ -124,12 +132,12 @@ func keysInYAML(root *strict.Value) map[Setting]settingKey {
 			style = func(key string) string { return mark + strings.ReplaceAll(key, "_", "-") }
 		}
 	}
-	keys := map[Setting]settingKey{}
+	keys := SettingKeys{}
 	for setting, key := range argumentKeys {
-		if name, has := names[key.path]; has {
-			key.path = prefix + name
-		} else if key.path != "" {
-			key.path = prefix + style(key.path)
+		if name, has := names[key.Path]; has {
+			key.Path = prefix + name
+		} else if key.Path != "" {
+			key.Path = prefix + style(key.Path)
 		}
 		keys[setting] = key
 	}

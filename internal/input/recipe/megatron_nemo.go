@@ -85,10 +85,10 @@ func (s *megatronSections) nemoLayers() error {
 	if !s.is("model.transformer_engine") {
 		s.give("transformer_impl", model, "local")
 	}
-	if groups := s.find("model.num_query_groups"); on(groups) {
+	if groups := s.find("model.num_query_groups"); On(groups) {
 		s.give("group_query_attention", groups, true)
 	}
-	if chunks := s.find("model.virtual_pipeline_model_parallel_size"); on(chunks) && chunks.Text != "1" {
+	if chunks := s.find("model.virtual_pipeline_model_parallel_size"); On(chunks) && chunks.Text != "1" {
 		s.give("num_virtual_stages_per_pipeline_rank", chunks, chunks.Text)
 	}
 	switch s.word("model.activation") {
@@ -118,14 +118,14 @@ func (s *megatronSections) nemoLayers() error {
 func (s *megatronSections) nemoTokenizer() error {
 	name := s.find("model.tokenizer.type")
 	switch library := s.word("model.tokenizer.library"); {
-	case library == "megatron" && on(name):
+	case library == "megatron" && On(name):
 		s.give("tokenizer_type", name, name.Text)
-	case library == "huggingface" && on(name):
+	case library == "huggingface" && On(name):
 		s.give("tokenizer_type", name, "HuggingFaceTokenizer")
 		s.give("tokenizer_model", name, name.Text)
 	case library != "":
 		s.give("tokenizer_type", s.find("model.tokenizer.library"), library)
-		if model := s.find("model.tokenizer.model"); on(model) {
+		if model := s.find("model.tokenizer.model"); On(model) {
 			s.give("tokenizer_model", model, model.Text)
 		}
 	}
@@ -175,7 +175,7 @@ func (s *megatronSections) nemoOptimizer() error {
 		return s.fault("model.optim.name",
 			"plimsoll plans mcore_distributed_optim, distributed_fused_adam and fused_adam")
 	}
-	if v := s.find("model.optim.grad_sync_dtype"); on(v) && v.Text != "fp32" {
+	if v := s.find("model.optim.grad_sync_dtype"); On(v) && v.Text != "fp32" {
 		s.give("grad_reduce_in_bf16", v, true)
 	} else {
 		s.give("accumulate_allreduce_grads_in_fp32", at, true)

@@ -133,7 +133,7 @@ func (s *megatronSections) number(text, path string, depth int) (int, bool) {
 }
 
 // is reports whether a key asks for something.
-func (s *megatronSections) is(path string) bool { return on(s.find(path)) }
+func (s *megatronSections) is(path string) bool { return On(s.find(path)) }
 
 // word returns the text of a key in lower case, or "".
 func (s *megatronSections) word(path string) string {
@@ -145,7 +145,7 @@ func (s *megatronSections) word(path string) string {
 
 // give sets an argument at the place of a value.
 func (s *megatronSections) give(argument string, at *strict.Value, is any) {
-	give(s.made, argument, at.At, strict.Of(is))
+	Give(s.made, argument, at.At, strict.Of(is))
 }
 
 // same gives arguments the values of keys with their names, or of key=argument. Null is none.
@@ -163,7 +163,7 @@ func (s *megatronSections) same(section, names string) error {
 			return s.Inputf(v.At, "%s is %s, which this file does not fill in", key, v).
 				WithHint("give the number in its place")
 		}
-		give(s.made, argument, v.At, v)
+		Give(s.made, argument, v.At, v)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (s *megatronSections) same(section, names string) error {
 func (s *megatronSections) negated(section, names string) {
 	for name := range strings.FieldsSeq(names) {
 		key, argument, _ := strings.Cut(name, "=")
-		if v := s.find(section + "." + key); v != nil && !v.IsEmpty() && !on(v) {
+		if v := s.find(section + "." + key); v != nil && !v.IsEmpty() && !On(v) {
 			s.give(argument, v, true)
 		}
 	}
@@ -181,7 +181,7 @@ func (s *megatronSections) negated(section, names string) {
 // refuse refuses keys that ask for something.
 func (s *megatronSections) refuse(section, why, names string) error {
 	for key := range strings.FieldsSeq(names) {
-		if v := s.find(section + "." + key); on(v) && !v.IsEmpty() {
+		if v := s.find(section + "." + key); On(v) && !v.IsEmpty() {
 			return s.fault(section+"."+key, why)
 		}
 	}
@@ -213,7 +213,7 @@ func (s *megatronSections) rest(section string, silent []string) {
 		return
 	}
 	for _, m := range v.Members {
-		if !s.taken[m.Value] && on(m.Value) && m.Value.Text != "0.0" && m.Value.Kind != '{' &&
+		if !s.taken[m.Value] && On(m.Value) && m.Value.Text != "0.0" && m.Value.Kind != '{' &&
 			!slices.Contains(silent, m.Name) && !strings.HasPrefix(m.Name, "_") {
 			s.note(m.Value, "%s of %s: planned as without it, and it may change memory", m.Name, s.program)
 		}

@@ -49,7 +49,7 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	found, m := recognized(d.Root)
 	if found != nil && strict.IsYAML(path) && slices.Contains(onlyJSON, found) && !bytes.HasPrefix(
 		bytes.TrimSpace(text), []byte{'{'}) {
-		return "", d.Inputf(m.At, "this is YAML, with the key %q of %s, which is JSON", m.Name, article(found.name)).
+		return "", d.Inputf(m.At, "this is YAML, with the key %q of %s, which is JSON", m.Name, article(found.Name)).
 			WithHint("give a file that the program of the key reads")
 	}
 	switch {
@@ -60,10 +60,10 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 		}
 		return "", d.Inputf(d.Root.At, "plimsoll knows no training configuration with the keys %s",
 			strings.Join(names, ", ")).WithHint(readable)
-	case found.flag == "":
+	case found.Flag == "":
 		return "", found.unread(d, m)
 	}
-	return found.flag, nil
+	return found.Flag, nil
 }
 
 // looksLikeKey matches what people name keys. A line of another file, such as of passwords, does not look like one.
@@ -89,7 +89,7 @@ func summary(root *strict.Value) string {
 // read, or else why it cannot be parsed.
 func unclear(path string, text []byte) error {
 	if d := strict.Skim(path, text); d != nil {
-		if found, m := recognized(d.Root); found != nil && found.flag == "" {
+		if found, m := recognized(d.Root); found != nil && found.Flag == "" {
 			return found.unread(d, m)
 		}
 	}
@@ -110,9 +110,9 @@ func noConfiguration(path, what string) error {
 }
 
 // unread refuses a file of a kind that plimsoll does not read, which the member m shows.
-func (k *kind) unread(d *strict.Document, m *strict.Member) error {
+func (k *Kind) unread(d *strict.Document, m *strict.Member) error {
 	return d.Inputf(m.At, "this seems to be %s, as it has the key %q, which plimsoll does not read",
-		article(k.name), m.Name).WithHint(cmp.Or(k.instead, readable))
+		article(k.Name), m.Name).WithHint(cmp.Or(k.Instead, readable))
 }
 
 // unreadable returns why a text is neither JSON nor YAML.

@@ -10,6 +10,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/recipe/rule"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -47,17 +48,17 @@ type Quantization struct {
 
 // bitsAndBytesRule lists the fields of BitsAndBytesConfig:
 // utils/quantization_config.py. transformers ignores all other keys.
-var bitsAndBytesRule = object(
-	boolean.For(`load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
+var bitsAndBytesRule = strict.Object(
+	rule.Boolean.For(`load_in_4bit load_in_8bit _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
 		llm_int8_has_fp16_weight bnb_4bit_use_double_quant`), // to_dict writes those with _, too
-	text.For("quant_method"),
-	keys{
-		"llm_int8_threshold":    amount.Default(6.),
-		"llm_int8_skip_modules": names.OrNull(),
-		"bnb_4bit_compute_dtype": oneOf(
+	rule.Text.For("quant_method"),
+	strict.Keys{
+		"llm_int8_threshold":    rule.Amount.Default(6.),
+		"llm_int8_skip_modules": rule.Names.OrNull(),
+		"bnb_4bit_compute_dtype": strict.Text(
 			"float32", "float", "float16", "half", "bfloat16", "float64", "double").OrNull().Default("float32"),
-		"bnb_4bit_quant_type": oneOf("fp4", "nf4").Default("fp4"),
-		"bnb_4bit_quant_storage": oneOf(
+		"bnb_4bit_quant_type": strict.Text("fp4", "nf4").Default("fp4"),
+		"bnb_4bit_quant_storage": strict.Text(
 			"float16", "float32", "int8", "uint8", "float64", "bfloat16").OrNull().Default("uint8"),
 	}).NotingOthers()
 
@@ -69,7 +70,7 @@ var quantizationMethods = []string{"gptq", "awq", "aqlm", "vptq", "quanto", "eet
 // LoadQuantization reads the file at path: a config.json with a
 // quantization_config, or the JSON of a BitsAndBytesConfig.
 func LoadQuantization(path string) (*Quantization, error) {
-	return load(nil, path, quantizationKind, ParseQuantization)
+	return load(nil, path, QuantizationKind, ParseQuantization)
 }
 
 // ParseQuantization parses the text of a file. The name of the file is for
@@ -122,7 +123,7 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	switch {
 	case section != nil && section.Value.Kind != 'n':
 		document.Root = section.Value
-	case section != nil || modelKind.mark(document.Root) != nil:
+	case section != nil || ModelKind.mark(document.Root) != nil:
 		return nil, fault.File(file).Inputf("this configuration of a model has no quantization_config").
 			WithHint("give the JSON of a BitsAndBytesConfig, or plan without quantization")
 	}
@@ -142,8 +143,8 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &Quantization{File: file, ComputeDType: elements(r, "bnb_4bit_compute_dtype"),
-		StorageDType: elements(r, "bnb_4bit_quant_storage")}
+	q := &Quantization{File: file, ComputeDType: r.Type("bnb_4bit_compute_dtype"),
+		StorageDType: r.Type("bnb_4bit_quant_storage")}
 	r.Fill(q)
 	if skipped := r.Find("llm_int8_skip_modules"); skipped != nil && skipped.Kind == '[' && q.SkipModules == nil {
 		q.SkipModules = []string{} // transformers takes an empty list as it is
@@ -166,7 +167,7 @@ func readQuantization(document *strict.Document) (*Quantization, error) {
 	if v := r.Find("llm_int8_threshold"); v != nil {
 		threshold = v.Text
 	}
-	if err := refuse(r, []conflict{
+	if err := r.Refuse([]strict.Conflict{
 		{four && eight, "load_in_8bit",
 			fmt.Sprintf("and load_in_4bit (line %d) are both true: only one can be", r.Place("load_in_4bit").Line),
 			"set one of the two to false"},
@@ -202,8 +203,9 @@ func dequantized(d *strict.Document, method string) *Quantization {
 
 // packedRule lists the fields of GPTQConfig and AwqConfig in transformers 5.23 that decide the size of weights, by
 // their old names, too.
-var packedRule = object(integer.For("bits w_bit group_size q_group_size"), names.OrNull().For("modules_to_not_convert"),
-	boolean.For("lm_head"), text.For("quant_method"), free.OrNull().For("dynamic")).NotingOthers()
+var packedRule = strict.Object(rule.Integer.For("bits w_bit group_size q_group_size"),
+	rule.Names.OrNull().For("modules_to_not_convert"),
+	rule.Boolean.For("lm_head"), rule.Text.For("quant_method"), rule.Free.OrNull().For("dynamic")).NotingOthers()
 
 // packed returns the quantization of weights that GPTQ or AWQ has packed into integers.
 func packed(d *strict.Document, method string) (*Quantization, error) {
@@ -227,7 +229,7 @@ func packed(d *strict.Document, method string) (*Quantization, error) {
 		return nil, fault.File(d.File).Inputf("%s in %d bits is not planned", strings.ToUpper(method), q.Bits).
 			WithHint(fmt.Sprintf("GPTQModel's kernels for training have %v", allowed))
 	}
-	if on(r.Find("dynamic")) {
+	if On(r.Find("dynamic")) {
 		return nil, r.Fault("dynamic", "gives some modules a quantization of their own, which is not planned yet", "")
 	}
 	if r.Truth("lm_head") {
@@ -237,9 +239,11 @@ func packed(d *strict.Document, method string) (*Quantization, error) {
 }
 
 // additiveRule lists the fields of AqlmConfig in transformers 5.23.
-var additiveRule = object(text.For("quant_method"), names.OrNull().For("linear_weights_not_to_quantize"), keys{
-	"in_group_size": integer.Default(8), "out_group_size": integer.Default(1), "num_codebooks": integer.Default(1),
-	"nbits_per_codebook": integer.Default(16)}).NotingOthers()
+var additiveRule = strict.Object(rule.Text.For("quant_method"),
+	rule.Names.OrNull().For("linear_weights_not_to_quantize"), strict.Keys{
+		"in_group_size": rule.Integer.Default(8), "out_group_size": rule.Integer.Default(1),
+		"num_codebooks":      rule.Integer.Default(1),
+		"nbits_per_codebook": rule.Integer.Default(16)}).NotingOthers()
 
 // additive returns the quantization of weights that AQLM has made codes of. Only shapes are planned whose training has
 // kernels of its own (get_backward_pass_kernel in aqlm 1.1.7).

@@ -7,9 +7,10 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
-func TestQuantizationBad(t *testing.T) { refused(t, "quantization", 25, LoadQuantization) }
+func TestQuantizationBad(t *testing.T) { recipetest.Refused(t, "quantization", 25, LoadQuantization) }
 
 func TestQuantization(t *testing.T) {
 	for _, test := range []struct {
@@ -63,12 +64,12 @@ func TestQuantization(t *testing.T) {
 		if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreFields(Quantization{}, "Notes")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.text, diff)
 		}
-		requireNotes(t, got.Notes, test.notes)
+		recipetest.RequireNotes(t, got.Notes, test.notes)
 	}
 }
 
 func FuzzParseQuantization(f *testing.F) {
-	archived(f, "testdata/bad/quantization.txtar", func(_ string, text []byte) { f.Add(text) })
+	recipetest.Archived(f, "testdata/bad/quantization.txtar", func(_ string, text []byte) { f.Add(text) })
 	f.Add([]byte(`{"model_type": "llama", "quantization_config": {"load_in_8bit": true, "llm_int8_threshold": 1e999}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		got, err := ParseQuantization("fuzz.json", text)
@@ -76,7 +77,7 @@ func FuzzParseQuantization(f *testing.F) {
 			t.Fatalf("got %v and %v", got, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	})
 }

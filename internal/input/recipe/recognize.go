@@ -11,7 +11,7 @@ func Recognize(text []byte) (kind, flag string) {
 	}
 	if d := parseAny(name, text); d != nil {
 		if k, _ := recognized(d.Root); k != nil {
-			return k.name, k.flag
+			return k.Name, k.Flag
 		}
 	}
 	return "", ""

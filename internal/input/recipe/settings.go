@@ -2,10 +2,12 @@ package recipe
 
 import (
 	"errors"
+	"maps"
 	"strings"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -50,32 +52,17 @@ const (
 	FusedLossBy          Setting = "implementation of the fused loss"
 )
 
-// settingKey is the key of a setting in one kind of file. A value is written as the kind says it.
-type settingKey struct {
-	path  string
-	says  func(any) any // nil for as it is
-	unset any           // what a file says that lacks the key; nil where that is not known
-	// follows is the setting that a program computes this one from, where files have no key of it.
-	follows Setting
+// SettingKey is the key of a setting in one kind of file. A value is written as the kind says it.
+type SettingKey struct {
+	Path  string
+	Says  func(any) any // nil for as it is
+	Unset any           // what a file says that lacks the key; nil where that is not known
+	// Follows is the setting that a program computes this one from, where files have no key of it.
+	Follows Setting
 }
 
-func inverse(x any) any { return x != true }
-
-// modeOf is torchtitan's name of checkpointing.
-func modeOf(x any) any {
-	if x == true {
-		return "full"
-	}
-	return "none"
-}
-
-// policyOf is torchtitan's name of resharding.
-func policyOf(x any) any {
-	if x == true {
-		return "always"
-	}
-	return "never"
-}
+// SettingKeys are the keys of settings in one kind of file.
+type SettingKeys map[Setting]SettingKey
 
 // strategyOf is accelerate's name of what FSDP1 shards.
 func strategyOf(x any) any {
@@ -85,57 +72,36 @@ func strategyOf(x any) any {
 	return "SHARD_GRAD_OP"
 }
 
-var deepSpeedKeys = map[Setting]settingKey{
-	MicroBatch: {path: microKey}, Accumulation: {path: accumulationKey}, TrainBatch: {path: trainKey},
-	Stage:            {path: "zero_optimization.stage"},
-	OptimizerDevice:  {path: "zero_optimization.offload_optimizer.device"},
-	ParameterDevice:  {path: "zero_optimization.offload_param.device"},
-	PinnedOptimizer:  {path: "zero_optimization.offload_optimizer.pin_memory"},
-	OverlapReduction: {path: "zero_optimization.overlap_comm"},
-	ReduceBucket:     {path: "zero_optimization.reduce_bucket_size"},
-	PrefetchBucket:   {path: "zero_optimization.stage3_prefetch_bucket_size"},
-	LiveParameters:   {path: "zero_optimization.stage3_max_live_parameters"},
+var deepSpeedKeys = SettingKeys{
+	MicroBatch: {Path: deepspeed.MicroKey}, Accumulation: {Path: deepspeed.AccumulationKey},
+	TrainBatch:       {Path: deepspeed.TrainKey},
+	Stage:            {Path: "zero_optimization.stage"},
+	OptimizerDevice:  {Path: "zero_optimization.offload_optimizer.device"},
+	ParameterDevice:  {Path: "zero_optimization.offload_param.device"},
+	PinnedOptimizer:  {Path: "zero_optimization.offload_optimizer.pin_memory"},
+	OverlapReduction: {Path: "zero_optimization.overlap_comm"},
+	ReduceBucket:     {Path: "zero_optimization.reduce_bucket_size"},
+	PrefetchBucket:   {Path: "zero_optimization.stage3_prefetch_bucket_size"},
+	LiveParameters:   {Path: "zero_optimization.stage3_max_live_parameters"},
 }
 
-var trainerKeys = map[Setting]settingKey{
-	MicroBatch: {path: "per_device_train_batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
-	GradientCheckpointing: {path: "gradient_checkpointing"}, OptimizerName: {path: "optim"},
+var TrainerKeys = SettingKeys{
+	MicroBatch: {Path: "per_device_train_batch_size"}, Accumulation: {Path: "gradient_accumulation_steps"},
+	GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optim"},
 }
 
-// settingKeys are the keys of settings by the kind of file.
-var settingKeys = map[*kind]map[Setting]settingKey{
-	deepSpeedKind: deepSpeedKeys, trainingKind: trainerKeys, swiftKind: trainerKeys, scriptKind: trainerKeys,
-	llamaFactoryKind: {MicroBatch: trainerKeys[MicroBatch], Accumulation: trainerKeys[Accumulation],
-		GradientCheckpointing: {path: "disable_gradient_checkpointing", says: inverse}, OptimizerName: {path: "optim"}},
-	axolotlKind: {MicroBatch: {path: "micro_batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
-		GradientCheckpointing: {path: "gradient_checkpointing"}, OptimizerName: {path: "optimizer"}},
-	torchtuneKind: {MicroBatch: {path: "batch_size"}, Accumulation: {path: "gradient_accumulation_steps"},
-		GradientCheckpointing: {path: "enable_activation_checkpointing"},
-		FSDPOffload:           {path: "fsdp_cpu_offload"}},
-	torchtitanKind: {MicroBatch: {path: "training.local_batch_size"},
-		Accumulation:          {follows: TrainBatch},
-		TrainBatch:            {path: "training.global_batch_size"},
-		FSDPOffload:           {path: "training.enable_cpu_offload"},
-		Reshard:               {path: "parallelism.fsdp_reshard_after_forward", says: policyOf},
-		GradientCheckpointing: {path: "activation_checkpoint.mode", says: modeOf},
-		TensorDegree:          {path: "parallelism.tensor_parallel_degree", unset: 1},
-		ContextDegree:         {path: "parallelism.context_parallel_degree", unset: 1},
-		ShardDegree:           {path: "parallelism.data_parallel_shard_degree", unset: -1},
-		PipelineDegree:        {path: "parallelism.pipeline_parallel_degree", unset: 1},
-		PipelineSchedule:      {path: "parallelism.pipeline_parallel_schedule", unset: "1F1B"},
-		PipelineMicroBatch:    {path: "parallelism.pipeline_parallel_microbatch_size", unset: 1}},
-	accelerateKind: {Stage: {path: "deepspeed_config.zero_stage"},
-		FSDPOffload:     {path: "fsdp_config.fsdp_offload_params"},
-		OptimizerDevice: {path: "deepspeed_config.offload_optimizer_device"},
-		ParameterDevice: {path: "deepspeed_config.offload_param_device"},
-		Accumulation:    {path: "deepspeed_config.gradient_accumulation_steps"}},
+var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},
+	FSDPOffload:     {Path: "fsdp_config.fsdp_offload_params"},
+	OptimizerDevice: {Path: "deepspeed_config.offload_optimizer_device"},
+	ParameterDevice: {Path: "deepspeed_config.offload_param_device"},
+	Accumulation:    {Path: "deepspeed_config.gradient_accumulation_steps"},
 }
 
 // Settings is a file whose settings can be edited.
 type Settings struct {
 	File     string
 	document *strict.Document
-	keys     map[Setting]settingKey
+	keys     SettingKeys
 	isScript bool // its keys are arguments of Megatron-LM
 }
 
@@ -154,67 +120,64 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 		return nil, nil
 	}
 	found, _ := recognized(d.Root)
-	s := &Settings{File: file, document: d, keys: settingKeys[found], isScript: d.Root.Member(megatronMark) != nil}
-	switch {
-	case s.isScript:
-		s.keys = argumentKeys
-	case found == argumentsKind:
-		s.keys = keysInYAML(d.Root)
-	}
-	if s.keys == nil {
+	if found == nil || found.Settings == nil {
 		return nil, nil
 	}
-	if v := d.Root.Find("deepspeed"); found == trainingKind && v != nil && v.Kind == '{' {
-		merged := map[Setting]settingKey{}
-		for setting, key := range deepSpeedKeys {
-			merged[setting] = settingKey{path: "deepspeed." + key.path, says: key.says}
-		}
-		for setting, key := range trainerKeys {
-			merged[setting] = key
-		}
-		s.keys = merged
-	}
-	if found == torchtitanKind && d.Root.Find("training.batch_size") != nil {
-		s.keys = map[Setting]settingKey{MicroBatch: {path: "training.batch_size"},
-			GradientCheckpointing: s.keys[GradientCheckpointing]}
-	}
-	if v := d.Root.Find("distributed_type"); found == accelerateKind && v != nil && v.Text == "FSDP" {
-		s.keys = fsdpKeysOf(d.Root)
+	s := &Settings{File: file, document: d, keys: found.Settings, isScript: d.Root.Member(megatronMark) != nil}
+	if found.SettingsOf != nil {
+		s.keys = found.SettingsOf(d.Root)
 	}
 	return s, nil
 }
 
-// fsdpKeysOf returns the keys of an accelerate configuration with FSDP. What FSDP2 reshards is a key of its own.
-func fsdpKeysOf(root *strict.Value) map[Setting]settingKey {
-	of := map[Setting]settingKey{FSDPOffload: {path: "fsdp_config.fsdp_offload_params"},
-		GradientCheckpointing: {path: "fsdp_config.fsdp_activation_checkpointing", unset: false},
-		Reshard:               {path: "fsdp_config.fsdp_sharding_strategy", says: strategyOf}}
+// trainerKeysOf returns the keys of TrainingArguments, and of a DeepSpeed configuration in them.
+func trainerKeysOf(root *strict.Value) SettingKeys {
+	v := root.Find("deepspeed")
+	if v == nil || v.Kind != '{' {
+		return TrainerKeys
+	}
+	merged := SettingKeys{}
+	for setting, key := range deepSpeedKeys {
+		merged[setting] = SettingKey{Path: "deepspeed." + key.Path, Says: key.Says}
+	}
+	maps.Copy(merged, TrainerKeys)
+	return merged
+}
+
+// accelerateKeysOf returns the keys of an accelerate configuration. What FSDP2 reshards is a key of its own.
+func accelerateKeysOf(root *strict.Value) SettingKeys {
+	if v := root.Find("distributed_type"); v == nil || v.Text != "FSDP" {
+		return accelerateKeys
+	}
+	of := SettingKeys{FSDPOffload: accelerateKeys[FSDPOffload],
+		GradientCheckpointing: {Path: "fsdp_config.fsdp_activation_checkpointing", Unset: false},
+		Reshard:               {Path: "fsdp_config.fsdp_sharding_strategy", Says: strategyOf}}
 	if v := root.Find("fsdp_config.fsdp_version"); v != nil && v.String() == "2" {
-		of[Reshard] = settingKey{path: "fsdp_config.fsdp_reshard_after_forward"}
+		of[Reshard] = SettingKey{Path: "fsdp_config.fsdp_reshard_after_forward"}
 	}
 	return of
 }
 
 // Follows returns the setting that a program computes another one from, or "" if files have a key of it.
-func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].follows }
+func (s *Settings) Follows(setting Setting) Setting { return s.keys[setting].Follows }
 
 // Key returns the key of a setting, or "" if files of this kind do not have it.
 func (s *Settings) Key(setting Setting) string {
-	if key := s.keys[setting].path; key != "" && s.isScript {
+	if key := s.keys[setting].Path; key != "" && s.isScript {
 		return "--" + strings.ReplaceAll(key, "_", "-")
 	}
-	return s.keys[setting].path
+	return s.keys[setting].Path
 }
 
 // IsUnset reports whether a file without the key of a setting says this value.
 func (s *Settings) IsUnset(setting Setting, value any) bool {
-	unset := s.keys[setting].unset
+	unset := s.keys[setting].Unset
 	return unset != nil && unset == value
 }
 
 // Gives reports whether the file has a value of its own for a setting: neither "auto" nor null.
 func (s *Settings) Gives(setting Setting) bool {
-	key := s.keys[setting].path
+	key := s.keys[setting].Path
 	if key == "" {
 		return false
 	}
@@ -232,15 +195,15 @@ func (s *Settings) Revise(setting Setting, to any) (*strict.Revision, fault.Posi
 	if !ok {
 		return nil, fault.Position{}, errWithoutKey
 	}
-	if key.says != nil {
-		to = key.says(to)
+	if key.Says != nil {
+		to = key.Says(to)
 	}
 	var r *strict.Revision
 	var err error
 	if s.isScript {
-		r, err = reviseScript(s.document, Argument{key.path, to})
+		r, err = reviseScript(s.document, Argument{key.Path, to})
 	} else {
-		r, err = s.document.Revise(key.path, strict.Of(to))
+		r, err = s.document.Revise(key.Path, strict.Of(to))
 	}
 	if err != nil {
 		return nil, fault.Position{}, err

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -23,11 +24,11 @@ type TrainerOptimizer struct {
 	StepsInBackward bool
 }
 
-// trainerOptimizers are the members of OptimizerNames (training_args.py) of
+// TrainerOptimizers are the members of OptimizerNames (training_args.py) of
 // transformers 4.40, 4.57 and 5.23. adamw_hf was removed in 4.4x, and
 // adamw_apex_fused in 4.5x. Those with _layerwise update each layer in the
 // backward pass; galore and apollo project gradients to a low rank.
-var trainerOptimizers = strings.Fields(`adafactor adagrad adalomo adamw_8bit adamw_anyprecision adamw_apex_fused
+var TrainerOptimizers = strings.Fields(`adafactor adagrad adalomo adamw_8bit adamw_anyprecision adamw_apex_fused
 	adamw_bnb_8bit adamw_hf adamw_torch adamw_torch_4bit adamw_torch_8bit adamw_torch_fused adamw_torch_npu_fused
 	adamw_torch_xla ademamix ademamix_8bit apollo_adamw apollo_adamw_layerwise galore_adafactor
 	galore_adafactor_layerwise galore_adamw galore_adamw_8bit galore_adamw_8bit_layerwise galore_adamw_layerwise
@@ -42,8 +43,8 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 	if r.Truth("adafactor") {
 		o.Name = "adafactor" // the flag of 4.x
 	}
-	if !slices.Contains(trainerOptimizers, o.Name) {
-		return o, unknownName(r.Reader, "optim", "transformers", trainerOptimizers)
+	if !slices.Contains(TrainerOptimizers, o.Name) {
+		return o, r.Unknown("optim", "transformers", TrainerOptimizers)
 	}
 	if err := checkArguments(r.Reader, "optim_args"); err != nil {
 		return o, err
@@ -51,10 +52,10 @@ func (r *trainingReader) optimizer() (o TrainerOptimizer, err error) {
 	family, _, _ := strings.Cut(o.Name, "_")
 	low := family == "galore" || family == "apollo"
 	o.StepsInBackward = strings.HasSuffix(o.Name, "_layerwise")
-	err = refuse(r.Reader, []conflict{
+	err = r.Refuse([]strict.Conflict{
 		{low && r.List("optim_target_modules") == nil, "optim",
 			fmt.Sprintf("is %q, which needs optim_target_modules", o.Name), `add "optim_target_modules": "all-linear"`},
-		{o.StepsInBackward && r.Integer(accumulationKey) > 1, accumulationKey,
+		{o.StepsInBackward && r.Integer(deepspeed.AccumulationKey) > 1, deepspeed.AccumulationKey,
 			fmt.Sprintf("is more than 1, but %s updates each layer in the backward pass", o.Name),
 			"set it to 1, or use the optimizer without _layerwise"},
 	})

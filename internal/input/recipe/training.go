@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -33,8 +34,8 @@ type Training struct {
 	Evaluation           Evaluation `key:""`
 	Saving               Saving     `key:""`
 
-	DeepSpeed *DeepSpeed // nil without
-	FSDP      *FSDP      // nil without
+	DeepSpeed *deepspeed.Config // nil without
+	FSDP      *FSDP             // nil without
 	Notes     []Note
 }
 
@@ -73,7 +74,7 @@ type Saving struct {
 // TrainingArguments.to_json_string, or some of its fields, as JSON or YAML. A DeepSpeed configuration in it is for
 // that release of DeepSpeed.
 func LoadTraining(path string, from Source) (*Training, error) {
-	return load(from.Texts, path, trainingKind, of(from, ParseTraining))
+	return load(from.Texts, path, TrainingKind, of(from, ParseTraining))
 }
 
 // ParseTraining parses the text of a file. Paths in it are relative to it.
@@ -189,27 +190,27 @@ func (r *trainingReader) conflicts() error {
 		evalSteps = logs
 	}
 	best := r.Truth("load_best_model_at_end") && saves != "best"
-	var list []conflict
+	var list []strict.Conflict
 	for _, pair := range [][2]string{{"fp16", "bf16"}, {"fp16_full_eval", "bf16_full_eval"}} {
-		list = append(list, conflict{r.Truth(pair[0]) && r.Truth(pair[1]), pair[0],
+		list = append(list, strict.Conflict{r.Truth(pair[0]) && r.Truth(pair[1]), pair[0],
 			fmt.Sprintf("and %s (line %d) are both true: at most one can be", pair[1], r.Place(pair[1]).Line),
 			"set one of the two to false"})
 	}
 	for _, at := range [][2]string{{"logging_steps", r.Word("logging_strategy")}, {"eval_steps", when},
 		{"save_steps", saves}} {
 		steps := r.Number(at[0])
-		list = append(list, conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
+		list = append(list, strict.Conflict{at[1] == "steps" && steps > 1 && steps != math.Trunc(steps), at[0],
 			fmt.Sprintf("is %v: a value above 1 is a number of steps", steps),
 			"use a whole number, or a fraction of all steps below 1"})
 	}
 	for _, key := range []string{"split_batches", "accelerator_config.split_batches"} {
-		list = append(list, conflict{r.Truth(key), key,
+		list = append(list, strict.Conflict{r.Truth(key), key,
 			"is true: then all ranks share a batch of per_device_train_batch_size, which is not planned yet",
 			"set it to false, and per_device_train_batch_size to what one rank gets"})
 	}
 	schedule := r.Word("lr_scheduler_type")
 	workers := r.Integer("dataloader_num_workers")
-	return refuse(r.Reader, append(list, []conflict{
+	return r.Refuse(append(list, []strict.Conflict{
 		{r.Word("logging_strategy") == "steps" && logs == 0, "logging_steps",
 			`is 0, but logging_strategy is "steps"`, `set it to 1 or more, or logging_strategy to "no"`},
 		{best && when != saves, "load_best_model_at_end",
@@ -259,7 +260,7 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 			`is given with gradient_checkpointing, which gathers the parameters once more in the `+
 				`backward pass: "activation_checkpointing" in fsdp_config avoids that`)
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{sharded && t.Saving.ModelOnly && r.Truth("load_best_model_at_end"), "save_only_model",
 			"is true, which " + engine + " does not combine with load_best_model_at_end",
 			"set one of the two to false"},
@@ -269,6 +270,7 @@ func (r *trainingReader) shardedConflicts(t *Training) error {
 		{t.DeepSpeed != nil && t.DeepSpeed.ZeROStage == 3 && t.AutoFindBatchSize, "auto_find_batch_size",
 			"is true, which the Trainer does not combine with ZeRO stage 3", "remove the key"},
 		{t.FSDP != nil && t.FSDP.ActivationCheckpointing && t.Checkpointing.Enabled, "fsdp_config",
-			"and the arguments both checkpoint activations, which the Trainer refuses", `remove "gradient_checkpointing"`},
+			"and the arguments both checkpoint activations, which the Trainer refuses",
+			`remove "gradient_checkpointing"`},
 	})
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/internal/base/version"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/strict"
 )
 
@@ -48,34 +48,34 @@ func places(from, name string) []string {
 // deepSpeedValues returns the keys of a DeepSpeed configuration that the
 // Trainer takes from its arguments: trainer_config_process in
 // integrations/deepspeed.py.
-func (t *Training) deepSpeedValues() []autofill {
+func (t *Training) deepSpeedValues() []deepspeed.Autofill {
 	o := t.Optimizer
-	return []autofill{
-		{path: microKey, is: strict.Of(t.MicroBatch), from: "per_device_train_batch_size",
-			lenient: t.AutoFindBatchSize},
-		{path: accumulationKey, is: strict.Of(t.GradientAccumulation), from: accumulationKey},
-		{path: "gradient_clipping", is: strict.Of(t.MaxGradNorm), from: "max_grad_norm"},
-		{path: "optimizer.params.lr", is: strict.Of(o.LR), from: "learning_rate"},
-		{path: "optimizer.params.betas", is: strict.Of([]float64{o.Beta1, o.Beta2}), from: "adam_beta1 and adam_beta2"},
-		{path: "optimizer.params.eps", is: strict.Of(o.Epsilon), from: "adam_epsilon"},
-		{path: "optimizer.params.weight_decay", is: strict.Of(o.WeightDecay), from: "weight_decay"},
-		{path: "scheduler.params.warmup_max_lr", is: strict.Of(o.LR), from: "learning_rate"},
-		{path: "scheduler.params.warmup_min_lr", is: strict.Of(0), lenient: true},
+	return []deepspeed.Autofill{
+		{Path: deepspeed.MicroKey, Is: strict.Of(t.MicroBatch), From: "per_device_train_batch_size",
+			Lenient: t.AutoFindBatchSize},
+		{Path: deepspeed.AccumulationKey, Is: strict.Of(t.GradientAccumulation), From: deepspeed.AccumulationKey},
+		{Path: "gradient_clipping", Is: strict.Of(t.MaxGradNorm), From: "max_grad_norm"},
+		{Path: "optimizer.params.lr", Is: strict.Of(o.LR), From: "learning_rate"},
+		{Path: "optimizer.params.betas", Is: strict.Of([]float64{o.Beta1, o.Beta2}), From: "adam_beta1 and adam_beta2"},
+		{Path: "optimizer.params.eps", Is: strict.Of(o.Epsilon), From: "adam_epsilon"},
+		{Path: "optimizer.params.weight_decay", Is: strict.Of(o.WeightDecay), From: "weight_decay"},
+		{Path: "scheduler.params.warmup_max_lr", Is: strict.Of(o.LR), From: "learning_rate"},
+		{Path: "scheduler.params.warmup_min_lr", Is: strict.Of(0), Lenient: true},
 		// ResolveBatch computes it, as it depends on the number of ranks.
-		{path: trainKey, is: strict.Of(nil), lenient: true},
+		{Path: deepspeed.TrainKey, Is: strict.Of(nil), Lenient: true},
 	}
 }
 
 // deepSpeed reads the DeepSpeed configuration and replaces "auto" as the
 // Trainer does.
-func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
+func (r *trainingReader) deepSpeed(t *Training) (*deepspeed.Config, error) {
 	d := &strict.Document{File: r.File, Text: r.Text, Root: r.Find("deepspeed")}
 	if d.Root.Kind == '"' {
 		path, err := companion(r.Reader, "deepspeed")
 		if err != nil {
 			return nil, err
 		}
-		if d, err = load(r.from.Texts, path, deepSpeedKind, strict.ParseJSON); err != nil {
+		if d, err = load(r.from.Texts, path, DeepSpeedKind, strict.ParseJSON); err != nil {
 			return nil, err
 		}
 	}
@@ -86,17 +86,17 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 	values := t.deepSpeedValues()
 	for _, p := range precisions {
 		full := p.section + "_full_eval"
-		values = append(values, autofill{path: p.section + ".enabled",
-			is: strict.Of(t.Precision == p.is || r.Truth(full)), from: p.section + " and " + full})
+		values = append(values, deepspeed.Autofill{Path: p.section + ".enabled",
+			Is: strict.Of(t.Precision == p.is || r.Truth(full)), From: p.section + " and " + full})
 	}
 	for i, v := range values {
-		for key := range strings.SplitSeq(v.from, " and ") {
+		for key := range strings.SplitSeq(v.From, " and ") {
 			if key != "" && r.Has(key) {
-				values[i].where = r.Place(key)
+				values[i].Where = r.Place(key)
 			}
 		}
 	}
-	if err := fillIn(d, append(values, pluginDefaults()...)); err != nil {
+	if err := deepspeed.FillIn(d, append(values, pluginDefaults()...)); err != nil {
 		return nil, err
 	}
 	// DeepSpeedPlugin.set_mixed_precision adds a missing section.
@@ -105,36 +105,23 @@ func (r *trainingReader) deepSpeed(t *Training) (*DeepSpeed, error) {
 			d.Root.Set(p.section+".enabled", d.Root.At, strict.Of(true))
 		}
 	}
-	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil && t.GradientAccumulation > 1 {
-		r.Note(accumulationKey,
+	if d.Root.Kind == '{' && d.Root.Member(deepspeed.AccumulationKey) == nil && t.GradientAccumulation > 1 {
+		r.Note(deepspeed.AccumulationKey,
 			"has no effect on DeepSpeed: its configuration lacks the key, and accelerate sets it to 1")
 	}
-	return hostedDeepSpeed(d, r.from.DeepSpeed)
+	return deepspeed.Hosted(d, r.from.DeepSpeed)
 }
 
 // Mismatch returns an error if the Trainer refuses a DeepSpeed configuration
 // that is given beside its arguments, not by them.
-func (t *Training) Mismatch(d *DeepSpeed) error {
+func (t *Training) Mismatch(d *deepspeed.Config) error {
 	for _, v := range t.deepSpeedValues() {
-		if is, given := d.numbers[v.path]; given && !v.lenient && is.number != v.is.Number {
-			return is.where.Inputf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
-				v.path, is.number, v.from, v.is.Number, t.File).WithHint(`set it to "auto"`)
+		if is, where, given := d.Number(v.Path); given && !v.Lenient && is != v.Is.Number {
+			return where.Inputf("DeepSpeed's %s is %v, but %s is %v in %s: transformers refuses that",
+				v.Path, is, v.From, v.Is.Number, t.File).WithHint(`set it to "auto"`)
 		}
 	}
 	return nil
-}
-
-// hostedDeepSpeed reads a configuration for accelerate, which requires ZeRO.
-func hostedDeepSpeed(d *strict.Document, release version.Version) (*DeepSpeed, error) {
-	if d.Root.Kind == '{' && d.Root.Member("zero_optimization") == nil {
-		return nil, d.Inputf(d.Root.At,
-			`the DeepSpeed configuration has no "zero_optimization", which accelerate needs`).
-			WithHint(`add "zero_optimization": {"stage": 2}`)
-	}
-	if d.Root.Kind == '{' && d.Root.Member(accumulationKey) == nil {
-		d.Root.Set(accumulationKey, d.Root.At, strict.Of(1))
-	}
-	return readDeepSpeed(d, release)
 }
 
 func (r *trainingReader) usesDeepSpeed() bool {
@@ -176,7 +163,7 @@ func (r *trainingReader) fsdp() (*FSDP, error) {
 			", as transformers 4.57 does; 5.23 with accelerate 1.15 uses full_shard instead")
 	}
 	reshard := config.Find("reshard_after_forward")
-	return f, refuse(config, []conflict{
+	return f, config.Refuse([]strict.Conflict{
 		{config.Truth("xla"), "", "asks for XLA, which is not planned yet", ""},
 		{version == 1 && reshard != nil && reshard.Kind != '"', "reshard_after_forward",
 			"is a boolean, but FSDP1 takes a strategy", `write "full_shard", or set "version" to 2`},
@@ -194,7 +181,7 @@ func (r *trainingReader) fsdpConfig() (*strict.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := load(r.from.Texts, path, fsdpKind, strict.Parse)
+	d, err := load(r.from.Texts, path, FSDPKind, strict.Parse)
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +221,7 @@ func (r *trainingReader) fsdpOptions(f *FSDP, version int) error {
 			return r.Inputf(v.At, "fsdp has an unknown option, %q", word).WithHint(hint)
 		}
 	}
-	return refuse(r.Reader, []conflict{
+	return r.Refuse([]strict.Conflict{
 		{len(words) == 1 && words[0] == "offload", "fsdp", `is "offload" alone: expected a sharding strategy, too`,
 			`write "full_shard offload"`},
 		{len(strategies) > 1, "fsdp", "names more than one sharding strategy", "keep one of them"},

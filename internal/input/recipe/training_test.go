@@ -11,9 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/recipetest"
 )
 
-func TestTrainingBad(t *testing.T) { refused(t, "training", 80, newest(LoadTraining)) }
+func TestTrainingBad(t *testing.T) { recipetest.Refused(t, "training", 80, newest(LoadTraining)) }
 
 // trainingDefaults is the meaning of an empty object.
 func trainingDefaults() Training {
@@ -44,7 +46,8 @@ func TestTraining(t *testing.T) {
 		notes      []string
 	}{
 		{"empty.json", `{}`, func(*Training) {}, nil},
-		{"usual.json", `{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16, "bf16": true, "bf16_full_eval": true, "tf32": true,
+		{"usual.json",
+			`{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16, "bf16": true, "bf16_full_eval": true, "tf32": true,
 			"learning_rate": 2e-5, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "max_grad_norm": 0.5,
 			"gradient_checkpointing": true, "gradient_checkpointing_kwargs": {"use_reentrant": false},
 			"dataloader_num_workers": 4, "dataloader_persistent_workers": true, "ddp_bucket_cap_mb": 100, "torch_empty_cache_steps": 10,
@@ -64,14 +67,16 @@ func TestTraining(t *testing.T) {
 				w.MicroBatch, w.Precision, w.Saving.Enabled = 1, MixedF16, false
 				w.Optimizer.Name, w.Optimizer.LR = "paged_adamw_8bit", 2e-4
 			}, nil},
-		{"version5.json", `{"activation_checkpointing": true, "activation_checkpointing_kwargs": {"every_n_layers": 2, "offload": true},
+		{"version5.json",
+			`{"activation_checkpointing": true, "activation_checkpointing_kwargs": {"every_n_layers": 2, "offload": true},
 			"torch_compile_backend": "inductor", "use_cpu": true, "max_grad_norm": null, "train_sampling_strategy": "group_by_length"}`,
 			func(w *Training) {
 				w.Checkpointing = Checkpointing{Enabled: true, ByRelease: true, EveryN: 2, Offload: true}
 				w.TorchCompile, w.TF32, w.OnCPU, w.DataLoader.PinMemory, w.MaxGradNorm, w.GroupByLength = true, true,
 					true, false, 0, true
 			}, []string{"activation_checkpointing is given without use_reentrant"}},
-		{"version4.json", `{"adafactor": true, "per_gpu_train_batch_size": 3, "per_gpu_eval_batch_size": null, "evaluation_strategy": "steps", "no_cuda": false,
+		{"version4.json",
+			`{"adafactor": true, "per_gpu_train_batch_size": 3, "per_gpu_eval_batch_size": null, "evaluation_strategy": "steps", "no_cuda": false,
 			"group_by_length": true, "fsdp": [], "fsdp_min_num_params": 0, "fsdp_config": {"min_num_params": 0, "xla": false}, "deepspeed": null}`,
 			func(w *Training) {
 				w.MicroBatch, w.GroupByLength, w.Evaluation.Enabled = 3, true, true
@@ -93,7 +98,8 @@ func TestTraining(t *testing.T) {
 				w.FSDP = fsdp2()
 				w.FSDP.Strategy, w.FSDP.OffloadParameters, w.FSDP.WrapLayers = "shard_grad_op", true, []string{"A", "B"}
 			}, []string{"fsdp_config.fsdp_offload_params has no effect", noVersion}},
-		{"fsdp1.json", `{"fsdp": ["hybrid_shard", "auto_wrap"], "gradient_checkpointing": true, "gradient_checkpointing_kwargs": {"use_reentrant": true},
+		{"fsdp1.json",
+			`{"fsdp": ["hybrid_shard", "auto_wrap"], "gradient_checkpointing": true, "gradient_checkpointing_kwargs": {"use_reentrant": true},
 			"fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE", "forward_prefetch": "true", "use_orig_params": "false",
 			"cpu_ram_efficient_loading": true, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}`,
 			func(w *Training) {
@@ -110,7 +116,8 @@ func TestTraining(t *testing.T) {
 				}
 				w.Checkpointing = Checkpointing{Enabled: true, Reentrant: true, EveryN: 1}
 			}, []string{"fsdp is planned as hybrid_shard", "fsdp is given with gradient_checkpointing"}},
-		{"fsdp_size.json", `{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
+		{"fsdp_size.json",
+			`{"fsdp": true, "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 1000000,
 			"transformer_layer_cls_to_wrap": "A", "reshard_after_forward": false, "use_orig_params": true, "state_dict_type": "sharded_state_dict"}}`,
 			func(w *Training) {
 				w.FSDP = fsdp2()
@@ -137,7 +144,7 @@ func TestTraining(t *testing.T) {
 				cmpopts.IgnoreFields(TrainerOptimizer{}, "LowRank")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			requireNotes(t, got.Notes, test.notes)
+			recipetest.RequireNotes(t, got.Notes, test.notes)
 		})
 	}
 }
@@ -174,8 +181,8 @@ func TestTrainingCompanions(t *testing.T) {
 	want.File, want.ZeROStage, want.Precision = filepath.Join(folder, "configs", "ds.json"), 3, dtype.BF16
 	want.OverlapReduction = true
 	want.OffloadOptimizer.Device, want.OffloadOptimizer.PinGiven = "cpu", true
-	want.GradientClipping, want.Batch = 0.5, Batch{Micro: 2, Accumulation: 4}
-	want.Optimizer = &Optimizer{
+	want.GradientClipping, want.Batch = 0.5, deepspeed.Batch{Micro: 2, Accumulation: 4}
+	want.Optimizer = &deepspeed.Optimizer{
 		Type:           "AdamW",
 		LR:             1e-5,
 		Beta1:          0.9,
@@ -187,11 +194,11 @@ func TestTrainingCompanions(t *testing.T) {
 	}
 	want.Auto = strings.Fields(`scheduler.params.warmup_num_steps zero_optimization.reduce_bucket_size
 		zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_prefetch_bucket_size`)
-	if diff := cmp.Diff(&want, got.DeepSpeed, cmpopts.IgnoreUnexported(DeepSpeed{})); diff != "" {
+	if diff := cmp.Diff(&want, got.DeepSpeed, cmpopts.IgnoreUnexported(deepspeed.Config{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if batch, err := got.DeepSpeed.ResolveBatch(4); err != nil ||
-		batch != (Batch{Train: 32, Micro: 2, Accumulation: 4}) {
+		batch != (deepspeed.Batch{Train: 32, Micro: 2, Accumulation: 4}) {
 		t.Errorf("the batch is %+v, %v", batch, err)
 	}
 	got.DeepSpeed = got.DeepSpeed.ResolveSizes(4096)
@@ -209,11 +216,12 @@ func TestTrainingCompanions(t *testing.T) {
 	if diff := cmp.Diff(f, got.FSDP); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	requireNotes(t, got.Notes, []string{`fsdp.json:1:47: TrainingArguments knows no key "wobble" in fsdp_config`})
+	recipetest.RequireNotes(t, got.Notes,
+		[]string{`fsdp.json:1:47: TrainingArguments knows no key "wobble" in fsdp_config`})
 }
 
 func FuzzParseTraining(f *testing.F) {
-	archived(f, "testdata/bad/training.txtar",
+	recipetest.Archived(f, "testdata/bad/training.txtar",
 		func(file string, text []byte) { f.Add(strings.HasSuffix(file, ".yaml"), text) })
 	f.Add(false,
 		[]byte(`{"fsdp": true, "fsdp_config": {"version": 1, "backward_prefetch": "BACKWARD_PRE"}, "optim_args": "a=b"}`))
@@ -229,7 +237,7 @@ func FuzzParseTraining(f *testing.F) {
 			t.Fatalf("got %v and %v", got, err)
 		}
 		if err != nil {
-			requireInput(t, err)
+			recipetest.RequireInput(t, err)
 		}
 	})
 }

@@ -31,7 +31,7 @@ json.dump({"plain": plain.to_json_string(), "full": full.to_json_string(), "opti
 		Optimizers             []string
 	}](t, torchtest.Forked("torch", "transformers"), "-c", script)
 	for _, name := range real.Optimizers {
-		if !slices.Contains(trainerOptimizers, name) {
+		if !slices.Contains(TrainerOptimizers, name) {
 			t.Errorf("the optimizer %q is unknown", name)
 		}
 	}

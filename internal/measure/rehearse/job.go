@@ -18,6 +18,8 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
@@ -54,7 +56,7 @@ type Request struct {
 // Job is a rehearsal with everything decided except the host.
 type Job struct {
 	Model  *model.Model
-	Recipe *recipe.DeepSpeed // nil when none was given
+	Recipe *deepspeed.Config // nil when none was given
 	Format kernel.Format
 	// EmbeddingMoments is the type of the moments of embeddings.
 	EmbeddingMoments kernel.MomentType
@@ -191,7 +193,7 @@ func (j *Job) applyRecipe(path string) error {
 		}
 	}
 	j.Clip = d.GradientClipping
-	if s := d.LossScale; s != (recipe.LossScale{}) {
+	if s := d.LossScale; s != (deepspeed.LossScale{}) {
 		j.LossScaler = optim.LossScaler{
 			Static: s.Static, InitialScalePower: s.InitialPower, Window: int64(s.Window),
 			Hysteresis: s.Hysteresis, ConsecutiveHysteresis: s.ConsecutiveHysteresis, Minimum: float64(s.Minimum),
@@ -237,7 +239,7 @@ func (r Request) choosePrecision(j *Job) (dtype.Type, error) {
 }
 
 // optimizerOf returns the engine's counterpart of a recipe's optimizer.
-func optimizerOf(path string, o *recipe.Optimizer) (optim.Optimizer, error) {
+func optimizerOf(path string, o *deepspeed.Optimizer) (optim.Optimizer, error) {
 	name := strings.ToLower(o.Type)
 	if name == "adam" && o.AdamW {
 		name = "adamw"

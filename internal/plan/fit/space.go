@@ -5,7 +5,9 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/plan/job"
 )
 
@@ -130,7 +132,7 @@ func (q *Question) engines(base *job.Job, said bool) ([]variant, error) {
 		return list, nil
 	}
 	text := fmt.Sprintf(deepSpeedConfig, precision)
-	parsed, err := recipe.ParseDeepSpeed(ConfigFile, []byte(text), recipe.Source{})
+	parsed, err := deepspeed.Parse(ConfigFile, []byte(text), version.Version{})
 	if err != nil {
 		return nil, fault.File(ConfigFile).Inputf("%v", err)
 	}
@@ -156,7 +158,7 @@ const deepSpeedConfig = `{
 `
 
 // deepSpeedRoads lists ZeRO's stages with what each can offload.
-func deepSpeedRoads(text string, config *recipe.DeepSpeed) []variant {
+func deepSpeedRoads(text string, config *deepspeed.Config) []variant {
 	var list []variant
 	for stage := 1; stage <= 3; stage++ {
 		for _, overlaps := range []bool{false, true} {

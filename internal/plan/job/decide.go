@@ -6,6 +6,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 )
 
 // Overrides are the settings in which a variant of a job differs from its request and its files. A zero value changes
@@ -23,7 +24,7 @@ type Overrides struct {
 	PipelineSchedule                                  string
 
 	// DeepSpeed is a configuration in place of that of the files. It says the precision.
-	DeepSpeed *recipe.DeepSpeed
+	DeepSpeed *deepspeed.Config
 
 	// These are for jobs with a DeepSpeed configuration. A device is "none", "cpu"
 	// or "nvme".
@@ -64,7 +65,7 @@ func (o Overrides) Request(q Request) Request {
 
 // deepSpeed returns the configuration that the file of d would give with the
 // overridden values.
-func (o Overrides) deepSpeed(d *recipe.DeepSpeed) (*recipe.DeepSpeed, error) {
+func (o Overrides) deepSpeed(d *deepspeed.Config) (*deepspeed.Config, error) {
 	values := map[string]any{}
 	if o.DeepSpeed != nil {
 		d = o.DeepSpeed

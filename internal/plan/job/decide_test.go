@@ -12,7 +12,8 @@ import (
 
 	"plimsoll/internal/base/files/filestest"
 	"plimsoll/internal/input/model"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // compared compares jobs. Functions of optimizers and compiled patterns have no
@@ -21,7 +22,7 @@ var compared = cmp.Options{
 	cmpopts.IgnoreFields(Optimizer{}, "States"),
 	cmp.AllowUnexported(Optimizer{}),
 	cmp.Comparer(func(a, b *optimizerKind) bool { return a == b }), // rows of one table
-	cmpopts.IgnoreUnexported(recipe.DeepSpeed{}, recipe.Adapter{}),
+	cmpopts.IgnoreUnexported(deepspeed.Config{}, peft.Adapter{}),
 	cmp.Comparer(func(a, b *model.Model) bool { return reflect.DeepEqual(a, b) }),
 }
 

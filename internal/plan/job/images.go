@@ -8,7 +8,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/model"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -234,7 +234,7 @@ func (r *resolver) freezeParts() error {
 // those of the parts that it does not freeze. An entry of LLaMA-Factory's
 // lora_target means every module whose name contains it (patch_target_modules in
 // model/model_utils/visual.py, find_all_linear_modules in misc.py).
-func (r *resolver) adaptedParts(a *recipe.Adapter) (*recipe.Adapter, error) {
+func (r *resolver) adaptedParts(a *peft.Adapter) (*peft.Adapter, error) {
 	f, network := r.Inputs.framework, r.job.Model.Network
 	frozen, err := r.freezes()
 	if err != nil || f == nil || len(network.Encoders()) == 0 || !f.Freezes.Holds(r.job.Model.Type) {

@@ -12,6 +12,9 @@ import (
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
+	_ "plimsoll/internal/input/recipe/programs" // recognizes files
 )
 
 // Inputs are a request with its files, read and parsed. Nothing changes them: any
@@ -24,9 +27,9 @@ type Inputs struct {
 	fused            func() *model.Model // the model with fused experts
 	training         *recipe.Training
 	launch           *recipe.Accelerate
-	deepSpeed        *recipe.DeepSpeed // of the file that goes before the others
+	deepSpeed        *deepspeed.Config // of the file that goes before the others
 	fsdp             *recipe.FSDP
-	adapter          *recipe.Adapter
+	adapter          *peft.Adapter
 	quantization     *recipe.Quantization
 	storage          string            // how the model's name and the job say that the weights are stored: "gptq"
 	framework        *recipe.Framework // a file that says what several others say; nil without

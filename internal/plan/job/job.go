@@ -14,6 +14,8 @@ import (
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -88,7 +90,7 @@ type Precision struct {
 type Trained struct {
 	// Unfrozen are the only parameters that are trained, nil if all are.
 	Unfrozen     *recipe.Unfrozen
-	Adapter      *recipe.Adapter
+	Adapter      *peft.Adapter
 	AddsInFull   bool // PEFT makes what it adds to parameters in full first
 	Quantization *recipe.Quantization
 	// QuantizesExperts means that the parameters that hold all experts of a layer are quantized, too.
@@ -111,7 +113,7 @@ type Update struct {
 
 // Sharding says how ranks share the parameters, and the work.
 type Sharding struct {
-	DeepSpeed *recipe.DeepSpeed
+	DeepSpeed *deepspeed.Config
 	FSDP      *recipe.FSDP
 	Parallel  Parallel
 	Pipeline  *Pipeline // nil without pipeline stages

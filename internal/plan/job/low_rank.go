@@ -79,12 +79,12 @@ func (l *lowRank) choose(j *Job) error {
 		rows, columns := p.Shape[0], p.Shape[1]
 		if strings.HasPrefix(l.kind, apollo) && (l.Projection == "full" ||
 			(l.Random || l.ByChannel) && l.left(rows, columns) != (rows < columns)) {
-			return l.Place().Inputf("proj_type %s stops APOLLO at %s of %d x %d: it scales the gradient along the "+
+			return l.Place.Inputf("proj_type %s stops APOLLO at %s of %d x %d: it scales the gradient along the "+
 				"longer side", l.Projection, p.Name, rows, columns).WithHint("use proj_type std")
 		}
 	}
 	if len(l.targets) == 0 {
-		return l.Place().Inputf("no linear module of %s is named for %s", j.Model.Name, l.kind).
+		return l.Place.Inputf("no linear module of %s is named for %s", j.Model.Name, l.kind).
 			WithHint("its linear modules are " + strings.Join(lastNames(network.Linears()), ", "))
 	}
 	return nil

@@ -7,7 +7,8 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 )
 
 // Shorthand is what flags say in place of a file of DeepSpeed or PEFT. Everything else has their defaults.
@@ -34,7 +35,7 @@ const (
 const partitionsParameters = "3"
 
 // shortDeepSpeed returns DeepSpeed's configuration as --zero says it.
-func (in *Inputs) shortDeepSpeed() (*recipe.DeepSpeed, error) {
+func (in *Inputs) shortDeepSpeed() (*deepspeed.Config, error) {
 	what := "--zero " + in.request.ZeRO
 	if in.deepSpeed != nil {
 		return nil, fault.Inputf("%s and %s both configure DeepSpeed", what, in.deepSpeed.File).
@@ -44,7 +45,7 @@ func (in *Inputs) shortDeepSpeed() (*recipe.DeepSpeed, error) {
 	if err != nil {
 		return nil, err
 	}
-	return recipe.ParseDeepSpeed(what, text, in.source())
+	return deepspeed.Parse(what, text, in.deepSpeedRelease)
 }
 
 // ZeROConfig returns the file that --zero, --zero-offload and --precision stand for: JSON of DeepSpeed.
@@ -77,7 +78,7 @@ func (q Request) ZeROConfig() ([]byte, error) {
 }
 
 // shortAdapter returns PEFT's configuration as --lora says it.
-func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
+func (in *Inputs) shortAdapter() (*peft.Adapter, error) {
 	q := in.request
 	if in.adapter != nil {
 		return nil, fault.Inputf("--lora and %s both configure an adapter", in.adapter.File).
@@ -94,7 +95,7 @@ func (in *Inputs) shortAdapter() (*recipe.Adapter, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := recipe.ParseAdapter("--lora", text)
+	a, err := peft.Parse("--lora", text)
 	if err != nil {
 		return nil, err
 	}

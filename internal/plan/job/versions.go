@@ -5,7 +5,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/version"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 )
 
 // versions parses the versions. It assumes the newest known release of torch and
@@ -29,7 +29,7 @@ func (r *resolver) versions() error {
 			r.preparedByAccelerate()},
 		{"--bitsandbytes", r.BitsAndBytes, "bitsandbytes", beside.bitsandbytes, &v.BitsAndBytes,
 			r.Inputs.quantization != nil && r.Inputs.quantization.Method == ""},
-		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", recipe.NewestDeepSpeed.String(), &v.DeepSpeed,
+		{"--deepspeed-version", r.DeepSpeedVersion, "DeepSpeed", deepspeed.Newest.String(), &v.DeepSpeed,
 			r.job.DeepSpeed != nil},
 	} {
 		text := program.text
@@ -67,7 +67,7 @@ func (q Request) torchRelease() (version.Version, error) {
 
 // deepSpeedRelease returns the release of DeepSpeed, which the reading of its configuration depends on.
 func (q Request) deepSpeedRelease() (version.Version, error) {
-	release, err := version.Parse(cmp.Or(q.DeepSpeedVersion, recipe.NewestDeepSpeed.String()))
+	release, err := version.Parse(cmp.Or(q.DeepSpeedVersion, deepspeed.Newest.String()))
 	if err != nil {
 		return release, &fault.Input{What: "--deepspeed-version", Err: err}
 	}

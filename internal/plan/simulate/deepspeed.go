@@ -5,7 +5,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/plan/autograd"
 )
 
@@ -13,7 +13,7 @@ import (
 // named in comments lie in deepspeed/runtime.
 type deepSpeed struct {
 	*simulation
-	recipe       *recipe.DeepSpeed
+	recipe       *deepspeed.Config
 	groups       [][]*autograd.Parameter // parameter groups of the optimizer
 	pinnedMemory *pinnedMemory
 	loaded       []hold     // parameters with storage of their own, by index
@@ -100,7 +100,7 @@ func (e *deepSpeed) offloads() bool { return e.recipe.OffloadOptimizer.Device !=
 
 // pinsOffload reports whether the memory of an offload section is pinned. Since
 // 0.19.5 it is pinned by default (#8207).
-func (e *deepSpeed) pinsOffload(o recipe.Offload) bool {
+func (e *deepSpeed) pinsOffload(o deepspeed.Offload) bool {
 	return o.PinMemory && (o.PinGiven || e.since(0, 19, 5))
 }
 

@@ -15,7 +15,8 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/version"
 	"plimsoll/internal/input/model"
-	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
+	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -24,7 +25,7 @@ import (
 // deepSpeedJob returns a job with a DeepSpeed configuration, in bf16 on one rank.
 func deepSpeedJob(t testing.TB, m *model.Model, config, release string) *job.Job {
 	t.Helper()
-	d, err := recipe.ParseDeepSpeed("ds.json", []byte(config), recipe.Source{})
+	d, err := deepspeed.Parse("ds.json", []byte(config), version.Version{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -524,7 +525,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 		j.ParameterType = rapid.SampledFrom([]dtype.Type{dtype.F16, dtype.BF16, dtype.F32}).Draw(r, "weights")
 		j.SplitsDecay, j.ZeROInit = rapid.Bool().Draw(r, "splits"), rapid.Bool().Draw(r, "init")
 		if rapid.Bool().Draw(r, "adapter") {
-			if j.Adapter, err = recipe.ParseAdapter("adapter_config.json",
+			if j.Adapter, err = peft.Parse("adapter_config.json",
 				[]byte(`{"peft_type": "LORA", "r": 3, "target_modules": ["q_proj", "down_proj"]}`)); err != nil {
 				r.Fatal(err)
 			}
@@ -538,7 +539,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 		d.LowPrecisionMaster = rapid.Bool().Draw(r, "low")
 		d.GradientAccumulationDType = rapid.SampledFrom([]dtype.Type{dtype.Invalid, dtype.F32}).Draw(r, "wide")
 		size := rapid.Int64Range(0, 1_000_000)
-		d.Sizes = recipe.Sizes{ReduceBucket: 1 + size.Draw(r, "bucket"), SubGroup: 1 + size.Draw(r, "sub-group"),
+		d.Sizes = deepspeed.Sizes{ReduceBucket: 1 + size.Draw(r, "bucket"), SubGroup: 1 + size.Draw(r, "sub-group"),
 			PrefetchBucket:      size.Draw(r, "prefetch"),
 			PersistentParameter: size.Draw(r, "persistent"), PersistentModel: size.Draw(r, "persistent model"),
 			LiveParameters: size.Draw(r, "live"), ReuseDistance: size.Draw(r, "reuse"),
@@ -547,7 +548,7 @@ func TestDeepSpeedProperties(t *testing.T) {
 			d.OffloadOptimizer.Device = rapid.SampledFrom([]string{"none", "cpu"}).Draw(r, "optimizer")
 			d.OffloadOptimizer.PinGiven = rapid.Bool().Draw(r, "pinned")
 			if rapid.Bool().Draw(r, "zenflow") {
-				d.ZenFlow = &recipe.ZenFlow{TopKRatio: 0.1, OverlapStep: rapid.Bool().Draw(r, "overlap step"),
+				d.ZenFlow = &deepspeed.ZenFlow{TopKRatio: 0.1, OverlapStep: rapid.Bool().Draw(r, "overlap step"),
 					Offload: rapid.Bool().Draw(r, "offload")}
 			}
 		}

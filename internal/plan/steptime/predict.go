@@ -7,6 +7,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/plan/job"
 	"plimsoll/internal/plan/overlap"
 	"plimsoll/internal/plan/roads"
@@ -204,7 +205,7 @@ func (p *predictor) communicate() {
 }
 
 // reduced returns what the backward pass does not hide of a reduction by DeepSpeed.
-func (p *predictor) reduced(communication, pass float64, d *recipe.DeepSpeed) float64 {
+func (p *predictor) reduced(communication, pass float64, d *deepspeed.Config) float64 {
 	if !d.OverlapReduction {
 		return communication
 	}

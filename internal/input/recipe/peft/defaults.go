@@ -1,0 +1,133 @@
+package peft
+
+import "maps"
+
+// targetDefaults are the modules that PEFT 0.20 adapts by default, by type of
+// adapter and model_type: utils/constants.py. A value that begins with .* is a
+// pattern.
+var targetDefaults = func() map[string]map[string]string {
+	lora := map[string]string{
+		"RefinedWeb":      `query_key_value`,
+		"RefinedWebModel": `query_key_value`,
+		"bart":            `q_proj v_proj`,
+		"bert":            `query value`,
+		"blip-2":          `q v q_proj v_proj`,
+		"bloom":           `query_key_value`,
+		"btlm":            `c_proj c_attn`,
+		"chatglm":         `query_key_value`,
+		"codegen":         `qkv_proj`,
+		"deberta":         `in_proj`,
+		"deberta-v2":      `query_proj value_proj`,
+		"electra":         `query value`,
+		"falcon":          `query_key_value`,
+		"gemma":           `q_proj v_proj`,
+		"gemma2":          `q_proj v_proj`,
+		"gemma3_text":     `q_proj v_proj`,
+		"gemma4":          `.*language_model\..*\.(q_proj|v_proj)`,
+		"gpt2":            `c_attn`,
+		"gpt_bigcode":     `c_attn`,
+		"gpt_neo":         `q_proj v_proj`,
+		"gpt_neox":        `query_key_value`,
+		"gptj":            `q_proj v_proj`,
+		"layoutlm":        `query value`,
+		"llama":           `q_proj v_proj`,
+		"llama4":          `q_proj v_proj`,
+		"mistral":         `q_proj v_proj`,
+		"mixtral":         `q_proj v_proj`,
+		"mpt":             `Wqkv`,
+		"mt5":             `q v`,
+		"nemotron_h":      `q_proj k_proj v_proj o_proj`,
+		"opt":             `q_proj v_proj`,
+		"phi":             `q_proj v_proj fc1 fc2`,
+		"qwen2":           `q_proj v_proj`,
+		"qwen3":           `q_proj v_proj`,
+		"roberta":         `query value`,
+		"rwkv":            `key value receptance output`,
+		"rwkv7":           `r_proj k_proj v_proj o_proj key value`,
+		"stablelm":        `q_proj v_proj`,
+		"t5":              `q v`,
+		"xlm-roberta":     `query value`,
+	}
+	vera := maps.Clone(lora)
+	vera["phi"] = "q_proj v_proj"
+	return map[string]map[string]string{"LORA": lora, "OFT": lora, "VERA": vera, "ADALORA": adaLoRADefaults,
+		"IA3": ia3Defaults, "LN_TUNING": lnTuningDefaults}
+}()
+
+var (
+	adaLoRADefaults = map[string]string{
+		"bart":        `q_proj k_proj v_proj out_proj fc1 fc2`,
+		"bert":        `query value`,
+		"bloom":       `query_key_value`,
+		"deberta":     `in_proj`,
+		"deberta-v2":  `query_proj key_proj value_proj dense`,
+		"gemma":       `q_proj v_proj`,
+		"gemma2":      `q_proj v_proj`,
+		"gemma3_text": `q_proj v_proj`,
+		"gemma4":      `.*language_model\..*\.(q_proj|v_proj)`,
+		"gpt2":        `c_attn`,
+		"gpt_bigcode": `c_attn`,
+		"gpt_neo":     `q_proj v_proj`,
+		"gpt_neox":    `query_key_value`,
+		"gptj":        `q_proj v_proj`,
+		"llama":       `q_proj v_proj`,
+		"llama4":      `q_proj v_proj`,
+		"mt5":         `q k v o wi_0 wi_1 wo`,
+		"nemotron_h":  `q_proj k_proj v_proj o_proj`,
+		"opt":         `q_proj k_proj v_proj out_proj fc1 fc2`,
+		"qwen2":       `q_proj v_proj`,
+		"qwen3":       `q_proj v_proj`,
+		"roberta":     `query key value dense`,
+		"t5":          `q k v o wi wo`,
+	}
+	// ia3Defaults have those modules after a bar whose input IA3 scales, and not
+	// their output.
+	ia3Defaults = map[string]string{
+		"RefinedWeb":      `query_key_value | dense_4h_to_h`,
+		"RefinedWebModel": `query_key_value | dense_4h_to_h`,
+		"bart":            `q_proj v_proj | fc2`,
+		"bert":            `key value | output.dense`,
+		"bloom":           `query_key_value | mlp.dense_4h_to_h`,
+		"deberta":         `in_proj | output.dense`,
+		"deberta-v2":      `key_proj value_proj | output.dense`,
+		"falcon":          `query_key_value | dense_4h_to_h`,
+		"gemma":           `q_proj v_proj | down_proj`,
+		"gemma2":          `q_proj v_proj | down_proj`,
+		"gemma3_text":     `q_proj v_proj | down_proj`,
+		"gpt2":            `c_attn | mlp.c_proj`,
+		"gpt_bigcode":     `c_attn | mlp.c_proj`,
+		"gpt_neo":         `q_proj v_proj | c_proj`,
+		"gpt_neox":        `query_key_value | dense_4h_to_h`,
+		"gptj":            `q_proj v_proj | fc_out`,
+		"llama":           `k_proj v_proj | down_proj`,
+		"llama4":          `q_proj v_proj | down_proj`,
+		"mistral":         `k_proj v_proj | down_proj`,
+		"mixtral":         `k_proj v_proj | w2`,
+		"mt5":             `k v wi_1`,
+		"opt":             `q_proj k_proj | fc2`,
+		"phi":             `q_proj v_proj | fc2`,
+		"qwen2":           `q_proj v_proj | down_proj`,
+		"qwen3":           `q_proj v_proj | down_proj`,
+		"roberta":         `key value | output.dense`,
+		"t5":              `k v | wo`,
+	}
+	lnTuningDefaults = map[string]string{
+		"bart":        `self_attn_layer_norm encoder_attn_layer_norm final_layer_norm`,
+		"blip-2":      `layernorm LayerNorm final_layer_norm self_attn_layer_norm`,
+		"bloom":       `input_layernorm post_attention_layernorm ln_f`,
+		"falcon":      `input_layernorm post_attention_layernorm ln_f`,
+		"gemma":       `input_layernorm post_attention_layernorm norm`,
+		"gemma2":      `input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm norm`,
+		"gemma3_text": `input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm norm`,
+		"gpt2":        `ln_1 ln_2 ln_f`,
+		"gptj":        `ln_1 ln_f`,
+		"llama":       `input_layernorm post_attention_layernorm norm`,
+		"llava":       `multi_modal_projector input_layernorm post_attention_layernorm norm embed_tokens lm_head`,
+		"mistral":     `input_layernorm post_attention_layernorm norm`,
+		"mt5":         `layer_norm final_layer_norm`,
+		"phi":         `input_layernorm final_layernorm`,
+		"qwen2":       `post_attention_layernorm`,
+		"qwen3":       `post_attention_layernorm`,
+		"t5":          `layer_norm final_layer_norm`,
+	}
+)

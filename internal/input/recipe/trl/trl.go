@@ -1,0 +1,165 @@
+// Package trl reads configurations and commands of TRL's scripts.
+package trl
+
+import (
+	"cmp"
+	_ "embed"
+	"fmt"
+
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/rule"
+	"plimsoll/internal/input/recipe/strict"
+)
+
+// Kind is the kind of configurations of TRL's scripts, and of those that are made like them.
+var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's", Flag: recipe.ConfigFlag,
+	Program: &trl, Settings: recipe.TrainerKeys,
+	Marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
+		use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
+		"trl reward": "trl_reward"}}
+
+// trl is the configuration of TRL's SFT script and of those that are made like it, such as the alignment-handbook's:
+// SFTConfig, ModelConfig and ScriptArguments of TRL (July 2026, commit f2cd5771).
+var trl = recipe.Program{Name: "TRL", Hosts: true,
+	Read: func(r *recipe.Reader) error { return (&reader{r}).read() },
+	Keys: strict.Merge(
+		rule.Anything.For(pairKeys+" "+unpairedKeys+" "+cpoKeys+" "+rewardKeys+" "+unplannedGeneration),
+		rule.Worded.For("lora_task_type model_name_or_path dtype torch_dtype attn_implementation ref_model"),
+		rule.NameOrNames.For("loss_type"),
+		rule.Measured.For("cpo_alpha rpo_alpha"),
+		rule.Switched.For("reference_free precompute_ref_log_probs"),
+		rule.Switched.For(`activation_offloading use_peft load_in_8bit load_in_4bit use_bnb_nested_quant use_rslora
+			use_dora`),
+		rule.NameOrNames.For("lora_target_modules lora_target_parameters lora_modules_to_save"),
+		// This script's own defaults of two keys of TrainingArguments.
+		rule.Switched.Default(true).For("gradient_checkpointing"),
+		rule.Switched.For("bf16 fp16"),
+		strict.Keys{
+			"max_length":             rule.Counted.Default(1024),
+			"max_seq_length":         rule.Counted,
+			"lora_r":                 rule.Counted.Default(16),
+			"lora_alpha":             rule.Measured.Default(32.),
+			"lora_dropout":           rule.Measured.Default(.05),
+			"bnb_4bit_quant_type":    strict.Text("fp4", "nf4").OrNull().Default("nf4"),
+			"bnb_4bit_quant_storage": rule.Worded,
+		},
+		rule.Anything.For("use_unsloth use_weighting use_liger_loss"),
+		rule.Ignored(ignored),
+	)}
+
+//go:embed ignored.txt
+var ignored string
+
+// Keys of TRL's other configurations, which say what a script trains: DPOConfig, KTOConfig, CPOConfig, RewardConfig,
+// and those of GRPO, RLOO and PPO.
+const (
+	pairKeys = `trl_dpo beta max_prompt_length max_completion_length rpo_alpha ref_model precompute_ref_log_probs
+		reference_free label_smoothing f_divergence_type`
+	unpairedKeys        = "trl_kto desirable_weight undesirable_weight"
+	cpoKeys             = "cpo_alpha simpo_gamma"
+	rewardKeys          = "trl_reward center_rewards_coefficient"
+	unplannedGeneration = `num_generations reward_funcs reward_weights reward_model_path use_vllm vllm_mode
+		num_ppo_epochs sft_model_path response_length`
+)
+
+// reader reads a configuration.
+type reader struct{ *recipe.Reader }
+
+// read reads a file.
+func (r *reader) read() error {
+	r.Model("model_name_or_path")
+	if err := cmp.Or(
+		r.Unplanned("answers are generated and rewarded", unplannedGeneration),
+		r.Unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss")); err != nil {
+		return err
+	}
+	r.answers()
+	length := "max_length"
+	if r.Gives("max_seq_length") { // its name before 0.16
+		length = "max_seq_length"
+	}
+	r.Longest(length)
+	r.arguments()
+	if r.Truth("activation_offloading") {
+		r.To.Offloading = recipe.NewOffloading()
+	}
+	quantized := r.Truth("load_in_4bit") || r.Truth("load_in_8bit")
+	if err := cmp.Or(r.weights(quantized), r.ReadAttention("attn_implementation"), r.quantize()); err != nil {
+		return err
+	}
+	if !r.Truth("use_peft") {
+		return nil
+	}
+	if quantized {
+		r.To.AdapterPrecision = "bf16" // SFTTrainer converts adapters of quantized models
+	}
+	return r.Adapt("use_peft", map[string]*strict.Value{"r": r.Value("lora_r"), "lora_alpha": r.Value("lora_alpha"),
+		"lora_dropout": r.Value("lora_dropout"), "target_modules": recipe.OneName(r.Find("lora_target_modules")),
+		"target_parameters": recipe.AsList(r.Find("lora_target_parameters")), "use_rslora": r.Find("use_rslora"),
+		"use_dora": r.Find("use_dora"), "modules_to_save": recipe.AsList(r.Find("lora_modules_to_save"))})
+}
+
+// arguments sets TRL's own defaults of TrainingArguments.
+func (r *reader) arguments() {
+	half := r.Truth("fp16")
+	r.Pass("fp16", "fp16")
+	r.Set("bf16", "bf16", r.Truth("bf16") || !r.Gives("bf16") && !half)
+	r.Set("gradient_checkpointing", "gradient_checkpointing", r.Truth("gradient_checkpointing"))
+	for _, key := range []string{"bf16", "gradient_checkpointing"} {
+		if !r.Gives(key) && !(key == "bf16" && half) {
+			r.Note(key, "is not given: it is true by default in TRL of 2026, and was false in earlier releases")
+		}
+	}
+	if r.Arguments.Member("gradient_checkpointing_kwargs") == nil {
+		kwargs := &strict.Value{Kind: '{'}
+		recipe.Give(kwargs, "use_reentrant", r.At("gradient_checkpointing"), strict.Of(false))
+		recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At("gradient_checkpointing"), kwargs)
+	}
+	if r.Arguments.Member("learning_rate") == nil {
+		r.Set("learning_rate", "max_length", 2e-5)
+	}
+	if r.To.Answers == nil && !r.To.Rewards && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
+		r.Note("loss_type", `is not given: TRL of 2026 computes the loss in chunks ("chunked_nll"), which takes less `+
+			"memory than the plan says; earlier releases compute it at once, as planned")
+	}
+}
+
+// weights reads the type that the model is loaded in.
+func (r *reader) weights(quantized bool) error {
+	r.To.TrainedIn32 = recipe.UnderFSDP
+	key := "dtype"
+	if r.Has("torch_dtype") { // its name before 0.24
+		key = "torch_dtype"
+	}
+	v := r.Find(key)
+	switch {
+	case v == nil && !r.Has(key) && !quantized:
+		r.To.Weights = "fp32"
+		r.Note(key, "is not given: TRL of 2026 loads the weights in fp32 by default")
+	case v == nil || v.IsAuto():
+	case recipe.PrecisionNames[v.Text] == "":
+		return r.Fault(key, fmt.Sprintf("is %s, expected bfloat16, float16, float32 or auto", v), "")
+	default:
+		r.To.Weights = recipe.PrecisionNames[v.Text]
+	}
+	return nil
+}
+
+// quantize reads the quantization: get_quantization_config in trl/trainer/utils.py.
+func (r *reader) quantize() error {
+	switch {
+	case r.Truth("load_in_4bit"):
+		computed := strict.Of(recipe.ElementNames[r.To.Weights])
+		if r.To.Weights == "" {
+			computed = nil
+		}
+		return r.Quantize("load_in_4bit", map[string]*strict.Value{"load_in_4bit": strict.Of(true),
+			"load_in_8bit": r.Find("load_in_8bit"), "bnb_4bit_quant_type": r.Value("bnb_4bit_quant_type"),
+			"bnb_4bit_use_double_quant": strict.Of(r.Truth("use_bnb_nested_quant")),
+			"bnb_4bit_compute_dtype":    computed, "bnb_4bit_quant_storage": r.Find("bnb_4bit_quant_storage")})
+	case r.Truth("load_in_8bit"):
+		return r.Quantize("load_in_8bit", map[string]*strict.Value{"load_in_8bit": strict.Of(true)})
+	}
+	return nil
+}
