@@ -10,7 +10,7 @@ var Attentions = map[string]string{"eager": "eager", "sdpa": "sdpa", "flash_atte
 	"flash_attention_3": "flash", "kernels-community/flash-attn": "flash", "kernels-community/flash-attn2": "flash",
 	"kernels-community/flash-attn3": "flash", "kernels-community/vllm-flash-attn3": "flash"}
 
-// attentionOf reads an attention implementation.
+// ReadAttention reads an attention implementation.
 func (r *Reader) ReadAttention(key string) error {
 	v := r.Find(key)
 	if v == nil {
