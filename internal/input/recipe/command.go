@@ -226,11 +226,27 @@ type shellScanner struct {
 	quoted  bool // the last word has quotes
 	arrays  bool // parentheses of arrays are words
 	inArray bool
+	inTest  bool     // between [[ and ]], where < and > compare
+	here    []string // ends of documents that begin behind this line
 }
 
 // next returns the next word, which may be empty at the end of a command, and whether the text goes on.
 func (s *shellScanner) next() (word, bool) {
-	s.ended, s.quoted = false, false
+	w, more := s.word()
+	switch {
+	case w.text == "[[" && !w.quoted:
+		s.inTest = true
+	case w.text == "]]" && !w.quoted, s.ended && s.text[s.at-1] == '\n':
+		s.inTest = false
+	}
+	if s.ended && s.text[s.at-1] == '\n' {
+		s.skipDocuments()
+	}
+	return w, more
+}
+
+// blanks skips spaces, and ends of lines behind a backslash.
+func (s *shellScanner) blanks() {
 	for s.at < len(s.text) && (s.text[s.at] == ' ' || s.text[s.at] == '\t' ||
 		strings.HasPrefix(s.text[s.at:], "\\\n")) {
 		s.at++
@@ -238,6 +254,12 @@ func (s *shellScanner) next() (word, bool) {
 			s.at++
 		}
 	}
+}
+
+// word reads a word. Redirections are no words.
+func (s *shellScanner) word() (word, bool) {
+	s.ended, s.quoted = false, false
+	s.blanks()
 	if s.at < len(s.text) && s.text[s.at] == '#' {
 		for s.at < len(s.text) && s.text[s.at] != '\n' {
 			s.at++
@@ -249,6 +271,14 @@ func (s *shellScanner) next() (word, bool) {
 		switch c := s.text[s.at]; {
 		case c == ' ' || c == '\t':
 			return word{out.String(), int64(start), s.quoted}, true
+		case s.redirects():
+			if descriptor := out.String(); s.quoted || strings.Trim(descriptor, "0123456789") != "" {
+				return word{descriptor, int64(start), s.quoted}, true
+			}
+			s.redirection()
+			s.blanks()
+			out.Reset()
+			s.quoted, start = false, s.at
 		case c == '\n' || c == ';' || c == '&' || c == '|':
 			s.at++
 			s.ended = true
@@ -272,6 +302,61 @@ func (s *shellScanner) next() (word, bool) {
 		}
 	}
 	return word{out.String(), int64(start), s.quoted}, false
+}
+
+// redirects reports whether a redirection is next.
+func (s *shellScanner) redirects() bool {
+	rest := s.text[s.at:]
+	return !s.inTest && (rest[0] == '<' || rest[0] == '>' || strings.HasPrefix(rest, "&>"))
+}
+
+// redirection skips a redirection with its file, and notes the end of a document that it begins.
+func (s *shellScanner) redirection() {
+	start := s.at
+	for s.at < len(s.text) && strings.IndexByte("<>&|", s.text[s.at]) >= 0 {
+		s.at++
+	}
+	operator := s.text[start:s.at]
+	document := operator == "<<"
+	if document && s.at < len(s.text) && s.text[s.at] == '-' {
+		s.at++
+	}
+	s.blanks()
+	if s.at < len(s.text) && s.text[s.at] == '(' { // of a process
+		s.substitution(&strings.Builder{})
+		return
+	}
+	var target strings.Builder
+	for s.at < len(s.text) && strings.IndexByte(" \t\n;&|<>", s.text[s.at]) < 0 {
+		switch c := s.text[s.at]; {
+		case c == '\'' || c == '"':
+			s.quote(&target, c)
+		case c == '\\':
+			s.escape(&target)
+		case strings.HasPrefix(s.text[s.at:], "$("):
+			s.substitution(&target)
+		default:
+			target.WriteByte(c)
+			s.at++
+		}
+	}
+	if document {
+		s.here = append(s.here, target.String())
+	}
+}
+
+// skipDocuments skips the documents that begin on this line, each up to the line that ends it.
+func (s *shellScanner) skipDocuments() {
+	for _, end := range s.here {
+		for s.at < len(s.text) {
+			line, _, _ := strings.Cut(s.text[s.at:], "\n")
+			s.at = min(s.at+len(line)+1, len(s.text))
+			if strings.TrimLeft(line, "\t") == end {
+				break
+			}
+		}
+	}
+	s.here = nil
 }
 
 // quote reads a text in quotes.
