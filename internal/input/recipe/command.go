@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"maps"
 	"strconv"
 	"strings"
 
@@ -23,48 +24,58 @@ type word struct {
 
 // parseCommand returns the training that a script starts, or nil if there is none.
 func parseCommand(file string, text []byte) *strict.Document {
-	var found *strict.Document
-	variables := map[string]string{}
+	found, _ := readCommand(file, text)
+	return found
+}
+
+// readCommand returns the training that a script starts, and the line that starts it.
+func readCommand(file string, text []byte) (found *strict.Document, launch *launchLine) {
+	variables, set := map[string]string{}, map[string]word{}
 	for _, line := range shellCommands(string(text)) {
+		if len(line) > 0 && line[0].text == "export" {
+			line = line[1:]
+		}
 		for len(line) > 0 && assignment.MatchString(line[0].text) {
 			name, is, _ := strings.Cut(line[0].text, "=")
 			variables[name] = expand(is, variables)
+			set[name] = word{variables[name], line[0].at, line[0].quoted}
 			line = line[1:]
 		}
-		name, arguments := trains(line)
+		name, arguments, kind := trains(line)
 		switch {
 		case name == "":
 		case found != nil:
 			found.Root.Members = []strict.Member{{Name: several, At: line[0].at, Value: strict.Of(true)}}
-			return found
+			return found, nil
 		default:
+			launch = &launchLine{line, maps.Clone(set), kind.LaunchVariables}
 			root := &strict.Value{Kind: '{', At: line[0].at}
 			root.Members = append(commandMembers(arguments, variables), strict.Member{Name: name, At: line[0].at,
 				Value: strict.Of(true)})
 			found = &strict.Document{File: file, Text: text, Root: root}
 		}
 	}
-	return found
+	return found, launch
 }
 
 var assignment = lazyregexp.New(`^[A-Za-z_]\w*=`)
 
-// trains returns the name of a command and its arguments. A launcher may come first, such as torchrun.
-func trains(line []word) (name string, arguments []word) {
+// trains returns the name of a command, its arguments and its kind. A launcher may come first, such as torchrun.
+func trains(line []word) (name string, arguments []word, kind *Kind) {
 	for i := range line {
 		for _, k := range kinds {
 			for words, mark := range k.Commands {
 				first, second, two := strings.Cut(words, " ")
 				switch {
 				case two && line[i].text == first && i+1 < len(line) && line[i+1].text == second:
-					return mark, line[i+2:]
+					return mark, line[i+2:], k
 				case !two && strings.HasSuffix(line[i].text, first):
-					return mark, line[i+1:]
+					return mark, line[i+1:], k
 				}
 			}
 		}
 	}
-	return "", nil
+	return "", nil, nil
 }
 
 // commandMembers returns a member for each argument. The last of several with one name counts.

@@ -34,6 +34,9 @@ type Kind struct {
 	// Commands are commands whose arguments are such a file: their first words, or the end of a path, and the key that
 	// stands for the command, a mark of the kind.
 	Commands map[string]string
+	// LaunchVariables are the variables of the environment that say the ranks of a node and the nodes of such commands,
+	// nil for none.
+	LaunchVariables []string
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.

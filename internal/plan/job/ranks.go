@@ -21,6 +21,7 @@ func (r *resolver) ranks() error {
 			j.RanksPerNode = len(l.GPUs)
 		}
 	}
+	r.launched()
 	if r.GPUs < 0 || r.Nodes < 0 {
 		return fault.Inputf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)
 	}
@@ -62,6 +63,28 @@ func (r *resolver) ranks() error {
 }
 
 const maxRanks = 1 << 20
+
+// launched sets the ranks that a script says, and names what it leaves to the environment.
+func (r *resolver) launched() {
+	f := r.Inputs.framework
+	if f == nil || f.Launch == nil {
+		return
+	}
+	l := f.Launch
+	if l.Nodes != nil && r.Nodes == 0 {
+		r.job.Nodes = l.Nodes.Is
+		r.assume("%d nodes: %v: %s says so", l.Nodes.Is, l.Nodes.Place, l.Nodes.Name)
+	}
+	if l.PerNode != nil && r.GPUs == 0 {
+		r.job.RanksPerNode = l.PerNode.Is
+		r.assume("%d GPUs of a node: %v: %s says so", l.PerNode.Is, l.PerNode.Place, l.PerNode.Name)
+	}
+	if r.GPUs == 0 || r.Nodes == 0 {
+		for _, u := range l.Unknown {
+			r.assume("%v: the script does not set the value of %s: give --gpus and --nodes", u.Place, u.Name)
+		}
+	}
+}
 
 // device returns the GPU of a request. One that is not known needs its memory.
 func (q Request) device() (gpu.Model, error) {

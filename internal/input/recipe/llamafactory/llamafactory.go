@@ -19,7 +19,8 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.Accumulation:          recipe.TrainerKeys[recipe.Accumulation],
 		recipe.GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName]},
-	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train"}}
+	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
+	Commands:        map[string]string{"llamafactory-cli train": "llamafactory_train"}}
 
 func inverse(x any) any { return x != true }
 
