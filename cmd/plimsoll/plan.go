@@ -58,8 +58,8 @@ func planCommand() *cobra.Command {
 and component by component, and whether that fits. It starts nothing.
 
 Plan reads the files that the job is started with: configurations of
-LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan and TRL, DeepSpeed's
-JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
+LLaMA-Factory, axolotl, ms-swift, torchtune, torchtitan, LitGPT and TRL,
+DeepSpeed's JSON, transformers' TrainingArguments, accelerate's YAML, PEFT's
 adapter_config.json and bitsandbytes' configuration. It recognizes a CONFIG by
 its content. Flags say what no file says, and go before files. Of Megatron-LM it
 takes a launch script, a list of arguments or YAML, which say all of the job but

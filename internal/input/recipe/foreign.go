@@ -33,8 +33,8 @@ var OtherTrainings = []*Kind{
 		train_loader+global_train_batch_size train_loader+fsdp_config`),
 	trainingOf("OLMo", byFlags, "device_train_microbatch_size"),
 	trainingOf("Lingua", byFlags, "distributed.fsdp_type"),
-	trainingOf("LitGPT", byFlags+" --model-library litgpt", `lora_query lora_projection train.lr_warmup_steps
-		train.tie_embeddings`),
+	trainingOf("LitGPT's pretraining", byFlags+" --model-library litgpt", `model_name+train.lr_warmup_steps
+		model_name+train.tie_embeddings`),
 	trainingOf("NeMo RL", byTrained, `policy.generation policy.dtensor_cfg policy.megatron_cfg
 		policy.train_global_batch_size policy.max_total_sequence_length`),
 	trainingOf("NeMo AutoModel", byFlags, "step_scheduler"),

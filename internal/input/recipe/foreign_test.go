@@ -25,8 +25,7 @@ func TestForeignConfigurations(t *testing.T) {
 			"device_train_microbatch_size: 4\n", "LLM Foundry"},
 		{"olmo.yaml", "run_name: a\nmodel:\n  d_model: 64\ndevice_train_microbatch_size: 4\n", "OLMo"},
 		{"lingua.yaml", "model_type: x\nmodel:\n  dim: 64\ndistributed:\n  fsdp_type: full_shard\n", "Lingua"},
-		{"litgpt.yaml", "checkpoint_dir: c\nlora_r: 8\nlora_query: true\ntrain:\n  global_batch_size: 8\n" +
-			"  micro_batch_size: 2\n  lr_warmup_steps: 5\n", "LitGPT"},
+		{"litgpt.yaml", "model_name: tiny\nout_dir: o\ntrain:\n  lr_warmup_steps: 5\n", "LitGPT"},
 		{"nemo-rl.yaml", "defaults: a.yaml\npolicy:\n  model_name: m\n  dtensor_cfg:\n    enabled: true\n", "NeMo RL"},
 		{"automodel.yaml", "step_scheduler:\n  global_batch_size: 8\nmodel:\n  _target_: a.b\n", "NeMo AutoModel"},
 		{"oumi.yaml", "model:\n  model_name: org/m\ntraining:\n  trainer_type: TRL_SFT\n", "Oumi"},

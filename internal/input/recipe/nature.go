@@ -129,6 +129,7 @@ func unreadable(path string, text []byte) error {
 }
 
 const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, torchtitan, " +
+	"LitGPT, " +
 	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
 
 var (

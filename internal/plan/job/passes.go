@@ -240,7 +240,7 @@ func (r *resolver) modules() error {
 	switch r.Modules {
 	case "", transformersModules:
 	case litgptModules: // litgpt/model.py, litgpt/utils.py
-		j.FusedActivations, j.FusedQKV = true, true
+		j.FusedActivations, j.FusedQKV, j.HoldsOutputs = true, true, true // its loops are written by hand
 		if j.Loss != forward.CompiledLoss {
 			j.Loss = forward.ChunkedLoss
 		}

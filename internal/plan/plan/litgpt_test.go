@@ -146,3 +146,55 @@ func TestAccumulatedRoot(t *testing.T) {
 		}
 	}
 }
+
+// TestLitgptFiles plans a configuration of LitGPT as the same job by flags: with LoRA, in full, and quantized.
+func TestLitgptFiles(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	const common = "checkpoint_dir: checkpoints/org/model\ntrain:\n  micro_batch_size: 2\n  global_batch_size: 8\n" +
+		"  max_seq_length: 256\noptimizer: AdamW\nprecision: "
+	flags := adaptedByLitgpt(t, "llama", 2, `"q_proj", "v_proj"`)
+	flags.MicroBatch, flags.Accumulation, flags.Optimizer, flags.Recompute = 2, 4, "adamw", "none"
+	flags.Clip = new(float64)
+	full := flags
+	full.Adapter, full.AdapterPrecision, full.Precision = "", "", "amp-bf16"
+	for name, c := range map[string]struct {
+		text  string
+		flags job.Request
+	}{
+		"LoRA": {"bf16-true\nlora_r: 8\nlora_query: true\nlora_value: true\nlora_dropout: 0.05\n", flags},
+		"full": {"bf16-mixed\n", full},
+	} {
+		of := job.Request{Model: flags.Model, Configs: []string{file(name+".yaml", common+c.text)},
+			Attention: "sdpa", GPU: flags.GPU}
+		got, want := planned(t, of), planned(t, c.flags)
+		for i, phase := range want.Devices[0].Phases {
+			if g := got.Devices[0].Phases[i]; g.PeakAllocated != phase.PeakAllocated {
+				t.Errorf("%s, %s %s: %v by the file, %v by flags", name, phase.Iteration, phase.Name, g.PeakAllocated,
+					phase.PeakAllocated)
+			}
+		}
+		if got.Job.EngineName() != want.Job.EngineName() || got.Job.OptimizerName() != want.Job.OptimizerName() {
+			t.Errorf("%s: %s with %s, want %s with %s", name, got.Job.EngineName(), got.Job.OptimizerName(),
+				want.Job.EngineName(), want.Job.OptimizerName())
+		}
+	}
+	quantized := job.Request{Model: flags.Model, Attention: "sdpa", GPU: flags.GPU, Configs: []string{
+		file("nf4.yaml", common+"bf16-true\nquantize: bnb.nf4\nlora_r: 8\n")}}
+	p := planned(t, quantized)
+	if q := p.Job.Quantization; q == nil || q.Bits != 4 || !p.Job.Optimizer.Managed {
+		t.Errorf("bnb.nf4: %+v with %s", q, p.Job.OptimizerName())
+	}
+}
+
+// TestLitgptFilesAreRefused for what is not planned, each with the key.
+func TestLitgptFilesAreRefused(t *testing.T) {
+	file := filestest.InNewFolder(t)
+	for _, text := range []string{"devices: 4", "num_nodes: 2", "precision: fp8", "quantize: bnb.int8-training",
+		"optimizer: Lion", "precision: bf16-mixed\nquantize: bnb.nf4", "galore:\n  use_galore: true"} {
+		path := file("c.yaml", "checkpoint_dir: a/b\nlora_r: 8\ntrain: {}\n"+text)
+		q := job.Request{Model: "gpt2", Configs: []string{path}}
+		if _, err := q.Resolve(); err == nil {
+			t.Errorf("%q is planned", text)
+		}
+	}
+}

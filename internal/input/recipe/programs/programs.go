@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/axolotl"
+	"plimsoll/internal/input/recipe/litgpt"
 	"plimsoll/internal/input/recipe/llamafactory"
 	"plimsoll/internal/input/recipe/swift"
 	"plimsoll/internal/input/recipe/torchtitan"
@@ -27,6 +28,7 @@ func init() {
 			recipe.NeMoKind,
 			torchtune.Kind,
 			torchtitan.Kind,
+			litgpt.Kind,
 			swift.Preset,
 			trl.Kind,
 			recipe.AccelerateKind,
