@@ -77,8 +77,8 @@ func (r *reader) read() error {
 func (r *reader) oneGPU() error {
 	for _, key := range []string{"devices", "num_nodes"} {
 		if r.Integer(key) > 1 {
-			return r.Fault(key, "is more than 1: LitGPT's parallelize_fn makes units of its own, which are not planned "+
-				"yet", "set it to 1 to plan the job on one GPU")
+			return r.Fault(key, "is more than 1: LitGPT's parallelize_fn makes units of its own, which are not "+
+				"planned yet", "set it to 1 to plan the job on one GPU")
 		}
 	}
 	return nil
