@@ -163,6 +163,26 @@ test-standin: build python ## Run the PyTorch client on the stand-in device (nee
 test-gpu: build python ## Run StateOffload on a CUDA GPU, with rates of its copies and high-water marks (skips without one)
 	PYTHONPATH=python $(PYTHON_ENVIRONMENT)/bin/python -m pytest --quiet -s python/tests/test_state_offload_cuda.py
 
+# On a machine with a GPU, PYTHON is the one that has torch for it.
+GPU_PYTHON = $(or $(PYTHON),$(PYTHON_ENVIRONMENT)/bin/python)
+.PHONY: gpu-proof
+gpu-proof: build ghost ## Run the proof on an NVIDIA GPU, or go on with it (8 minutes); docs/gpu.md says how
+	$(GPU_PYTHON) scripts/gpu-proof $(AGAIN)
+
+.PHONY: gpu-proof-dry
+gpu-proof-dry: build ghost python ## Run the same script without a GPU: on the stand-in device and the ghost (4 minutes)
+	@command -v c++ >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends g++; }
+	rm -rf bin/gpu-proof-dry.jsonl bin/gpu-proof-dry.scratch
+	$(GPU_PYTHON) scripts/gpu-proof --dry
+
+.PHONY: gpu-kit
+gpu-kit: ghost ## Make bin/gpu-kit: all that the proof needs on a machine without Go or network
+	GO=$(GO) scripts/gpu-kit bin/gpu-kit
+
+.PHONY: gpu-page
+gpu-page: ## Write docs/gpu.md from the results in scripts/gpu_proof/measured
+	python3 scripts/gpu-page --write docs/gpu.md
+
 .PHONY: drift
 drift: python ## Check that int8 moments and masters of 24 bits do not drift, and cost no loss on 3 seeds (needs some 10 minutes)
 	$(GO) -C experiments test -count=1 -run 'Drift' ./eight-bit
