@@ -17,7 +17,7 @@ from gpu_proof import cards, driver, page, parts, results  # noqa: E402
 
 TESTDATA = ROOT / "scripts" / "gpu_proof" / "testdata"
 
-WORKER = '''
+WORKER = """
 import os, signal, time
 
 def run(case):
@@ -32,9 +32,9 @@ def run(case):
     if case == "hangs":
         time.sleep(1000)
     return {"case": case, "holds": case != "differs"}
-'''
+"""
 
-PROGRAM = '''
+PROGRAM = """
 import pathlib, sys
 sys.path.insert(0, {scripts!r})
 from gpu_proof import driver, parts
@@ -44,7 +44,7 @@ catalog += [parts.Part("fake/host-" + name, 30, parts.HOST) for name in {host!r}
 settings = driver.Settings(pathlib.Path({results!r}), {limit!r}, True, False, [], lambda: catalog, "fakes")
 driver.prepare(settings)
 print(len(driver.run_parts(settings)))
-'''
+"""
 
 
 class Proof:
@@ -55,7 +55,9 @@ class Proof:
         (folder / "fakes" / "__init__.py").touch()
         (folder / "fakes" / "fake.py").write_text(WORKER)
         self.results, self._ran = folder / "results.jsonl", folder / "ran"
-        values = dict(scripts=str(ROOT / "scripts"), names=list(names), host=list(host), results=str(self.results), limit=limit)
+        values = dict(
+            scripts=str(ROOT / "scripts"), names=list(names), host=list(host), results=str(self.results), limit=limit
+        )
         self._command = [sys.executable, "-c", PROGRAM.format(**values)]
         self._environment = {**os.environ, "PYTHONPATH": str(folder), "RAN": str(self._ran)}
 
@@ -146,13 +148,19 @@ def test_files_that_are_no_results(tmp_path, text):
 
 
 def test_results_name_no_folder_of_this_machine():
-    settings = driver.Settings(pathlib.Path("/home/me/out.jsonl"), 10, True, False, [])
-    line = {"part": "a", "found": {"text": f"{sys.executable} {ROOT}/scripts/x /tmp/tmpab12/plan.json /home/me/out.scratch/a"}}
+    settings = driver.Settings(pathlib.Path("/srv/out.jsonl"), 10, True, False, [])
+    line = {
+        "part": "a",
+        "found": {"text": f"{sys.executable} {ROOT}/scripts/x /tmp/tmpab12/plan.json /srv/out.scratch/a"},
+    }
     assert driver.without_paths(line, settings)["found"]["text"] == "python scripts/x plan.json a"
 
 
 def test_names_of_cards():
-    known = [dict(name=n, memory_bytes=b << 30) for n, b in [("H200", 140), ("H100-80GB", 79), ("H100-94GB", 93), ("RTX-4090", 24)]]
+    known = [
+        dict(name=n, memory_bytes=b << 30)
+        for n, b in [("H200", 140), ("H100-80GB", 79), ("H100-94GB", 93), ("RTX-4090", 24)]
+    ]
     assert cards.named("NVIDIA H200", 141 << 30, known) == "H200"
     assert cards.named("NVIDIA H100 80GB HBM3", 80 << 30, known) == "H100-80GB"
     assert cards.named("NVIDIA H100 NVL", 94 << 30, known) == "H100-94GB"

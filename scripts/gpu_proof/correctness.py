@@ -1,4 +1,4 @@
-"""Correctness: trainings whose gradients are copied to the host and whose parameters come back, held to the CPU's bits."""
+"""Correctness: gradients are copied to the host and parameters come back. Trainings are held to the CPU's bits."""
 
 import contextlib
 import os
@@ -25,7 +25,11 @@ torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def trained(
-    place: str, make: Callable[[Model], Any], dtype: torch.dtype = torch.bfloat16, missing: bool = False, state: bool = True
+    place: str,
+    make: Callable[[Model], Any],
+    dtype: torch.dtype = torch.bfloat16,
+    missing: bool = False,
+    state: bool = True,
 ) -> Dict:
     """The numbers of a training on a device, with those of its state unless ranks have it in parts."""
     model = Model(place, dtype)
@@ -55,7 +59,9 @@ def adamw(case: str) -> Found:
 
 
 def _with(state: bool = True, **options: Any) -> Callable[[], Found]:
-    return lambda: as_on_the_cpu(lambda m: plimsoll.torch.AdamW(m.parameters(), lr=1e-2, model=m, **options), state=state)
+    return lambda: as_on_the_cpu(
+        lambda m: plimsoll.torch.AdamW(m.parameters(), lr=1e-2, model=m, **options), state=state
+    )
 
 
 def _zero1() -> Found:
@@ -183,7 +189,13 @@ def losses(case: str) -> Found:
     ours = run(lambda m: plimsoll.torch.AdamW(m.parameters(), lr=1e-3, model=m))
     theirs = run(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))
     away = max(abs(a - b) / b for a, b in zip(ours, theirs))
-    return {"steps": 20, "last_loss": ours[-1], "largest_relative": away, "against": "torch's AdamW", "holds": away < 1e-3}
+    return {
+        "steps": 20,
+        "last_loss": ours[-1],
+        "largest_relative": away,
+        "against": "torch's AdamW",
+        "holds": away < 1e-3,
+    }
 
 
 # Trouble
@@ -300,11 +312,18 @@ def _trainer_killed(which: str) -> Found:
     finally:
         service.close()
     if done.returncode != 0 or not said:
-        raise RuntimeError(f"the second trainer ended with exit code {done.returncode}, expected 0: see the log of this part")
+        raise RuntimeError(
+            f"the second trainer ended with exit code {done.returncode}, expected 0: see the log of this part"
+        )
     return {"went_on": said[0], "holds": said[-1] == undisturbed[-1] and said[0] != undisturbed[0]}
 
 
 def run(group: str, case: str) -> Found:
     return {
-        "adamw": adamw, "optimizer": optimizer, "offload": offload, "muon": muon, "losses": losses, "trouble": trouble,
+        "adamw": adamw,
+        "optimizer": optimizer,
+        "offload": offload,
+        "muon": muon,
+        "losses": losses,
+        "trouble": trouble,
     }[group](case)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any, Dict, List
 
-from gpu_proof import cards, jobs, plans, results
+from gpu_proof import cards, plans, results
 
 DRY = os.environ.get("GPU_PROOF_DEVICE") != "cuda"
 PROGRAM = os.environ["PLIMSOLL"]
@@ -20,7 +20,9 @@ SECONDS = 3 if DRY else 30
 def answer(*arguments: str, codes: tuple = (0,)) -> str:
     done = subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode not in codes:
-        raise RuntimeError(f"plimsoll {' '.join(arguments)} ended with exit code {done.returncode}: {done.stderr[-800:]}")
+        raise RuntimeError(
+            f"plimsoll {' '.join(arguments)} ended with exit code {done.returncode}: {done.stderr[-800:]}"
+        )
     return done.stdout
 
 
@@ -47,7 +49,15 @@ def out_of_memory() -> Dict[str, Any]:
         log, snapshot = pathlib.Path(folder) / "train.log", pathlib.Path(folder) / "oom.pickle"
         program = command(name, batch_for(name), "--snapshot", str(snapshot))
         if DRY:
-            program = [PROGRAM, "plan", *cards.flags(), "--snapshot", str(snapshot), "--", *command(name, batch_for(name))]
+            program = [
+                PROGRAM,
+                "plan",
+                *cards.flags(),
+                "--snapshot",
+                str(snapshot),
+                "--",
+                *command(name, batch_for(name)),
+            ]
         with open(log, "w") as output:
             code = subprocess.run(program, stdout=output, stderr=output).returncode
         of_log = json.loads(answer("explain", str(log), "--json", codes=(0, 5)))
@@ -56,7 +66,10 @@ def out_of_memory() -> Dict[str, Any]:
         print(log.read_text()[-2000:])
     named = "GPU" in text.split("\n")[0] and "memory" in text
     return {
-        "exit_code": code, "log": text[:TEXT], "snapshot": of_snapshot[:TEXT], "schema": of_log.get("schema"),
+        "exit_code": code,
+        "log": text[:TEXT],
+        "snapshot": of_snapshot[:TEXT],
+        "schema": of_log.get("schema"),
         "holds": bool(named and of_snapshot and code != 0),
     }
 
@@ -76,8 +89,11 @@ def recording() -> Dict[str, Any]:
         compared = answer("compare", plan, run, codes=(0, 4))
         kinds = [json.loads(line).get("type") or json.loads(line).get("kind") for line in open(run)]
         return {
-            "exit_code": code, "watch_exit_code": watching.returncode, "lines": len(kinds),
-            "watched_lines": sum(1 for _ in open(watched)), "compare": compared[:TEXT],
+            "exit_code": code,
+            "watch_exit_code": watching.returncode,
+            "lines": len(kinds),
+            "watched_lines": sum(1 for _ in open(watched)),
+            "compare": compared[:TEXT],
             "holds": code == 0 and watching.returncode == 0 and len(kinds) > 2,
         }
 

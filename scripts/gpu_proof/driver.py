@@ -60,6 +60,8 @@ class Settings:
             "PYTHONUNBUFFERED": "1",
             "PATH": os.pathsep.join(path),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            # What a worker was compiling when it was killed is of no use to the next one.
+            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"compiled-{time.monotonic_ns()}"),
             "GPU_PROOF_DEVICE": "standin" if self.dry else "cuda",
             "GPU_PROOF_RESULTS": str(self.results),
             "GPU_PROOF_SCRATCH": str(self.scratch),
@@ -98,7 +100,11 @@ def commit_of(root: pathlib.Path) -> str:
     named = root / "commit"
     if named.exists():
         return named.read_text().strip()
-    done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.strip() or "unknown"
 
 
@@ -131,7 +137,8 @@ def same_machine(old: results.Line, new: results.Line, path: pathlib.Path) -> No
     for key in ("dry", "card", "driver", "commit"):
         if old.get(key) != new[key]:
             raise results.BadResults(
-                f"{path}: found results with {key} {old.get(key)!r}, and this run has {new[key]!r}: name another file with --results"
+                f"{path}: found results with {key} {old.get(key)!r}, and this run has {new[key]!r}: "
+                "name another file with --results"
             )
 
 
@@ -145,11 +152,24 @@ class Worker:
         self._reads, writes = os.pipe()
         settings.scratch.mkdir(parents=True, exist_ok=True)
         self.log = settings.scratch / f"{worker}-{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "gpu_proof.worker", str(writes), f"{settings.package}.{worker}", *[p.name for p in parts]]
+        command = [
+            sys.executable,
+            "-m",
+            "gpu_proof.worker",
+            str(writes),
+            f"{settings.package}.{worker}",
+            *[p.name for p in parts],
+        ]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[writes], start_new_session=True,
-                env=settings.environment(), cwd=settings.scratch,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writes],
+                start_new_session=True,
+                env=settings.environment(),
+                cwd=settings.scratch,
             )
         os.close(writes)
         self._text = b""
@@ -210,10 +230,13 @@ class Run:
             line["said"] = said
         with self._writing:
             results.append(self._settings.results, without_paths(line, self._settings))
-            print(f"{part.name:42} {outcome:20} {seconds:6.1f} s" + (f"  {said.splitlines()[-1][:120]}" if said else ""), flush=True)
+            print(
+                f"{part.name:42} {outcome:20} {seconds:6.1f} s" + (f"  {said.splitlines()[-1][:120]}" if said else ""),
+                flush=True,
+            )
 
     def batch(self, parts: List[Part]) -> None:
-        """Parts of one worker. Where it dies or hangs, the part that was under way has failed, and a new worker goes on."""
+        """Parts of one worker. If it dies or hangs, the part that was under way has failed, and a new one goes on."""
         left = list(parts)
         while left and not self.out_of_time():
             left = self._some(left)
@@ -229,7 +252,9 @@ class Run:
                     message = worker.says(min(began + limit, self._until))
                 except TimeoutError:
                     if not self.out_of_time():
-                        self._record(left.pop(0), results.EXCEEDED, time.monotonic() - began, {}, f"{limit:g} s\n{worker.tail()}")
+                        self._record(
+                            left.pop(0), results.EXCEEDED, time.monotonic() - began, {}, f"{limit:g} s\n{worker.tail()}"
+                        )
                     return left
                 if message is None:
                     how = worker.end()
@@ -250,7 +275,8 @@ class Run:
 def pending(settings: Settings) -> List[Part]:
     lines = results.read(settings.results)
     over: Set[str] = {
-        line["part"] for line in lines
+        line["part"]
+        for line in lines
         if not settings.again or line.get("outcome") not in (results.FAILED, results.EXCEEDED, results.DIFFERS)
     }
     chosen = [p for p in settings.catalog() if not settings.only or any(p.name.startswith(o) for o in settings.only)]
@@ -258,7 +284,7 @@ def pending(settings: Settings) -> List[Part]:
 
 
 def batches(parts: List[Part]) -> Iterator[List[Part]]:
-    """Neighbors of one worker. Sizes of a model are worth a process of their own: the memory of one is free for the next."""
+    """Neighbors of one worker. Each size of a model has a process of its own, whose memory is free afterwards."""
     group: List[Part] = []
     for part in parts:
         if group and key_of(part) != key_of(group[0]):
@@ -310,10 +336,16 @@ def run_parts(settings: Settings) -> List[Part]:
 
 def parse(arguments: List[str]) -> Settings:
     parser = argparse.ArgumentParser(prog="scripts/gpu-proof", description="Runs the proof on a GPU, part by part.")
-    parser.add_argument("--results", type=pathlib.Path, help="file of the results (bin/gpu-proof.jsonl; dry: bin/gpu-proof-dry.jsonl)")
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="file of the results (bin/gpu-proof.jsonl; dry: bin/gpu-proof-dry.jsonl)"
+    )
     parser.add_argument("--limit", type=float, default=480, help="seconds for the run (480)")
-    parser.add_argument("--dry", action="store_true", help="without a GPU: on the stand-in device and on the ghost, with small sizes")
-    parser.add_argument("--again", action="store_true", help="also run parts again that failed, differed or exceeded their limit")
+    parser.add_argument(
+        "--dry", action="store_true", help="without a GPU: on the stand-in device and on the ghost, with small sizes"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also run parts again that failed, differed or exceeded their limit"
+    )
     parser.add_argument("only", nargs="*", help="parts whose names begin so, such as correctness or truth/llama")
     given = parser.parse_args(arguments)
     path = given.results or ROOT / "bin" / ("gpu-proof-dry.jsonl" if given.dry else "gpu-proof.jsonl")
@@ -329,7 +361,9 @@ def prepare(settings: Settings) -> None:
     if before is not None:
         same_machine(before, now, settings.results)
     elif lines:
-        raise results.BadResults(f"{settings.results}: found no line of the machine, expected one first: name another file")
+        raise results.BadResults(
+            f"{settings.results}: found no line of the machine, expected one first: name another file"
+        )
     else:
         results.append(settings.results, now)
 

@@ -7,7 +7,6 @@ ghost. Its phases are those of the plan: load, and forward, backward and step of
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
@@ -197,9 +196,14 @@ def train(job: jobs.Job, batch: int, tiny: bool, seconds: float, say: Say) -> No
     for iteration in ("first", "steady", "later"):
         training.measured(iteration)
     say({"step_seconds": training.timed(2 if tiny else 5)})
-    say({
-        "used_before": before, "used": used_by_nvidia_smi(), "outside": training.card.outside(), "host": host_bytes(),
-    })
+    say(
+        {
+            "used_before": before,
+            "used": used_by_nvidia_smi(),
+            "outside": training.card.outside(),
+            "host": host_bytes(),
+        }
+    )
 
 
 def keep_snapshot(path: str) -> None:

@@ -24,7 +24,8 @@ def make(model: str, tiny: bool, dtype: torch.dtype, attention: str = "sdpa", **
 
     config = transformers.AutoConfig.from_pretrained(folder_of(model, tiny, **changes))
     classes = {
-        "vit": transformers.AutoModelForImageClassification, "bert": transformers.AutoModelForMaskedLM,
+        "vit": transformers.AutoModelForImageClassification,
+        "bert": transformers.AutoModelForMaskedLM,
     }
     chosen = classes.get(config.model_type, transformers.AutoModelForCausalLM)
     config.use_cache = False

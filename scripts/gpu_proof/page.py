@@ -110,17 +110,30 @@ def registration(of: Results) -> List[str]:
 
 def host(of: Results) -> List[str]:
     found = of.found("rates/host")
-    cells = [[
-        f"{found['parameters']:,}", str(found["workers"]), gb_per_second(found["update_bytes_per_second"]),
-        gb_per_second(found["limit_bytes_per_second"]),
-    ]] if found else []
+    cells = (
+        [
+            [
+                f"{found['parameters']:,}",
+                str(found["workers"]),
+                gb_per_second(found["update_bytes_per_second"]),
+                gb_per_second(found["limit_bytes_per_second"]),
+            ]
+        ]
+        if found
+        else []
+    )
     return table("parameters | workers | AdamW on the host, GB/s | memory alone, GB/s", cells)
 
 
 ENGINE_NAMES = {
-    "torch-fused": "torch's fused AdamW on the GPU", "none": "AdamW", "forward": 'AdamW, overlap "forward"',
-    "backward": 'AdamW, overlap "backward"', "async": "AdamW, one step late", "offload-chunked": "StateOffload, chunked",
-    "offload-whole": "StateOffload, whole", "torchao": "torchao's CPUOffloadOptimizer",
+    "torch-fused": "torch's fused AdamW on the GPU",
+    "none": "AdamW",
+    "forward": 'AdamW, overlap "forward"',
+    "backward": 'AdamW, overlap "backward"',
+    "async": "AdamW, one step late",
+    "offload-chunked": "StateOffload, chunked",
+    "offload-whole": "StateOffload, whole",
+    "torchao": "torchao's CPUOffloadOptimizer",
 }
 
 
@@ -133,7 +146,10 @@ def steps(of: Results) -> List[str]:
         times = (milliseconds(found[k]) for k in ("passes_seconds", "step_seconds", "exposed_seconds", "law_seconds"))
         return [size, ENGINE_NAMES[engine], f"{found['parameters']:,}", *times]
 
-    return table("model | optimizer | parameters | passes alone, ms | step, ms | exposed, ms | by the law, ms", map(row, of.of("steps")))
+    return table(
+        "model | optimizer | parameters | passes alone, ms | step, ms | exposed, ms | by the law, ms",
+        map(row, of.of("steps")),
+    )
 
 
 def name_of(line: results.Line) -> str:
@@ -153,10 +169,16 @@ def peaks(of: Results) -> List[str]:
         real = highest(measured, "peak_reserved")
         flags, ghost = (highest(planned.get(way), "peak_reserved") for way in ("flags", "ghost"))
         ran_out = "ran out" if measured.get("out_of_memory") else gib(real)
-        plans = [text for figure in (flags, ghost) for text in (gib(figure), "" if "out_of_memory" in measured else off(figure, real))]
+        plans = [
+            text
+            for figure in (flags, ghost)
+            for text in (gib(figure), "" if "out_of_memory" in measured else off(figure, real))
+        ]
         return [name_of(line), str(measured.get("batch", "")), ran_out if measured else line["outcome"], *plans]
 
-    return table("job | batch | reserved, GiB | by flags, GiB | off | by its program, GiB | off", map(row, of.of("truth")))
+    return table(
+        "job | batch | reserved, GiB | by flags, GiB | off | by its program, GiB | off", map(row, of.of("truth"))
+    )
 
 
 PHASES = ["load", "forward/first", "backward/first", "step/first", "forward/steady", "backward/steady", "step/steady"]
@@ -184,13 +206,20 @@ def beside(of: Results) -> List[str]:
         expected = flags.get("step_seconds") or {}
         interval = f"{milliseconds(expected['least'])} to {milliseconds(expected['most'])}" if expected else ""
         return [
-            name_of(line), gib(smi), gib(measured.get("outside")), gib((planned.get("ghost") or {}).get("outside")),
-            gib((measured.get("host") or {}).get("peak")), gib((planned.get("ghost") or {}).get("host")),
-            milliseconds(measured.get("step_seconds")), milliseconds(expected.get("expected")), interval,
+            name_of(line),
+            gib(smi),
+            gib(measured.get("outside")),
+            gib((planned.get("ghost") or {}).get("outside")),
+            gib((measured.get("host") or {}).get("peak")),
+            gib((planned.get("ghost") or {}).get("host")),
+            milliseconds(measured.get("step_seconds")),
+            milliseconds(expected.get("expected")),
+            interval,
         ]
 
     return table(
-        "job | nvidia-smi, GiB | beside torch, GiB | planned, GiB | host, GiB | planned, GiB | step, ms | planned, ms | from, to, ms",
+        "job | nvidia-smi, GiB | beside torch, GiB | planned, GiB | host, GiB | planned, GiB | step, ms | planned, ms "
+        "| from, to, ms",
         map(row, of.of("truth")),
     )
 
@@ -201,7 +230,8 @@ def block(text: str) -> List[str]:
 
 def diagnosis(of: Results) -> List[str]:
     titles = {
-        "diagnosis/topology": "`plimsoll topology`", "diagnosis/out-of-memory": "`plimsoll explain` of the log of `llama-runs-out`",
+        "diagnosis/topology": "`plimsoll topology`",
+        "diagnosis/out-of-memory": "`plimsoll explain` of the log of `llama-runs-out`",
         "diagnosis/recording": "`plimsoll compare`: 30 seconds of `llama-checkpointing` beside its plan",
     }
     text = table("part | result", ([titles[line["part"]], line["outcome"]] for line in of.of("diagnosis")))
@@ -217,12 +247,19 @@ def troubles(of: Results) -> List[str]:
     if not bad:
         return []
     rows = ([line["part"], line["outcome"], (line.get("said") or "").strip().splitlines()[-1:] or [""]] for line in bad)
-    return ["### Parts that are not as expected", "", *table("part | result | said", ([a, b, c[0][:200]] for a, b, c in rows))]
+    return [
+        "### Parts that are not as expected",
+        "",
+        *table("part | result | said", ([a, b, c[0][:200]] for a, b, c in rows)),
+    ]
 
 
 SECTIONS: List[tuple] = [
-    ("Bits", "bits.md", [correctness]), ("Rates", "rates.md", [copies, registration, host]), ("Steps", "steps.md", [steps]),
-    ("Plans beside what was measured", "truth.md", [peaks, phases, beside]), ("Diagnosis", "diagnosis.md", [diagnosis]),
+    ("Bits", "bits.md", [correctness]),
+    ("Rates", "rates.md", [copies, registration, host]),
+    ("Steps", "steps.md", [steps]),
+    ("Plans beside what was measured", "truth.md", [peaks, phases, beside]),
+    ("Diagnosis", "diagnosis.md", [diagnosis]),
 ]
 
 
@@ -232,8 +269,12 @@ def facts(of: Results) -> List[str]:
         return table("card | driver | host | releases | date | commit", [])
     releases = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     cells = [
-        f"{machine['card']}, {gib(machine['card_bytes'])} GiB", machine["driver"],
-        f"{machine['cpus']} CPUs, {gib(machine['host_bytes'])} GiB", releases, machine["date"], machine["commit"],
+        f"{machine['card']}, {gib(machine['card_bytes'])} GiB",
+        machine["driver"],
+        f"{machine['cpus']} CPUs, {gib(machine['host_bytes'])} GiB",
+        releases,
+        machine["date"],
+        machine["commit"],
     ]
     return table("card | driver | host | releases | date | commit", [cells])
 
@@ -264,15 +305,21 @@ def page(all_results: List[List[results.Line]]) -> str:
 
 
 def main(arguments: List[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/gpu-page", description="Writes docs/gpu.md from results of scripts/gpu-proof.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu-page", description="Writes docs/gpu.md from results of scripts/gpu-proof."
+    )
     parser.add_argument("--write", type=pathlib.Path, help="file to write (default: print)")
-    parser.add_argument("results", nargs="*", type=pathlib.Path, help="results (default: all of scripts/gpu_proof/measured)")
+    parser.add_argument(
+        "results", nargs="*", type=pathlib.Path, help="results (default: all of scripts/gpu_proof/measured)"
+    )
     given = parser.parse_args(arguments)
     paths = given.results or sorted((FOLDER / "measured").glob("*.jsonl"))
     try:
         for path in paths:
             if not path.exists():
-                raise results.BadResults(f"{path}: found no file, expected results of scripts/gpu-proof: check the name")
+                raise results.BadResults(
+                    f"{path}: found no file, expected results of scripts/gpu-proof: check the name"
+                )
         every = [results.read(path) for path in paths]
         for path, lines in zip(paths, every):
             if results.machine(lines) is None:

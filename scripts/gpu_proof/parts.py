@@ -10,7 +10,7 @@ CARD, HOST = "card", "host"  # lanes: parts of the host run beside those of the 
 
 @dataclass(frozen=True)
 class Part:
-    """``name`` is the worker's, a slash, and the case. Quiet parts measure times: they wait until the host's lane is done."""
+    """``name`` is the worker's, a slash, and the case. Quiet parts measure times, and wait for the host's lane."""
 
     name: str
     seconds: float
@@ -22,9 +22,11 @@ class Part:
         return self.name.split("/")[0]
 
 
-FORMATS = [
-    ("bf16", state, moments) for state in ("split", "fp32", "split24") for moments in ("fp32", "bf16", "int8")
-] + [("fp32", "split", moments) for moments in ("fp32", "bf16", "int8")] + [("fp16", "fp32", "fp32")]
+FORMATS = (
+    [("bf16", state, moments) for state in ("split", "fp32", "split24") for moments in ("fp32", "bf16", "int8")]
+    + [("fp32", "split", moments) for moments in ("fp32", "bf16", "int8")]
+    + [("fp16", "fp32", "fp32")]
+)
 
 WAYS = ["zero1", "overlap-forward", "overlap-backward", "overlap-async", "gradients-step", "clipped", "missing"]
 OPTIMIZERS = ["adam", "adagrad", "sgd", "lion"]

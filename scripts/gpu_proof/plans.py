@@ -34,8 +34,18 @@ def plan(*arguments: str, limit: float = 140) -> Dict[str, Any]:
 def by_flags(job: jobs.Job, batch: int) -> Dict[str, Any]:
     length = ["--seq-len", str(job.length)] if job.length else []
     return plan(
-        "--model", config_folder(job), "--precision", job.precision, "--optimizer", job.optimizer, "--micro-batch", str(batch),
-        *length, *job.flags, *cards.flags(), *versions(),
+        "--model",
+        config_folder(job),
+        "--precision",
+        job.precision,
+        "--optimizer",
+        job.optimizer,
+        "--micro-batch",
+        str(batch),
+        *length,
+        *job.flags,
+        *cards.flags(),
+        *versions(),
     )
 
 
@@ -77,16 +87,21 @@ def figures(document: Dict[str, Any]) -> Dict[str, Any]:
     card = card_of(document)
     phases = {
         "/".join(filter(None, (p["phase"], p.get("iteration", "")))): {
-            "peak_allocated": p["peak_allocated_bytes"], "peak_reserved": p["peak_reserved_bytes"],
+            "peak_allocated": p["peak_allocated_bytes"],
+            "peak_reserved": p["peak_reserved_bytes"],
             "end_allocated": p.get("end_allocated_bytes"),
         }
         for p in card["phases"]
     }
     step = document.get("step_time") or {}
     return {
-        "verdict": document["verdict"], "phases": phases, "peak_used": peak_of(document),
-        "outside": sum(c["bytes"] for c in card.get("outside_allocator", [])), "host": host_peak(document),
-        "step_seconds": step.get("total_seconds"), "said": by_phase(document["said"]),
+        "verdict": document["verdict"],
+        "phases": phases,
+        "peak_used": peak_of(document),
+        "outside": sum(c["bytes"] for c in card.get("outside_allocator", [])),
+        "host": host_peak(document),
+        "step_seconds": step.get("total_seconds"),
+        "said": by_phase(document["said"]),
     }
 
 
@@ -98,8 +113,11 @@ def by_phase(lines: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 def host_peak(document: Dict[str, Any]) -> Optional[int]:
     peaks = [
-        phase["peak_used_bytes"] for device in document["devices"] if device["kind"] != "gpu"
-        for phase in device["phases"] if phase.get("peak_used_bytes")
+        phase["peak_used_bytes"]
+        for device in document["devices"]
+        if device["kind"] != "gpu"
+        for phase in device["phases"]
+        if phase.get("peak_used_bytes")
     ]
     return max(peaks, default=None)
 
@@ -120,7 +138,13 @@ def run(name: str) -> Dict[str, Any]:
     job = jobs.BY_NAME[name]
     batch = fitting_batch(like(job))
     flags = None if job.unplanned else figures(by_flags(job, batch))
-    return {"batch": batch, "length": job.length, "flags": flags, "unplanned": job.unplanned, "ghost": figures(by_program(job, batch))}
+    return {
+        "batch": batch,
+        "length": job.length,
+        "flags": flags,
+        "unplanned": job.unplanned,
+        "ghost": figures(by_program(job, batch)),
+    }
 
 
 def batch_of(found: Optional[Dict[str, Any]], name: str) -> int:

@@ -1,4 +1,4 @@
-"""Rates: copies in both directions, alone and together, from pinned and registered memory, by size; time to register."""
+"""Rates: copies by size and direction, from pinned and registered memory, and the time that registration takes."""
 
 import json
 import mmap
@@ -103,11 +103,18 @@ def copies() -> Dict[str, Any]:
                 to_device()
                 to_host()
 
-            rate = lambda act, n: n * size / seconds_of(act)
-            rows.append({
-                "memory": kind, "bytes": size, "to_device": rate(to_device, 1), "to_host": rate(to_host, 1),
-                "both_added": rate(both, 2),
-            })
+            def rate(act: Callable[[], None], copies: int) -> float:
+                return copies * size / seconds_of(act)
+
+            rows.append(
+                {
+                    "memory": kind,
+                    "bytes": size,
+                    "to_device": rate(to_device, 1),
+                    "to_host": rate(to_host, 1),
+                    "both_added": rate(both, 2),
+                }
+            )
             for memory in (here, back):
                 memory.close()
     return {"rows": rows}
@@ -129,13 +136,22 @@ def host() -> Dict[str, Any]:
     size, rounds = ("1Mi", "1") if device.DRY else ("256Mi", "3")
     workers = str(len(os.sched_getaffinity(0)))
     command = [
-        os.environ["PLIMSOLL"], "bench", "--parameters", size, "--rounds", rounds, "--workers", workers, "--checks=false",
+        os.environ["PLIMSOLL"],
+        "bench",
+        "--parameters",
+        size,
+        "--rounds",
+        rounds,
+        "--workers",
+        workers,
+        "--checks=false",
         "--json",
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     case = json.loads(done.stdout)["cases"][-1]
     return {
-        "parameters": case["parameters"], "workers": case["workers"],
+        "parameters": case["parameters"],
+        "workers": case["workers"],
         "update_bytes_per_second": case["update_bytes_per_second"]["median"],
         "limit_bytes_per_second": case["limit_bytes_per_second"]["median"],
     }

@@ -33,7 +33,9 @@ def read(path: pathlib.Path) -> List[Line]:
         except ValueError:
             line = None
         if not isinstance(line, dict) or "part" not in line:
-            raise BadResults(f"{path}:{number}: found {text[:60]!r}, expected a JSON object with a part: name another file")
+            raise BadResults(
+                f"{path}:{number}: found {text[:60]!r}, expected a JSON object with a part: name another file"
+            )
         lines.append(line)
     return lines
 

@@ -14,7 +14,9 @@ def main() -> None:
         model = Model(device.NAME, torch.bfloat16, [(300, 200), (200,), (65, 33)])
         inner = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         optimizer = plimsoll.torch.StateOffload(inner, chunk_bytes=50_000, master="split") if wrap else None
-        with contextlib.closing(optimizer or plimsoll.torch.AdamW(model.parameters(), model=model, overlap="forward")) as chosen:
+        with contextlib.closing(
+            optimizer or plimsoll.torch.AdamW(model.parameters(), model=model, overlap="forward")
+        ) as chosen:
             for step in range(10):
                 model(model.gradients(step)).backward()
                 chosen.step()

@@ -13,7 +13,18 @@ def run(tool: str) -> Dict[str, Any]:
     program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if program is None:
         raise LeftOut("compute-sanitizer is not on PATH, nor in /usr/local/cuda/bin")
-    command = [program, "--tool", tool, "--print-limit", "20", "--report-api-errors", "no", sys.executable, "-m", "gpu_proof.sanitized"]
+    command = [
+        program,
+        "--tool",
+        tool,
+        "--print-limit",
+        "20",
+        "--report-api-errors",
+        "no",
+        sys.executable,
+        "-m",
+        "gpu_proof.sanitized",
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
     errors = re.findall(r"ERROR SUMMARY: (\d+) error", done.stdout)

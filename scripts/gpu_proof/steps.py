@@ -35,7 +35,8 @@ def shape_of(size: str) -> Dict[str, Any]:
         "0.5B": lambda: {"model": "qwen"},
         "1.5B": lambda: {"model": "qwen-larger"},
         "largest": lambda: {
-            "model": "qwen-larger", "num_hidden_layers": _layers(machine["host_bytes"], machine["card_bytes"]),
+            "model": "qwen-larger",
+            "num_hidden_layers": _layers(machine["host_bytes"], machine["card_bytes"]),
         },
     }[size]()
 
@@ -122,13 +123,16 @@ def passes(size: str) -> float:
 # The law
 
 ROADS = {
-    "torch-fused": "states on the GPU", "none": "CPU step", "forward": "CPU step, overlap forward",
-    "offload-chunked": "states in chunks", "offload-whole": "states whole",
+    "torch-fused": "states on the GPU",
+    "none": "CPU step",
+    "forward": "CPU step, overlap forward",
+    "offload-chunked": "states in chunks",
+    "offload-whole": "states whole",
 }
 
 
 def rates() -> Dict[str, float]:
-    """What this machine has been measured to move: the largest copies of registered memory, and the service's updates."""
+    """What this machine moves: the largest copies of registered memory, and updates by the service."""
     lines = results.read(pathlib.Path(os.environ["GPU_PROOF_RESULTS"]))
     copies, host = results.found(lines, "rates/copies"), results.found(lines, "rates/host")
     if not copies or not host:
@@ -151,9 +155,25 @@ def law(size: str, measured_passes: float) -> Dict[str, float]:
     def roads(tflops: float) -> Dict[str, Any]:
         flags = [word for flag, rate in measured.items() for word in (flag, f"{rate:.6g}")]
         command = [
-            os.environ["PLIMSOLL"], "roads", "--model", folder, "--precision", "bf16", "--micro-batch", str(BATCH),
-            "--seq-len", str(LENGTH), "--master", "split", "--optimizer", "adamw/fused", "--tflops", f"{tflops:.6g}", *flags,
-            *cards.flags(), "--json",
+            os.environ["PLIMSOLL"],
+            "roads",
+            "--model",
+            folder,
+            "--precision",
+            "bf16",
+            "--micro-batch",
+            str(BATCH),
+            "--seq-len",
+            str(LENGTH),
+            "--master",
+            "split",
+            "--optimizer",
+            "adamw/fused",
+            "--tflops",
+            f"{tflops:.6g}",
+            *flags,
+            *cards.flags(),
+            "--json",
         ]
         return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -173,7 +193,11 @@ def run(size: str, engine: str) -> Dict[str, Any]:
     with opened(model, engine) as optimizer:
         step = seconds_of_step(model, optimizer)
     return {
-        "parameters": sum(p.numel() for p in model.parameters()), "tokens": BATCH * LENGTH, "passes_seconds": alone,
-        "step_seconds": step, "exposed_seconds": step - alone, "law_seconds": exposed_by_law(size, engine, alone),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens": BATCH * LENGTH,
+        "passes_seconds": alone,
+        "step_seconds": step,
+        "exposed_seconds": step - alone,
+        "law_seconds": exposed_by_law(size, engine, alone),
         "whole_seconds": time.perf_counter() - began,
     }

@@ -1,4 +1,4 @@
-"""Truth: each job runs in a process that begins as a fork of this one, which has imported everything and touched no GPU."""
+"""Truth: each job runs in a fork of this process, which has imported everything and touched no GPU."""
 
 import contextlib
 import json
