@@ -20,7 +20,7 @@ from importlib import metadata, util
 from typing import Callable, Dict, Iterator, List, Optional, Set
 
 from gpu_proof import results
-from gpu_proof.parts import CARD, HOST, Part, all_parts
+from gpu_proof.parts import CARD, HOST, Part, all_parts, dry_parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRY = pathlib.Path(__file__).resolve().parent / "dry"
@@ -349,7 +349,8 @@ def parse(arguments: List[str]) -> Settings:
     parser.add_argument("only", nargs="*", help="parts whose names begin so, such as correctness or truth/llama")
     given = parser.parse_args(arguments)
     path = given.results or ROOT / "bin" / ("gpu-proof-dry.jsonl" if given.dry else "gpu-proof.jsonl")
-    return Settings(path.absolute(), given.limit, given.dry, given.again, given.only)
+    catalog = dry_parts if given.dry else all_parts
+    return Settings(path.absolute(), given.limit, given.dry, given.again, given.only, catalog)
 
 
 def prepare(settings: Settings) -> None:

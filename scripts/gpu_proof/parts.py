@@ -68,3 +68,8 @@ def all_parts() -> List[Part]:
         Part("sanitizer/memcheck", 90),
         *_steps(SIZES[1:], 90),
     ]
+
+
+def dry_parts() -> List[Part]:
+    """Those of a dry run, which also asks whether the functions of CUDA are there."""
+    return [*all_parts(), Part("ghosted/cuda", 150)]
