@@ -53,8 +53,11 @@ class Settings:
         paths = [self.root / "scripts", self.root / "python", self.root / "python" / "tests"]
         path = [str(DRY)] if self.dry else []
         path += [str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        # In a dry run as many processes compute as there are cores.
+        threads = {"OMP_NUM_THREADS": "1"} if self.dry else {}
         return {
             **os.environ,
+            **threads,
             "PLIMSOLL": str(self.program),
             "PYTHONPATH": os.pathsep.join(map(str, [*paths, *filter(None, [os.environ.get("PYTHONPATH")])])),
             "PYTHONUNBUFFERED": "1",

@@ -14,7 +14,7 @@ FITS, DOES_NOT_FIT = 0, 3
 
 
 def config_folder(job: jobs.Job) -> str:
-    folder = pathlib.Path(os.environ["GPU_PROOF_SCRATCH"]) / f"model-{job.model}"
+    folder = pathlib.Path(os.environ["GPU_PROOF_SCRATCH"]) / f"model-{job.name}"  # plans run beside each other
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(jobs.config_of(job.model)))
     return str(folder)
