@@ -131,7 +131,7 @@ class Training:
 
     def __init__(self, job: jobs.Job, batch: int, tiny: bool, say: Say):
         self.card = Card()
-        self._job, self._phases = job, Phases(self.card, say)
+        self._job, self._tiny, self._phases = job, tiny, Phases(self.card, say)
         with self._phases.phase("load"):
             self._model = build(job, self.card, tiny)
             self._optimizer = optimizer_of(self._model, job)
@@ -140,7 +140,11 @@ class Training:
         self._loss = self._loss_of()
 
     def _loss_of(self) -> Callable[[], torch.Tensor]:
-        called = torch.compile(self._model) if self._job.options.get("compile") else self._model
+        called = self._model
+        if self._job.options.get(
+            "compile"
+        ):  # kernels for a CPU take a compiler of C++ a minute: the ghost makes the GPU's
+            called = torch.compile(called, backend="aot_eager" if self._tiny else "inductor")
         if self._job.options.get("fused-loss"):
             return lambda: fused_loss(self._model, self._inputs)
         return lambda: called(**self._inputs).loss
