@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"plimsoll/internal/base/pickle"
 	"slices"
 	"strings"
 
@@ -71,7 +72,7 @@ func (a *archive) open() error {
 
 // document opens the archive and reads its pickle. Objects of the admitted classes may
 // be in it.
-func (a *archive) document(admitted func(class) bool) (any, error) {
+func (a *archive) document(admitted func(pickle.Class) bool) (any, error) {
 	if err := a.open(); err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func (a *archive) document(admitted func(class) bool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	document, err := unpickle(text, admitted)
+	document, err := pickle.Read(text, admitted)
 	if err != nil {
 		return nil, a.wrong("%v", err)
 	}
@@ -124,48 +125,48 @@ func (a *archive) entry(name string, limit uint64) ([]byte, error) {
 
 // locate returns where the numbers of an fp32 tensor begin in the file. The tensor has a
 // shape.
-func (a *archive) locate(tensor torchTensor, shape []int64) (location, error) {
-	if tensor.kind != "FloatStorage" {
-		return location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.kind)
+func (a *archive) locate(tensor pickle.Tensor, shape []int64) (location, error) {
+	if tensor.Kind != "FloatStorage" {
+		return location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.Kind)
 	}
 	return a.locateBytes(tensor, shape, 4)
 }
 
 // locateBytes is locate for elements of some bytes each.
-func (a *archive) locateBytes(tensor torchTensor, shape []int64, width int64) (location, error) {
-	if !slices.Equal(tensor.shape, shape) || !contiguous(tensor) {
+func (a *archive) locateBytes(tensor pickle.Tensor, shape []int64, width int64) (location, error) {
+	if !slices.Equal(tensor.Shape, shape) || !contiguous(tensor) {
 		return location{}, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
-			tensor.shape, tensor.strides, shape)
+			tensor.Shape, tensor.Strides, shape)
 	}
 	count, err := shard.Piece{Shape: shape}.Elements()
 	if err != nil {
 		return location{}, err
 	}
-	f := a.entries["data/"+tensor.key]
+	f := a.entries["data/"+tensor.Key]
 	if f == nil {
-		return location{}, fmt.Errorf("the archive has no data/%s", tensor.key)
+		return location{}, fmt.Errorf("the archive has no data/%s", tensor.Key)
 	}
-	if size := f.UncompressedSize64; int64(size)/width-tensor.offset < count {
+	if size := f.UncompressedSize64; int64(size)/width-tensor.Offset < count {
 		return location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
-			tensor.key, size, count, tensor.offset)
+			tensor.Key, size, count, tensor.Offset)
 	}
 	if a.located != nil {
-		a.located[tensor.key] = true
+		a.located[tensor.Key] = true
 	}
 	at, err := f.DataOffset()
-	return location{a.path, a.base + at + width*tensor.offset}, err
+	return location{a.path, a.base + at + width*tensor.Offset}, err
 }
 
-func contiguous(t torchTensor) bool {
-	if len(t.strides) != len(t.shape) {
+func contiguous(t pickle.Tensor) bool {
+	if len(t.Strides) != len(t.Shape) {
 		return false
 	}
 	want := int64(1)
-	for i := len(t.shape) - 1; i >= 0; i-- {
-		if t.shape[i] != 1 && t.strides[i] != want {
+	for i := len(t.Shape) - 1; i >= 0; i-- {
+		if t.Shape[i] != 1 && t.Strides[i] != want {
 			return false
 		}
-		want *= t.shape[i] // a validated shape does not overflow
+		want *= t.Shape[i] // a validated shape does not overflow
 	}
 	return true
 }
@@ -184,7 +185,7 @@ func (a *archive) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
 		number = float64(s)
 	case float64:
 		number = s
-	case torchTensor:
+	case pickle.Tensor:
 		at, err := a.locate(s, nil)
 		if err != nil {
 			return 0, fmt.Errorf("its step is no number: %w", err)
@@ -195,7 +196,7 @@ func (a *archive) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
 		}
 		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))
 	default:
-		return 0, fmt.Errorf("its step is %s, expected a number", shown(step))
+		return 0, fmt.Errorf("its step is %s, expected a number", pickle.Shown(step))
 	}
 	if !(number >= 0 && number <= 1<<53) || number != math.Trunc(number) {
 		return 0, fmt.Errorf("its step is %v, expected a whole number", number)

@@ -2,9 +2,15 @@ package checkpoint
 
 import (
 	"archive/zip"
+	"bufio"
+	"errors"
 	"io"
+	"maps"
 	"math"
+	"plimsoll/internal/base/pickle"
 	"slices"
+
+	"plimsoll/internal/base/files"
 )
 
 // archiveWriter writes an archive as torch.save does.
@@ -21,13 +27,9 @@ func newArchiveWriter(w io.Writer) archiveWriter {
 
 // writeArchive writes an archive with a document and the numbers of the one tensor in it.
 // A document without tensors has none.
-func writeArchive(w io.Writer, document func(*pickler), numbers func(io.Writer) error) error {
+func writeArchive(w io.Writer, document func(*pickle.Writer), numbers func(io.Writer) error) error {
 	a := newArchiveWriter(w)
-	var p pickler
-	p.WriteString(opProto)
-	document(&p)
-	p.WriteString(opStop)
-	if err := a.begin(p.Bytes()); err != nil {
+	if err := a.begin(pickle.Document(document)); err != nil {
 		return err
 	}
 	if numbers != nil {
@@ -43,8 +45,8 @@ func writeArchive(w io.Writer, document func(*pickler), numbers func(io.Writer) 
 }
 
 // begin writes the pickle.
-func (a *archiveWriter) begin(pickle []byte) error {
-	if err := a.entry("data.pkl", pickle); err != nil {
+func (a *archiveWriter) begin(document []byte) error {
+	if err := a.entry("data.pkl", document); err != nil {
 		return err
 	}
 	return a.entry("byteorder", []byte("little"))
@@ -106,4 +108,38 @@ func (c *counter) Write(b []byte) (int, error) {
 	n, err := c.w.Write(b)
 	c.written += int64(n)
 	return n, err
+}
+
+// replacePickle writes the archive again, with another pickle.
+func (a *archive) replacePickle(path string, document []byte) error {
+	file, err := files.NewPending(path)
+	if err != nil {
+		return err
+	}
+	defer file.Cleanup()
+	buffer := bufio.NewWriter(file)
+	w := newArchiveWriter(buffer)
+	err = w.entry("data.pkl", document)
+	for _, name := range slices.Sorted(maps.Keys(a.entries)) {
+		if err == nil && name != "data.pkl" {
+			var from io.ReadCloser
+			if from, err = a.entries[name].Open(); err == nil {
+				var to io.Writer
+				if to, err = w.create(name); err == nil {
+					_, err = io.Copy(to, from)
+				}
+				err = errors.Join(err, from.Close())
+			}
+		}
+	}
+	if err == nil {
+		err = w.zip.Close()
+	}
+	if err == nil {
+		err = buffer.Flush()
+	}
+	if err != nil {
+		return err
+	}
+	return file.CloseAtomicallyReplace()
 }

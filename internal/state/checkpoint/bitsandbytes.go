@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"plimsoll/internal/base/pickle"
 )
 
 // bitsandbytes names moments by number, and keeps codes, tables and scales beside each other.
@@ -18,19 +19,19 @@ var blockSizes = []int64{256, 2048}
 // plainState returns a state with the names and tensors of torch.optim. It changes only states of bitsandbytes: those
 // of AdamW have two moments, and those of Lion one.
 func plainState(state, group any) (any, error) {
-	wrapped := member(state, wrappedState)
-	if wrapped == nil && member(state, "state1") == nil {
+	wrapped := pickle.Member(state, wrappedState)
+	if wrapped == nil && pickle.Member(state, "state1") == nil {
 		return state, nil
 	}
-	if len(entries(state))+len(entries(wrapped)) > maxStateMembers {
+	if len(pickle.Entries(state))+len(pickle.Entries(wrapped)) > maxStateMembers {
 		return nil, fmt.Errorf("its state has more than %d members", maxStateMembers)
 	}
-	merged, plain := &dict{}, &dict{}
-	merged.entries = append(append(merged.entries, entries(state)...), entries(wrapped)...)
+	merged, plain := &pickle.Dict{}, &pickle.Dict{}
+	merged.Entries = append(append(merged.Entries, pickle.Entries(state)...), pickle.Entries(wrapped)...)
 	moments := []string{"exp_avg", "exp_avg_sq"}
-	if member(merged, "state2") == nil {
+	if pickle.Member(merged, "state2") == nil {
 		moments = moments[:1]
-		if betas, _ := member(group, "betas").(tuple); len(betas) != 2 || betas[1] == any(int64(0)) ||
+		if betas, _ := pickle.Member(group, "betas").(pickle.Tuple); len(betas) != 2 || betas[1] == any(int64(0)) ||
 			betas[1] == any(float64(0)) {
 			return nil, errors.New("its state of bitsandbytes has one moment, and only Lion's is read: Lion's second " +
 				"of two betas is not 0")
@@ -39,18 +40,17 @@ func plainState(state, group any) (any, error) {
 	taken := map[any]bool{wrappedState: true}
 	for i, name := range moments {
 		key := func(of string) string { taken[of+fmt.Sprint(i+1)] = true; return of + fmt.Sprint(i+1) }
-		moment := member(merged, key("state"))
-		table, scales := member(merged, key("qmap")), member(merged, key("absmax"))
+		moment := pickle.Member(merged, key("state"))
+		table, scales := pickle.Member(merged, key("qmap")), pickle.Member(merged, key("absmax"))
 		if table != nil || scales != nil {
-			moment = &object{class{bitsandbytes, blockwise}, nil, &dict{entries: []entry{
-				{"codes", moment}, {"scale", scales}, {"qmap", table},
-			}}}
+			state := pickle.NewDict("codes", moment, "scale", scales, "qmap", table)
+			moment = &pickle.Object{Class: pickle.Class{Module: bitsandbytes, Name: blockwise}, State: state}
 		}
-		plain.entries = append(plain.entries, entry{name, moment})
+		plain.Entries = append(plain.Entries, pickle.Entry{Key: name, Value: moment})
 	}
-	for _, e := range merged.entries {
-		if !taken[e.key] {
-			plain.entries = append(plain.entries, e)
+	for _, e := range merged.Entries {
+		if !taken[e.Key] {
+			plain.Entries = append(plain.Entries, e)
 		}
 	}
 	return plain, nil

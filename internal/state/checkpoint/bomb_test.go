@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,48 +25,6 @@ func taken(f func()) int64 {
 	f()
 	runtime.ReadMemStats(&after)
 	return int64(after.TotalAlloc - before.TotalAlloc)
-}
-
-// TestPickleTakesFewTimesItsLength has pickles that make the most of every byte.
-func TestPickleTakesFewTimesItsLength(t *testing.T) {
-	const length = 5 << 19 // more than maxStack
-	numbered := func(opcode string) string {
-		b := []byte{}
-		for i := uint32(0); len(b) < length; i++ {
-			b = binary.LittleEndian.AppendUint32(append(b, opcode...), i)
-		}
-		return string(b)
-	}
-	repeated := func(s string) string { return strings.Repeat(s, length/len(s)) }
-	for name, text := range map[string]string{
-		"None":               repeated("N"),
-		"lists":              repeated("]"),
-		"dicts":              repeated("}"),
-		"empty tuples":       repeated(")"),
-		"nested tuples":      "N" + repeated("\x85"),
-		"marks":              repeated("("),
-		"nested lists":       repeated("]") + repeated("a"),
-		"a list of None":     "]" + repeated("Na"),
-		"a list of lists":    "]" + repeated("]a"),
-		"a list of a list":   "]]q\x00" + repeated("h\x00a"),
-		"a dict":             "}" + repeated("NNs"),
-		"dicts of classes":   "}" + repeated("Nccollections\nOrderedDict\n)Rs"),
-		"a list of texts":    "]" + repeated("X\x00\x00\x00\x00a"),
-		"numbers of objects": "N" + numbered("r"),
-		"fetched objects":    "]" + numbered("Nar") + numbered("j"),
-		"a text without end": "X\xff\xff\xff\xff" + repeated("x"),
-		"objects":            "]" + repeated("ca\nb\n)Ra"),
-		"a long integer":     "\x8a\xff" + strings.Repeat("\xff", 255),
-	} {
-		t.Run(name, func(t *testing.T) {
-			var err error
-			took := taken(func() { _, err = unpickle([]byte("\x80\x02"+text+"."), anyClass) })
-			// Slices that grow leave up to five times their length behind.
-			if most := int64(5*16*maxStack + 2*(freeBytes+bytesPerByte*len(text))); took > most {
-				t.Errorf("%d bytes took %d MiB (%v), expected at most %d", len(text), took>>20, err, most>>20)
-			}
-		})
-	}
 }
 
 // TestArchiveHoldsNoMoreThanTheFile tries small archives that claim to hold much.
@@ -115,19 +74,19 @@ func TestArchiveHoldsNoMoreThanTheFile(t *testing.T) {
 // all of it for each parameter would take hours.
 func TestSharedStateIsNotWalkedForEachParameter(t *testing.T) {
 	const count = 20_000
-	members := &dict{entries: []entry{{"exp_avg", int64(0)}, {"exp_avg_sq", int64(0)}}}
+	members := pickle.NewDict("exp_avg", int64(0), "exp_avg_sq", int64(0))
 	for i := range int64(count) {
-		members.entries = append(members.entries, entry{i, nil})
+		members.Entries = append(members.Entries, pickle.Entry{Key: i})
 	}
 	f := &torchFile{archive: &archive{path: "file"}}
-	err := f.add("a", 0, torchTensor{}, members)
+	err := f.add("a", 0, pickle.Tensor{}, members)
 	if err == nil || !strings.Contains(err.Error(), "has 20002 members, expected at most 64") {
 		t.Error(err)
 	}
-	if got := member(members, "exp_avg_sq"); got != int64(0) {
+	if got := pickle.Member(members, "exp_avg_sq"); got != int64(0) {
 		t.Errorf("a member of a large dict is %v", got)
 	}
-	if got := member(members, "step"); got != nil {
+	if got := pickle.Member(members, "step"); got != nil {
 		t.Errorf("a member that is not there is %v", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"strconv"
 	"strings"
 
@@ -40,7 +41,7 @@ const zeroState, baseState = "optimizer_state_dict", "base_optimizer_state"
 
 // anyClass admits objects that DeepSpeed and its users put into checkpoints. None of them
 // does anything here.
-func anyClass(class) bool { return true }
+func anyClass(pickle.Class) bool { return true }
 
 // OpenDeepSpeed opens a checkpoint of DeepSpeed: of ZeRO 1 to 3, or a universal one. path
 // is its folder, or the folder that has the name of the latest one. OpenDeepSpeed reads
@@ -67,7 +68,7 @@ func (z *zero) open(ctx context.Context) (*Checkpoint, error) {
 	}
 	for rank, file := range z.files {
 		err := z.with(ctx, file, func(a *archive, document any) error {
-			return z.readRank(a, rank, member(document, zeroState))
+			return z.readRank(a, rank, pickle.Member(document, zeroState))
 		})
 		if err != nil {
 			return nil, err
@@ -130,7 +131,7 @@ type zero struct {
 	progress func(bytes int64)
 	located  map[string]map[string]bool // keys of the storages whose numbers are read, by file
 
-	groups []*dict // shapes of the parameters by name, of each group (ZeRO 3: of each subgroup)
+	groups []*pickle.Dict // shapes of the parameters by name, of each group (ZeRO 3: of each subgroup)
 	shapes map[string][]int64
 	read   map[string]int64 // elements that earlier ranks have
 	ranks  []*foreign
@@ -177,20 +178,20 @@ func (z *zero) find() error {
 // readModel reads the names and shapes of the parameters.
 func (z *zero) readModel(document any) error {
 	z.shapes, z.read = map[string][]int64{}, map[string]int64{}
-	if n := member(document, "mp_world_size"); n != nil && n != any(int64(1)) {
-		return fmt.Errorf("its job has a tensor parallel size of %s, expected 1", shown(n))
+	if n := pickle.Member(document, "mp_world_size"); n != nil && n != any(int64(1)) {
+		return fmt.Errorf("its job has a tensor parallel size of %s, expected 1", pickle.Shown(n))
 	}
-	groups := items(member(document, "param_shapes"))
+	groups := pickle.Items(pickle.Member(document, "param_shapes"))
 	if len(groups) == 0 {
 		return errors.New(`it has no "param_shapes"`)
 	}
 	for _, item := range groups {
-		group, _ := item.(*dict)
-		for _, e := range entries(item) {
-			name, isName := e.key.(string)
-			shape, isShape := sizes(e.value)
+		group, _ := item.(*pickle.Dict)
+		for _, e := range pickle.Entries(item) {
+			name, isName := e.Key.(string)
+			shape, isShape := pickle.Sizes(e.Value)
 			if _, twice := z.shapes[name]; !isName || !isShape || twice {
-				return fmt.Errorf(`"param_shapes" has the shape %s for %s, or has it twice`, shown(e.value), shown(e.key))
+				return fmt.Errorf(`"param_shapes" has the shape %s for %s, or has it twice`, pickle.Shown(e.Value), pickle.Shown(e.Key))
 			}
 			if _, err := (shard.Piece{Name: name, Shape: shape}).Elements(); err != nil {
 				return err
@@ -205,20 +206,20 @@ func (z *zero) readModel(document any) error {
 // readRank reads where a rank's parts of the parameters lie in its flat tensors.
 func (z *zero) readRank(a *archive, rank int, document any) error {
 	z.ranks = append(z.ranks, &foreign{})
-	stage := member(document, "zero_stage")
-	if o, ok := stage.(*object); ok && len(o.arguments) == 1 {
-		stage = o.arguments[0]
+	stage := pickle.Member(document, "zero_stage")
+	if o, ok := stage.(*pickle.Object); ok && len(o.Arguments) == 1 {
+		stage = o.Arguments[0]
 	}
-	if err := z.checkPartitions(member(document, "partition_count")); err != nil {
+	if err := z.checkPartitions(pickle.Member(document, "partition_count")); err != nil {
 		return err
 	}
 	if stage == any(int64(3)) {
 		return z.readRank3(a, rank, document)
 	}
-	optimizer := member(document, baseState)
-	masters := items(member(document, "single_partition_of_fp32_groups"))
-	mappings := items(member(document, "param_slice_mappings"))
-	if _, ok := optimizer.(*dict); !ok {
+	optimizer := pickle.Member(document, baseState)
+	masters := pickle.Items(pickle.Member(document, "single_partition_of_fp32_groups"))
+	mappings := pickle.Items(pickle.Member(document, "param_slice_mappings"))
+	if _, ok := optimizer.(*pickle.Dict); !ok {
 		return errors.New(`it has no dict "base_optimizer_state": "elastic_checkpoint" was on, or this is another stage`)
 	}
 	if len(masters) == 0 || len(mappings) != len(masters) || len(z.groups) != len(masters) {
@@ -239,13 +240,13 @@ func (z *zero) readRank(a *archive, rank int, document any) error {
 
 // checkPartitions refuses shards that fewer ranks share than there are.
 func (z *zero) checkPartitions(count any) error {
-	counts := items(count)
+	counts := pickle.Items(count)
 	if counts == nil {
 		counts = []any{count}
 	}
 	for _, n := range counts {
 		if n != any(int64(len(z.files))) {
-			return fmt.Errorf("its groups are divided among %s ranks, and the files of %d are here", shown(n),
+			return fmt.Errorf("its groups are divided among %s ranks, and the files of %d are here", pickle.Shown(n),
 				len(z.files))
 		}
 	}
@@ -261,8 +262,8 @@ type flat struct {
 
 // flatOf finds the flat tensors of a group.
 func flatOf(a *archive, optimizer any, number, group int, master any) (flat, error) {
-	state := byKey[int64](member(optimizer, "state"))[int64(number)]
-	if groups := items(member(optimizer, "param_groups")); group < len(groups) {
+	state := byKey[int64](pickle.Member(optimizer, "state"))[int64(number)]
+	if groups := pickle.Items(pickle.Member(optimizer, "param_groups")); group < len(groups) {
 		if err := checkMomentum(state, groups[group]); err != nil {
 			return flat{}, err
 		}
@@ -274,33 +275,33 @@ func flatOf(a *archive, optimizer any, number, group int, master any) (flat, err
 	if algorithm != kernel.Adam {
 		return flat{}, fmt.Errorf("it has the state of %v, expected AdamW with exp_avg and exp_avg_sq", algorithm)
 	}
-	step := member(state, "step")
+	step := pickle.Member(state, "step")
 	if step == nil { // as FusedAdam has it
-		if groups := items(member(optimizer, "param_groups")); group < len(groups) {
-			step = member(groups[group], "step")
+		if groups := pickle.Items(pickle.Member(optimizer, "param_groups")); group < len(groups) {
+			step = pickle.Member(groups[group], "step")
 		}
 	}
 	var f flat
 	if f.step, err = a.stepOf(algorithm, step); err != nil {
 		return flat{}, err
 	}
-	weights, ok := master.(torchTensor)
-	if !ok || len(weights.shape) != 1 {
-		return flat{}, fmt.Errorf("its fp32 partition is %s, expected a flat tensor", shown(master))
+	weights, ok := master.(pickle.Tensor)
+	if !ok || len(weights.Shape) != 1 {
+		return flat{}, fmt.Errorf("its fp32 partition is %s, expected a flat tensor", pickle.Shown(master))
 	}
-	f.count = weights.shape[0]
-	at, err := a.locate(weights, weights.shape)
+	f.count = weights.Shape[0]
+	at, err := a.locate(weights, weights.Shape)
 	if err != nil {
 		return flat{}, fmt.Errorf("master: %w", err)
 	}
 	f.locations = []location{at}
 	for _, component := range moments {
-		tensor, _ := member(state, component).(torchTensor)
-		if len(tensor.shape) != 1 || tensor.shape[0] < f.count { // the master may lack the padding
+		tensor, _ := pickle.Member(state, component).(pickle.Tensor)
+		if len(tensor.Shape) != 1 || tensor.Shape[0] < f.count { // the master may lack the padding
 			return flat{}, fmt.Errorf("%s has the shape %v, expected at least the %d numbers of the master", component,
-				tensor.shape, f.count)
+				tensor.Shape, f.count)
 		}
-		if at, err = a.locate(tensor, tensor.shape); err != nil {
+		if at, err = a.locate(tensor, tensor.Shape); err != nil {
 			return flat{}, fmt.Errorf("%s: %w", component, err)
 		}
 		f.locations = append(f.locations, at)
@@ -312,19 +313,19 @@ func flatOf(a *archive, optimizer any, number, group int, master any) (flat, err
 // The flat tensors of all ranks, one after the other, have every parameter once.
 func (z *zero) addSlices(rank, group int, f flat, mapping any) error {
 	end := int64(0)
-	for _, e := range entries(mapping) {
-		name, _ := e.key.(string)
-		address, _ := e.value.(*object)
+	for _, e := range pickle.Entries(mapping) {
+		name, _ := e.Key.(string)
+		address, _ := e.Value.(*pickle.Object)
 		if address == nil {
-			return fmt.Errorf("the slice of parameter %q is %s, expected a fragment_address", name, shown(e.value))
+			return fmt.Errorf("the slice of parameter %q is %s, expected a fragment_address", name, pickle.Shown(e.Value))
 		}
-		start, isStart := member(address.state, "start").(int64)
-		count, isCount := member(address.state, "numel").(int64)
+		start, isStart := pickle.Member(address.State, "start").(int64)
+		count, isCount := pickle.Member(address.State, "numel").(int64)
 		if !isStart || !isCount || start < end || count < 0 || count > f.count-start {
 			return fmt.Errorf("parameter %q has %s numbers from %s on, of %d in the partition", name,
-				shown(member(address.state, "numel")), shown(member(address.state, "start")), f.count)
+				pickle.Shown(pickle.Member(address.State, "numel")), pickle.Shown(pickle.Member(address.State, "start")), f.count)
 		}
-		if member(z.groups[group], name) == nil {
+		if pickle.Member(z.groups[group], name) == nil {
 			return fmt.Errorf(`parameter %q is not in "param_shapes"`, name)
 		}
 		all, _ := shard.Piece{Shape: z.shapes[name]}.Elements() // was validated
@@ -361,8 +362,8 @@ func (z *zero) add(rank, group int, name string, f flat, start, count int64) err
 // readRank3 is readRank for ZeRO 3: every rank has an equal part of each parameter, and
 // the last ones may be padding.
 func (z *zero) readRank3(a *archive, rank int, document any) error {
-	optimizer, masters := member(document, zeroState), items(member(document, "fp32_flat_groups"))
-	groups, err := groupsOf(member(optimizer, "param_groups"))
+	optimizer, masters := pickle.Member(document, zeroState), pickle.Items(pickle.Member(document, "fp32_flat_groups"))
+	groups, err := groupsOf(pickle.Member(optimizer, "param_groups"))
 	if err != nil {
 		return err
 	}
@@ -379,8 +380,8 @@ func (z *zero) readRank3(a *archive, rank int, document any) error {
 			return fmt.Errorf("subgroup %d: %w", number, err)
 		}
 		at := int64(0)
-		for _, e := range z.groups[number].entries {
-			name, _ := e.key.(string)
+		for _, e := range z.groups[number].Entries {
+			name, _ := e.Key.(string)
 			all, _ := shard.Piece{Shape: z.shapes[name]}.Elements() // was validated
 			world := int64(len(z.files))
 			own := (all + world - 1) / world

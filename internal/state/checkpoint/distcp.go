@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 	"strings"
 
@@ -29,16 +30,16 @@ const distcpPart = "dcp"
 const metadataName = ".metadata"
 
 // metadataClass admits what the metadata of torch.distributed.checkpoint is made of.
-func metadataClass(c class) bool {
-	switch c.module {
+func metadataClass(c pickle.Class) bool {
+	switch c.Module {
 	case metadataModule:
 		return true
 	case filesystemModule:
-		return c.name == "_StorageInfo"
+		return c.Name == "_StorageInfo"
 	case "torch.serialization":
-		return c.name == "_get_layout"
+		return c.Name == "_get_layout"
 	case "pathlib":
-		return strings.HasSuffix(c.name, "Path")
+		return strings.HasSuffix(c.Name, "Path")
 	}
 	return false
 }
@@ -52,7 +53,7 @@ func OpenDistributed(ctx context.Context, path string, progress func(bytes int64
 }
 
 // assemble makes a checkpoint of the metadata and of the parameters that are read then.
-func (d *distcp) assemble(admitted func(class) bool, part string, read func() error) (*Checkpoint, error) {
+func (d *distcp) assemble(admitted func(pickle.Class) bool, part string, read func() error) (*Checkpoint, error) {
 	defer d.close()
 	file, info, err := files.Open(filepath.Join(d.path, metadataName))
 	if err != nil {
@@ -63,7 +64,7 @@ func (d *distcp) assemble(admitted func(class) bool, part string, read func() er
 	if err != nil {
 		return nil, err
 	}
-	document, err := unpickle(text, admitted)
+	document, err := pickle.Read(text, admitted)
 	if err == nil {
 		err = d.readMetadata(document)
 	}
@@ -88,7 +89,7 @@ type distcp struct {
 	keys    []string                // of the tensors, sorted
 	blobs   map[string]blob         // of the other objects, by key
 	names   map[string]bool         // of the parameters
-	inBlobs func(class) bool        // admits objects in the files
+	inBlobs func(pickle.Class) bool // admits objects in the files
 	ranks   []*foreign              // the first chunks of all parameters, the second ones, and so on
 	file    *os.File                // the one that was read last
 	name    string
@@ -122,8 +123,8 @@ func (d *distcp) close() {
 
 // attribute returns an attribute of an object, or nil.
 func attribute(of any, name string) any {
-	if o, ok := of.(*object); ok {
-		return member(o.state, name)
+	if o, ok := of.(*pickle.Object); ok {
+		return pickle.Member(o.State, name)
 	}
 	return nil
 }
@@ -135,33 +136,33 @@ func (d *distcp) readMetadata(document any) error {
 		return err
 	}
 	d.tensors, d.blobs = map[string]*savedTensor{}, map[string]blob{}
-	for _, e := range entries(attribute(document, "state_dict_metadata")) {
-		key, ok := e.key.(string)
+	for _, e := range pickle.Entries(attribute(document, "state_dict_metadata")) {
+		key, ok := e.Key.(string)
 		if !ok {
-			return fmt.Errorf("its tensors have the key %s, expected a text", shown(e.key))
+			return fmt.Errorf("its tensors have the key %s, expected a text", pickle.Shown(e.Key))
 		}
-		chunks := items(attribute(e.value, "chunks"))
+		chunks := pickle.Items(attribute(e.Value, "chunks"))
 		if chunks == nil {
 			d.blobs[key] = where[blobKey(key, nil)]
 			continue
 		}
-		t := &savedTensor{isBF16: typeOf(e.value) == any(class{"torch", "bfloat16"})}
-		if t.shape, ok = sizes(attribute(e.value, "size")); !ok {
+		t := &savedTensor{isBF16: typeOf(e.Value) == any(pickle.Class{Module: "torch", Name: "bfloat16"})}
+		if t.shape, ok = pickle.Sizes(attribute(e.Value, "size")); !ok {
 			return fmt.Errorf("%q has no size", key)
 		}
 		for _, item := range chunks {
 			c, isOffsets := savedChunk{}, false
-			c.offsets, isOffsets = sizes(attribute(item, "offsets"))
-			c.sizes, ok = sizes(attribute(item, "sizes"))
+			c.offsets, isOffsets = pickle.Sizes(attribute(item, "offsets"))
+			c.sizes, ok = pickle.Sizes(attribute(item, "sizes"))
 			if c.blob = where[blobKey(key, c.offsets)]; !ok || !isOffsets || c.blob.file == "" {
 				return fmt.Errorf("%q has a chunk without place, or without offsets and sizes", key)
 			}
 			t.chunks = append(t.chunks, c)
 		}
-		before := member(member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape")
+		before := pickle.Member(pickle.Member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape")
 		if before != nil {
-			if t.before, ok = sizes(before); !ok {
-				return fmt.Errorf("%q was flattened, and had the shape %s", key, shown(before))
+			if t.before, ok = pickle.Sizes(before); !ok {
+				return fmt.Errorf("%q was flattened, and had the shape %s", key, pickle.Shown(before))
 			}
 		}
 		slices.SortFunc(t.chunks, func(a, b savedChunk) int { return slices.Compare(a.offsets, b.offsets) })
@@ -174,8 +175,8 @@ func (d *distcp) readMetadata(document any) error {
 // typeOf returns the dtype of a tensor. It is the first of its properties.
 func typeOf(of any) any {
 	properties := attribute(of, "properties")
-	if o, ok := properties.(*object); ok {
-		if t, ok := o.state.(tuple); ok && len(t) > 0 {
+	if o, ok := properties.(*pickle.Object); ok {
+		if t, ok := o.State.(pickle.Tuple); ok && len(t) > 0 {
 			return t[0]
 		}
 	}
@@ -187,19 +188,19 @@ func blobKey(key string, offsets []int64) string { return fmt.Sprint(offsets, ke
 // storedBlobs returns where every chunk and object is.
 func storedBlobs(data any) (map[string]blob, error) {
 	where := map[string]blob{}
-	for _, e := range entries(data) {
-		key, isKey := attribute(e.key, "fqn").(string)
-		offsets, _ := sizes(attribute(e.key, "offset"))
+	for _, e := range pickle.Entries(data) {
+		key, isKey := attribute(e.Key, "fqn").(string)
+		offsets, _ := pickle.Sizes(attribute(e.Key, "offset"))
 		b, isFile, isOffset, isLength := blob{}, false, false, false
-		b.file, isFile = attribute(e.value, "relative_path").(string)
-		b.First, isOffset = attribute(e.value, "offset").(int64)
-		b.Count, isLength = attribute(e.value, "length").(int64)
+		b.file, isFile = attribute(e.Value, "relative_path").(string)
+		b.First, isOffset = attribute(e.Value, "offset").(int64)
+		b.Count, isLength = attribute(e.Value, "length").(int64)
 		switch {
 		case !isKey || !isFile || !isOffset || !isLength || b.First < 0 || b.Count < 0:
 			return nil, fmt.Errorf("it does not say where %q is", key)
 		case filepath.Base(b.file) != b.file || !filepath.IsLocal(b.file):
 			return nil, fmt.Errorf("%q is in %q, expected a file beside the metadata", key, b.file)
-		case attribute(e.value, "transform_descriptors") != nil:
+		case attribute(e.Value, "transform_descriptors") != nil:
 			return nil, fmt.Errorf("%q is compressed or otherwise transformed, expected what torch.save writes", key)
 		}
 		where[blobKey(key, offsets)] = b
@@ -264,10 +265,10 @@ func (d *distcp) findState() (prefix string, err error) {
 // momentKeys returns the algorithm whose moments a parameter has, and their keys. state is what the keys of the
 // parameter's states begin with.
 func (d *distcp) momentKeys(state string) (kernel.Algorithm, []string, error) {
-	own := &dict{}
+	own := &pickle.Dict{}
 	for component := range allMoments() {
 		if d.tensors[state+"."+component] != nil {
-			own.entries = append(own.entries, entry{component, true})
+			own.Entries = append(own.Entries, pickle.Entry{Key: component, Value: true})
 		}
 	}
 	algorithm, moments, err := momentsIn(own)
@@ -303,10 +304,10 @@ func (d *distcp) findModel(state string) (string, error) {
 func (d *distcp) readGroups(prefix string) (map[string]int, error) {
 	groups := map[string]int{}
 	add := func(group int, names any) error {
-		for _, item := range items(names) {
+		for _, item := range pickle.Items(names) {
 			name, ok := item.(string)
 			if _, twice := groups[name]; !ok || twice {
-				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group, shown(item))
+				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group, pickle.Shown(item))
 			}
 			groups[name] = group
 		}
@@ -314,8 +315,8 @@ func (d *distcp) readGroups(prefix string) (map[string]int, error) {
 	}
 	if b, ok := d.blobs[prefix]; ok {
 		return groups, d.withBlob(b, func(_ *archive, document any) error {
-			for group, item := range items(document) {
-				if err := add(group, member(item, "params")); err != nil {
+			for group, item := range pickle.Items(document) {
+				if err := add(group, pickle.Member(item, "params")); err != nil {
 					return err
 				}
 			}
@@ -430,7 +431,7 @@ func (d *distcp) gridsOf(streams []*savedTensor) ([]numbers, error) {
 func (d *distcp) gridOf(t *savedTensor) (grid, error) { return d.gridWith(t, (*archive).locate) }
 
 // locator returns where the numbers of a tensor are in its archive.
-type locator func(a *archive, tensor torchTensor, shape []int64) (location, error)
+type locator func(a *archive, tensor pickle.Tensor, shape []int64) (location, error)
 
 func (d *distcp) gridWith(t *savedTensor, locate locator) (grid, error) {
 	var blocks []*block
@@ -495,9 +496,9 @@ func (d *distcp) locate(c savedChunk) (location, error) { return d.locateWith(c,
 
 func (d *distcp) locateWith(c savedChunk, locate locator) (at location, err error) {
 	return at, d.withBlob(c.blob, func(a *archive, document any) error {
-		tensor, ok := document.(torchTensor)
+		tensor, ok := document.(pickle.Tensor)
 		if !ok {
-			return fmt.Errorf("%s, expected a tensor", shown(document))
+			return fmt.Errorf("%s, expected a tensor", pickle.Shown(document))
 		}
 		at, err = locate(a, tensor, c.sizes)
 		return err

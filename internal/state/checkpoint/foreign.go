@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"plimsoll/internal/base/pickle"
 	"sort"
 
 	"plimsoll/internal/base/dtype"
@@ -209,7 +210,7 @@ func (o openFiles) close() error {
 // withArchive opens an archive that is a file, calls use with its document, and verifies
 // the archive's own checksums.
 func withArchive(
-	ctx context.Context, path string, of kind, admitted func(class) bool, progress func(bytes int64),
+	ctx context.Context, path string, of kind, admitted func(pickle.Class) bool, progress func(bytes int64),
 	use func(a *archive, document any) error,
 ) error {
 	file, info, err := files.Open(path)

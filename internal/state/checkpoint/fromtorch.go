@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/ledger"
@@ -77,8 +78,8 @@ func (t *torchFile) understand(document any) error {
 	if err != nil {
 		return err
 	}
-	groups := items(member(document, "param_groups"))
-	states, masters := stateByKey(member(document, "state")), byKey[string](member(document, "master"))
+	groups := pickle.Items(pickle.Member(document, "param_groups"))
+	states, masters := stateByKey(pickle.Member(document, "state")), byKey[string](pickle.Member(document, "master"))
 	if t.usual, err = firstState(parameters, states, groups); err != nil {
 		return err
 	}
@@ -117,11 +118,11 @@ func firstState(parameters []torchParameter, states map[any]any, groups []any) (
 // parametersOf returns the parameters of an optimizer in the order of their keys. Names are in the document or, in the
 // order of the parameters, in a list beside it.
 func parametersOf(document any, names []string) ([]torchParameter, error) {
-	groups, err := groupsOf(member(document, "param_groups"))
+	groups, err := groupsOf(pickle.Member(document, "param_groups"))
 	if err != nil {
 		return nil, err
 	}
-	list := items(member(document, "names"))
+	list := pickle.Items(pickle.Member(document, "names"))
 	switch given := len(groups.named) > 0 || list != nil; {
 	case given && names != nil:
 		return nil, errors.New("it has names of its own, and names are given beside it")
@@ -157,7 +158,7 @@ func namesOf(list []any) ([]string, error) {
 	for i, item := range list {
 		name, ok := item.(string)
 		if !ok {
-			return nil, fmt.Errorf("parameter %d, %s, has no name", i, shown(item))
+			return nil, fmt.Errorf("parameter %d, %s, has no name", i, pickle.Shown(item))
 		}
 		names[i] = name
 	}
@@ -167,8 +168,8 @@ func namesOf(list []any) ([]string, error) {
 // stateByKey returns the state of each parameter, by number or name.
 func stateByKey(state any) map[any]any {
 	states := map[any]any{}
-	for _, e := range entries(state) {
-		states[e.key] = e.value
+	for _, e := range pickle.Entries(state) {
+		states[e.Key] = e.Value
 	}
 	return states
 }
@@ -176,9 +177,9 @@ func stateByKey(state any) map[any]any {
 // byKey returns the values of a dict whose keys have a type, by key.
 func byKey[K comparable](of any) map[K]any {
 	values := map[K]any{}
-	for _, e := range entries(of) {
-		if key, ok := e.key.(K); ok {
-			values[key] = e.value
+	for _, e := range pickle.Entries(of) {
+		if key, ok := e.Key.(K); ok {
+			values[key] = e.Value
 		}
 	}
 	return values
@@ -195,14 +196,14 @@ type groups struct {
 func groupsOf(list any) (groups, error) {
 	all := groups{numbers: map[int64]int{}}
 	seen := map[any]bool{}
-	for group, item := range items(list) {
-		own := items(member(item, "params"))
+	for group, item := range pickle.Items(list) {
+		own := pickle.Items(pickle.Member(item, "params"))
 		for _, item := range own {
 			number, isNumber := item.(int64)
 			name, isName := item.(string)
 			if !isNumber && !isName || seen[item] {
 				return all, fmt.Errorf("parameter %s of parameter group %d is no number, or is listed twice",
-					shown(item), group)
+					pickle.Shown(item), group)
 			}
 			seen[item] = true
 			if isName {
@@ -211,7 +212,7 @@ func groupsOf(list any) (groups, error) {
 				all.numbers[number] = group
 			}
 		}
-		names := items(member(item, "param_names"))
+		names := pickle.Items(pickle.Member(item, "param_names"))
 		if len(names) != len(own) {
 			continue
 		}
@@ -232,7 +233,7 @@ func algorithmOf(state any) (a kernel.Algorithm, moments []string, err error) {
 	for _, name := range kernel.AlgorithmNames() {
 		a, _ = kernel.ParseAlgorithm(name) // is one
 		moments = momentNames(a)
-		if !slices.ContainsFunc(moments, func(m string) bool { return member(state, m) == nil }) {
+		if !slices.ContainsFunc(moments, func(m string) bool { return pickle.Member(state, m) == nil }) {
 			return a, moments, nil
 		}
 	}
@@ -265,10 +266,10 @@ var muonOptions = []string{"ns_steps", "use_muon"}
 
 // checkMomentum refuses a momentum that has the name of SGD's and is of another optimizer.
 func checkMomentum(state, group any) error {
-	if member(state, sgdMomentum) == nil {
+	if pickle.Member(state, sgdMomentum) == nil {
 		return nil
 	}
-	return checkOptionsOfSGD(func(option string) bool { return member(group, option) != nil })
+	return checkOptionsOfSGD(func(option string) bool { return pickle.Member(group, option) != nil })
 }
 
 // sgdMomentum is the name that SGD's momentum has, and that of other optimizers.
@@ -319,11 +320,11 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 		return err
 	}
 	for _, component := range moments {
-		if o, ok := member(state, component).(*object); ok {
-			t.quantized = o.module + "." + o.name
+		if o, ok := pickle.Member(state, component).(*pickle.Object); ok {
+			t.quantized = o.Module + "." + o.Name
 		}
 	}
-	step, err := t.stepOf(algorithm, member(state, "step"))
+	step, err := t.stepOf(algorithm, pickle.Member(state, "step"))
 	if err != nil {
 		return err
 	}
@@ -359,7 +360,7 @@ func momentsIn(state any) (kernel.Algorithm, []string, error) {
 	if err != nil {
 		return algorithm, nil, err
 	}
-	if n := len(entries(state)); n > maxStateMembers {
+	if n := len(pickle.Entries(state)); n > maxStateMembers {
 		return algorithm, nil, fmt.Errorf(`its "state" has %d members, expected at most %d`, n, maxStateMembers)
 	}
 	if foreign := foreignTo(moments, state); foreign != "" {
@@ -371,21 +372,21 @@ func momentsIn(state any) (kernel.Algorithm, []string, error) {
 
 // weightOf returns the weights of a parameter, which are in the file or in one beside it.
 func (t *torchFile) weightOf(name string, master any) (weight, error) {
-	tensor, ok := master.(torchTensor)
+	tensor, ok := master.(pickle.Tensor)
 	if w, isBeside := t.weights[name]; isBeside && !ok {
 		return w, nil
 	}
 	if !ok {
 		return weight{}, errors.New(`it has no tensor in "master"`)
 	}
-	if slices.Contains(tensor.shape, 0) { // its strides may be any
-		return weight{shape: tensor.shape}, nil
+	if slices.Contains(tensor.Shape, 0) { // its strides may be any
+		return weight{shape: tensor.Shape}, nil
 	}
-	at, err := t.locate(tensor, tensor.shape)
+	at, err := t.locate(tensor, tensor.Shape)
 	if err != nil {
 		return weight{}, fmt.Errorf("master: %w", err)
 	}
-	return weight{tensor.shape, at}, nil
+	return weight{tensor.Shape, at}, nil
 }
 
 // placesOf returns where the master weights and the moments of a state begin. All have
@@ -393,7 +394,7 @@ func (t *torchFile) weightOf(name string, master any) (weight, error) {
 func (a *archive) placesOf(master weight, moments []string, state any) ([]numbers, error) {
 	places := []numbers{master.at}
 	for _, component := range moments {
-		moment, err := a.momentOf(member(state, component), master.shape)
+		moment, err := a.momentOf(pickle.Member(state, component), master.shape)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", component, err)
 		}
@@ -406,12 +407,12 @@ func (a *archive) placesOf(master weight, moments []string, state any) ([]number
 // another optimizer and would be lost. Master weights may be in the state: Plimsoll's
 // states have them, and the file also has them by name.
 func foreignTo(moments []string, state any) string {
-	for _, e := range entries(state) {
-		name := shown(e.key)
-		if key, ok := e.key.(string); ok {
+	for _, e := range pickle.Entries(state) {
+		name := pickle.Shown(e.Key)
+		if key, ok := e.Key.(string); ok {
 			name = key
 		}
-		if e.value != nil && !slices.Contains(moments, name) && name != "step" && name != string(ledger.MasterWeights) {
+		if e.Value != nil && !slices.Contains(moments, name) && name != "step" && name != string(ledger.MasterWeights) {
 			return name
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"strings"
 	"testing"
 
@@ -127,7 +128,7 @@ func FuzzUnpickle(f *testing.F) {
 	}
 	f.Add([]byte("\x80\x02]q\x00(h\x00K\x01\x8a\x01\xffG\x00\x00\x00\x00\x00\x00\x00\x00\x85e."))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		document, err := unpickle(text, nil)
+		document, err := pickle.Read(text, nil)
 		if err != nil {
 			return
 		}
@@ -270,11 +271,11 @@ func FuzzMegatron(f *testing.F) {
 			}
 		}
 	}
-	common := dictOf(func(p *pickler) {
-		p.text("optimizer")
-		p.dict(func() {
-			p.text("param_groups")
-			p.list(func() { p.dict(func() { p.text("step"); p.int(3) }) })
+	common := dictOf(func(p *pickle.Writer) {
+		p.Text("optimizer")
+		p.Dict(func() {
+			p.Text("param_groups")
+			p.List(func() { p.Dict(func() { p.Text("step"); p.Int(3) }) })
 		})
 	})
 	if err := saveTorch(filepath.Join(folder, "common.pt"), common, nil); err != nil {
@@ -465,7 +466,7 @@ func FuzzTorchLike(f *testing.F) {
 		f.Add(document)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		document, err := unpickle(text, quantizedClass)
+		document, err := pickle.Read(text, quantizedClass)
 		if err != nil {
 			return
 		}
@@ -475,39 +476,12 @@ func FuzzTorchLike(f *testing.F) {
 		}
 		e := newExporter(c, io.Discard, nil)
 		e.like, e.parameters = like, like.parameters
-		written, err := unpickle(e.pickle(), nil)
+		written, err := pickle.Read(e.pickle(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := items(member(written, "param_groups")); len(got) != len(like.groups) {
+		if got := pickle.Items(pickle.Member(written, "param_groups")); len(got) != len(like.groups) {
 			t.Fatalf("%d groups, want %d", len(got), len(like.groups))
-		}
-	})
-}
-
-// FuzzSpliceSteps: a pickle is refused, or differs in its steps only.
-func FuzzSpliceSteps(f *testing.F) {
-	var p pickler
-	p.WriteString(opProto)
-	p.value(&dict{entries: []entry{{"step", int64(3)}, {"lr", 3.0}, {"common_step", 3.0}}})
-	p.WriteString(opStop)
-	f.Add(p.Bytes())
-	f.Fuzz(func(t *testing.T, text []byte) {
-		places, err := findSteps(text)
-		if err != nil || len(places) == 0 || places[0].value != 3 {
-			return
-		}
-		spliced, err := spliceSteps(text, len(places), 3, 4)
-		if err != nil {
-			return
-		}
-		back, err := spliceSteps(spliced, len(places), 4, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, err := spliceSteps(back, len(places), 3, 4)
-		if err != nil || !bytes.Equal(again, spliced) {
-			t.Fatalf("%q is %q, and then %q: %v", text, spliced, again, err)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"cmp"
 	"fmt"
+	"plimsoll/internal/base/pickle"
 	"slices"
 	"sort"
 
@@ -110,7 +111,7 @@ func (g grid) spans(first, count int64, use func(at location, count int64) error
 
 // run returns where a number is, and how many numbers lie there one after the other.
 func (g grid) run(number int64) (location, int64) {
-	var index [maxDimensions]int64
+	var index [pickle.MaxDimensions]int64
 	for i := len(g.shape) - 1; i >= 0; i-- {
 		index[i], number = number%g.shape[i], number/g.shape[i]
 	}

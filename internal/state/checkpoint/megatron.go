@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 	"strconv"
 	"strings"
@@ -236,9 +237,9 @@ func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers
 	}
 	m.noteChunks(t)
 	if t.isBF16 {
-		g, err := m.gridWith(t, func(a *archive, tensor torchTensor, sizes []int64) (location, error) {
-			if tensor.kind != "BFloat16Storage" {
-				return location{}, fmt.Errorf("a tensor with a %s, expected bf16", tensor.kind)
+		g, err := m.gridWith(t, func(a *archive, tensor pickle.Tensor, sizes []int64) (location, error) {
+			if tensor.Kind != "BFloat16Storage" {
+				return location{}, fmt.Errorf("a tensor with a %s, expected bf16", tensor.Kind)
 			}
 			return a.locateBytes(tensor, sizes, 2)
 		})
@@ -368,10 +369,10 @@ func (m *megatron) flattened(t *savedTensor) (grid, error) {
 // tensors.
 func (m *megatron) readCommon() error {
 	use := func(a *archive, document any) (err error) {
-		if all := items(document); len(all) == 1 {
+		if all := pickle.Items(document); len(all) == 1 {
 			document = all[0]
 		}
-		m.step, err = commonStep(a, member(document, "optimizer"))
+		m.step, err = commonStep(a, pickle.Member(document, "optimizer"))
 		return err
 	}
 	const key = "common_state/shard_0_1"
@@ -417,12 +418,12 @@ func allSteps(optimizer any) []any {
 // stepsOf returns the steps that an optimizer's state has.
 func stepsOf(optimizer any) []any {
 	var steps []any
-	for _, own := range []any{optimizer, member(optimizer, "optimizer")} {
-		if step := member(member(own, "state"), "common_step"); step != nil {
+	for _, own := range []any{optimizer, pickle.Member(optimizer, "optimizer")} {
+		if step := pickle.Member(pickle.Member(own, "state"), "common_step"); step != nil {
 			steps = append(steps, step)
 		}
-		for _, group := range items(member(own, "param_groups")) {
-			if step := member(group, "step"); step != nil {
+		for _, group := range pickle.Items(pickle.Member(own, "param_groups")) {
+			if step := pickle.Member(group, "step"); step != nil {
 				steps = append(steps, step)
 			}
 		}

@@ -425,31 +425,6 @@ func TestMegatronIntoOtherCuts(t *testing.T) {
 	}
 }
 
-// TestSpliceSteps: only the steps of an optimizer change in a pickle.
-func TestSpliceSteps(t *testing.T) {
-	of := func(step any) string {
-		var p pickler
-		p.WriteString(opProto)
-		p.value(&dict{entries: []entry{{"iteration", int64(3)}, {"step", step}, {"lr", 3.0}}})
-		p.WriteString(opStop)
-		return p.String()
-	}
-	for _, test := range []struct{ from, to any }{
-		{int64(3), int64(70_000)}, {3.0, 70_000.0},
-	} {
-		got, err := spliceSteps([]byte(of(test.from)), 1, 3, 70_000)
-		if err != nil || string(got) != of(test.to) {
-			t.Errorf("%v: %q, %v", test, got, err)
-		}
-		if _, err := spliceSteps([]byte(of(test.from)), 2, 3, 9); err == nil {
-			t.Error("a step that is not there was replaced")
-		}
-		if _, err := spliceSteps([]byte(of(test.from)), 1, 4, 9); err == nil {
-			t.Error("another step was replaced")
-		}
-	}
-}
-
 // TestRoundToBF16 rounds as PyTorch does: to nearest, and ties to even.
 func TestRoundToBF16(t *testing.T) {
 	for from, to := range map[uint32]uint16{

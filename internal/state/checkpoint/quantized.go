@@ -5,18 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"plimsoll/internal/base/pickle"
 	"strings"
 
 	"plimsoll/internal/state/shard"
 )
 
 // quantizedClass admits the states of torchao's optimizers, and what describes a tensor.
-func quantizedClass(c class) bool {
-	switch c {
-	case class{"torch", "device"}, class{"torch.serialization", "_get_layout"}:
+func quantizedClass(c pickle.Class) bool {
+	switch c.Module + "." + c.Name {
+	case "torch.device", "torch.serialization._get_layout":
 		return true
 	}
-	return strings.HasPrefix(c.module, "torchao.") && codeBits[c.name] > 0
+	return strings.HasPrefix(c.Module, "torchao.") && codeBits[c.Name] > 0
 }
 
 // codeBits are the bits of a number in the states of torchao's optimizers, and in those of bitsandbytes.
@@ -33,61 +34,61 @@ type quantized struct {
 // momentOf returns where the numbers of a moment are. It has the shape of its parameter.
 func (a *archive) momentOf(moment any, shape []int64) (numbers, error) {
 	switch m := moment.(type) {
-	case torchTensor:
-		if m.kind == "BFloat16Storage" {
+	case pickle.Tensor:
+		if m.Kind == "BFloat16Storage" {
 			at, err := a.locateBytes(m, shape, 2)
 			return bfloat16(at), err
 		}
 		return a.locate(m, shape)
-	case *object:
+	case *pickle.Object:
 		return a.quantizedOf(m, shape)
 	}
-	return nil, fmt.Errorf("%s, expected a tensor", shown(moment))
+	return nil, fmt.Errorf("%s, expected a tensor", pickle.Shown(moment))
 }
 
-func (a *archive) quantizedOf(o *object, shape []int64) (numbers, error) {
+func (a *archive) quantizedOf(o *pickle.Object, shape []int64) (numbers, error) {
 	count, err := shard.Piece{Shape: shape}.Elements()
 	if err != nil {
 		return nil, err
 	}
-	q := quantized{bits: codeBits[o.name]}
-	codes, isCodes := member(o.state, "codes").(torchTensor)
-	scales, isScales := member(o.state, "scale").(torchTensor)
-	if q.bits == 0 || !isCodes || !isScales || len(scales.shape) != 1 || scales.shape[0] < 1 {
-		return nil, fmt.Errorf("%s, expected one with codes and a list of scales", shown(o))
+	q := quantized{bits: codeBits[o.Name]}
+	codes, isCodes := pickle.Member(o.State, "codes").(pickle.Tensor)
+	scales, isScales := pickle.Member(o.State, "scale").(pickle.Tensor)
+	if q.bits == 0 || !isCodes || !isScales || len(scales.Shape) != 1 || scales.Shape[0] < 1 {
+		return nil, fmt.Errorf("%s, expected one with codes and a list of scales", pickle.Shown(o))
 	}
 	switch {
-	case o.module == bitsandbytes:
-		if q.block, err = blockOf(count, scales.shape[0]); err != nil {
+	case o.Module == bitsandbytes:
+		if q.block, err = blockOf(count, scales.Shape[0]); err != nil {
 			return nil, err
 		}
-	case count%scales.shape[0] != 0 || count*q.bits%8 != 0:
-		return nil, fmt.Errorf("%d numbers with %d scales", count, scales.shape[0])
+	case count%scales.Shape[0] != 0 || count*q.bits%8 != 0:
+		return nil, fmt.Errorf("%d numbers with %d scales", count, scales.Shape[0])
 	default:
-		q.block = count / scales.shape[0]
+		q.block = count / scales.Shape[0]
 	}
 	if q.bits == 4 {
 		shape = []int64{count / 2}
 	}
 	kind := "ByteStorage"
-	if o.name == "OptimStateFp8" {
+	if o.Name == "OptimStateFp8" {
 		kind, q.values = "float8_e4m3fn", float8Values()
-	} else if q.values, err = a.tableOf(member(o.state, "qmap"), 1<<q.bits); err != nil {
+	} else if q.values, err = a.tableOf(pickle.Member(o.State, "qmap"), 1<<q.bits); err != nil {
 		return nil, err
 	}
-	if codes.kind != kind {
-		return nil, fmt.Errorf("codes in a %s, expected a %s", codes.kind, kind)
+	if codes.Kind != kind {
+		return nil, fmt.Errorf("codes in a %s, expected a %s", codes.Kind, kind)
 	}
 	if q.codes, err = a.locateBytes(codes, shape, 1); err != nil {
 		return nil, err
 	}
-	q.scales, err = a.locate(scales, scales.shape)
+	q.scales, err = a.locate(scales, scales.Shape)
 	return q, err
 }
 
 // tableOf reads a short tensor.
 func (a *archive) tableOf(of any, count int64) ([]float32, error) {
-	tensor, ok := of.(torchTensor)
+	tensor, ok := of.(pickle.Tensor)
 	if !ok {
 		return nil, errors.New("it has no qmap")
 	}

@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/dtype"
@@ -208,6 +209,9 @@ func roundTo(of dtype.Type, halves, b []byte) []byte {
 	return halves
 }
 
+// stepKeys are the names of steps in the pickle of an optimizer.
+var stepKeys = []string{"step", "common_step"}
+
 // setSteps writes the step of an optimizer into the copy of an archive: at each of its places in the document, which
 // are tensors or numbers. A number that is not the step before stays: FusedAdam leaves a 0 in its groups.
 func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, from, to int64) error {
@@ -219,7 +223,7 @@ func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, fro
 		}
 		a.located = map[string]bool{}
 		for _, s := range stepsIn(document) {
-			tensor, ok := s.(torchTensor)
+			tensor, ok := s.(pickle.Tensor)
 			if !ok {
 				if s == any(from) || s == any(float64(from)) {
 					numbers++
@@ -247,7 +251,7 @@ func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, fro
 		if err != nil {
 			return err
 		}
-		if text, err = spliceSteps(text, numbers, from, to); err != nil {
+		if text, err = pickle.Splice(text, stepKeys, numbers, from, to); err != nil {
 			return o.kind.wrong(path, "%v", err)
 		}
 		return a.replacePickle(file.Name(), text)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/fault"
@@ -111,7 +112,7 @@ func (d *distcpWriter) tensor(ctx context.Context, path []any, p shard.Piece, ro
 	for _, c := range chunksOf(p, d.limit) {
 		own := p
 		own.Range, _ = rowsOf(c, p.Shape) // is rows
-		err := d.blob(&c, func(w *pickler) { w.tensor("0", c.sizes) }, func(w io.Writer) error {
+		err := d.blob(&c, func(w *pickle.Writer) { w.Tensor("0", c.sizes) }, func(w io.Writer) error {
 			return d.c.export(ctx, own, role, w, d.progress)
 		})
 		if err != nil {
@@ -144,10 +145,10 @@ func chunksOf(p shard.Piece, limit int64) []savedChunk {
 func (d *distcpWriter) groups() error {
 	for number, group := range d.byGroup() {
 		item := savedItem{path: []any{optimKey, "param_groups", number, "params"}, chunks: []savedChunk{{}}}
-		err := d.blob(&item.chunks[0], func(w *pickler) {
-			w.list(func() {
+		err := d.blob(&item.chunks[0], func(w *pickle.Writer) {
+			w.List(func() {
 				for _, p := range group {
-					w.text(p.Name)
+					w.Text(p.Name)
 				}
 			})
 		}, nil)
@@ -160,7 +161,7 @@ func (d *distcpWriter) groups() error {
 }
 
 // blob writes an archive, and notes its place.
-func (d *distcpWriter) blob(c *savedChunk, document func(*pickler), numbers func(io.Writer) error) error {
+func (d *distcpWriter) blob(c *savedChunk, document func(*pickle.Writer), numbers func(io.Writer) error) error {
 	c.blob = blob{distcpFile, shard.Range{First: d.file.written}}
 	if err := writeArchive(d.file, document, numbers); err != nil {
 		return err
@@ -177,69 +178,68 @@ const (
 
 // metadata returns the pickle that says what is where.
 func (d *distcpWriter) metadata() []byte {
-	p := &distcpPickler{}
-	p.WriteString(opProto)
-	p.object(metadataModule, "Metadata", func() {
-		p.dict(func() {
-			p.text("state_dict_metadata")
-			p.dict(func() { p.each(d.saved, p.item) })
-			p.text("planner_data")
-			p.dict(func() { p.each(d.saved, func(item *savedItem) { p.path(item.path) }) })
-			p.text("storage_data")
-			p.dict(func() { p.places(d.saved) })
+	return pickle.Document(func(w *pickle.Writer) {
+		p := distcpPickler{w}
+		p.Object(metadataModule, "Metadata", func() {
+			p.Dict(func() {
+				p.Text("state_dict_metadata")
+				p.Dict(func() { p.each(d.saved, p.item) })
+				p.Text("planner_data")
+				p.Dict(func() { p.each(d.saved, func(item *savedItem) { p.path(item.path) }) })
+				p.Text("storage_data")
+				p.Dict(func() { p.places(d.saved) })
+			})
 		})
 	})
-	p.WriteString(opStop)
-	return p.Bytes()
 }
 
 // distcpPickler writes the classes of torch.distributed.checkpoint.
-type distcpPickler struct{ pickler }
+type distcpPickler struct{ *pickle.Writer }
 
 // each writes the key of each item and what value writes.
-func (p *distcpPickler) each(saved []savedItem, value func(*savedItem)) {
+func (p distcpPickler) each(saved []savedItem, value func(*savedItem)) {
 	for i := range saved {
-		p.text(saved[i].key())
+		p.Text(saved[i].key())
 		value(&saved[i])
 	}
 }
 
-func (p *distcpPickler) path(path []any) {
-	p.tuple(func() {
+func (p distcpPickler) path(path []any) {
+	p.Tuple(func() {
 		for _, part := range path {
 			if number, ok := part.(int); ok {
-				p.int(int64(number))
+				p.Int(int64(number))
 			} else {
-				p.text(fmt.Sprint(part))
+				p.Text(fmt.Sprint(part))
 			}
 		}
 	})
 }
 
-func (p *distcpPickler) size(numbers []int64) {
-	p.call("torch", "Size", func() { p.ints(numbers) })
+func (p distcpPickler) size(numbers []int64) {
+	p.Call("torch", "Size", func() { p.Ints(numbers) })
 }
 
 // item writes what kind of object an item is.
-func (p *distcpPickler) item(item *savedItem) {
+func (p distcpPickler) item(item *savedItem) {
 	if item.shape == nil {
-		p.object(metadataModule, "BytesStorageMetadata", func() { p.WriteString(opEmptyDict) })
+		p.Object(metadataModule, "BytesStorageMetadata", func() { p.WriteByte(pickle.OpEmptyDict) })
 		return
 	}
-	p.object(metadataModule, "TensorStorageMetadata", func() {
-		p.dict(func() {
-			p.text("properties")
-			p.object(metadataModule, "TensorProperties", p.properties)
-			p.text("size")
+	p.Object(metadataModule, "TensorStorageMetadata", func() {
+		p.Dict(func() {
+			p.Text("properties")
+			p.Object(metadataModule, "TensorProperties", p.properties)
+			p.Text("size")
 			p.size(item.shape)
-			p.text("chunks")
-			p.list(func() {
+			p.Text("chunks")
+			p.List(func() {
 				for _, c := range item.chunks {
-					p.object(metadataModule, "ChunkStorageMetadata", func() {
-						p.dict(func() {
-							p.text("offsets")
+					p.Object(metadataModule, "ChunkStorageMetadata", func() {
+						p.Dict(func() {
+							p.Text("offsets")
 							p.size(c.offsets)
-							p.text("sizes")
+							p.Text("sizes")
 							p.size(c.sizes)
 						})
 					})
@@ -251,40 +251,40 @@ func (p *distcpPickler) item(item *savedItem) {
 
 // properties writes the state of TensorProperties that all releases read: dtype, layout,
 // requires_grad, memory format and pin_memory.
-func (p *distcpPickler) properties() {
-	p.tuple(func() {
-		p.global("torch", "float32")
-		p.call("torch.serialization", "_get_layout", func() { p.text("torch.strided") })
-		p.WriteString(opNewFalse)
-		p.call(metadataModule, "_MEM_FORMAT_ENCODING", func() { p.int(0) }) // contiguous
-		p.WriteString(opNewFalse)
+func (p distcpPickler) properties() {
+	p.Tuple(func() {
+		p.Global("torch", "float32")
+		p.Call("torch.serialization", "_get_layout", func() { p.Text("torch.strided") })
+		p.WriteByte(pickle.OpNewFalse)
+		p.Call(metadataModule, "_MEM_FORMAT_ENCODING", func() { p.Int(0) }) // contiguous
+		p.WriteByte(pickle.OpNewFalse)
 	})
 }
 
 // places writes where every chunk and object is.
-func (p *distcpPickler) places(saved []savedItem) {
+func (p distcpPickler) places(saved []savedItem) {
 	for i := range saved {
 		for number, c := range saved[i].chunks {
-			p.object(metadataModule, "MetadataIndex", func() {
-				p.dict(func() {
-					p.text("fqn")
-					p.text(saved[i].key())
+			p.Object(metadataModule, "MetadataIndex", func() {
+				p.Dict(func() {
+					p.Text("fqn")
+					p.Text(saved[i].key())
 					if saved[i].shape != nil {
-						p.text("offset")
+						p.Text("offset")
 						p.size(c.offsets)
-						p.text("index")
-						p.int(int64(number))
+						p.Text("index")
+						p.Int(int64(number))
 					}
 				})
 			})
-			p.object(filesystemModule, "_StorageInfo", func() {
-				p.dict(func() {
-					p.text("relative_path")
-					p.text(c.blob.file)
-					p.text("offset")
-					p.int(c.blob.First)
-					p.text("length")
-					p.int(c.blob.Count)
+			p.Object(filesystemModule, "_StorageInfo", func() {
+				p.Dict(func() {
+					p.Text("relative_path")
+					p.Text(c.blob.file)
+					p.Text("offset")
+					p.Int(c.blob.First)
+					p.Text("length")
+					p.Int(c.blob.Count)
 				})
 			})
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"strconv"
 
 	"plimsoll/internal/base/files"
@@ -99,10 +100,10 @@ func (c *Checkpoint) setCommonStep(m *megatron, out *overwriter) error {
 
 // stepTensors returns the steps of an optimizer, which are numbers or tensors.
 func stepTensors(document any) []any {
-	if all := items(document); len(all) == 1 {
+	if all := pickle.Items(document); len(all) == 1 {
 		document = all[0]
 	}
-	return allSteps(member(document, "optimizer"))
+	return allSteps(pickle.Member(document, "optimizer"))
 }
 
 // sumAgain sets the checksum of a tensor whose numbers have changed, in a copy of a file.
@@ -119,9 +120,9 @@ func (m *megatron) sumAgain(out *overwriter, b blob) error {
 	if err != nil {
 		return err
 	}
-	tensor, ok := document.(torchTensor)
+	tensor, ok := document.(pickle.Tensor)
 	if !ok {
-		return fmt.Errorf("%s, expected a tensor", shown(document))
+		return fmt.Errorf("%s, expected a tensor", pickle.Shown(document))
 	}
-	return a.sumAgain(file, map[string]bool{tensor.key: true})
+	return a.sumAgain(file, map[string]bool{tensor.Key: true})
 }

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 	"strconv"
 
@@ -120,40 +121,38 @@ func (e *exporter) write(ctx context.Context) error {
 
 // pickle returns the document. It has tensors without their numbers.
 func (e *exporter) pickle() []byte {
-	var p pickler
-	p.WriteString(opProto)
-	p.dict(func() {
-		p.text("state")
-		p.dict(func() {
-			for i, parameter := range e.parameters {
-				p.value(e.key(i))
-				p.dict(func() { e.state(&p, i, parameter) })
-			}
-		})
-		p.text("param_groups")
-		p.list(func() {
-			if e.like != nil {
-				e.like.writeGroups(&p, e.c.step)
-				return
-			}
-			e.groups(&p)
-		})
-		p.text("names")
-		p.list(func() {
-			for _, parameter := range e.parameters {
-				p.text(parameter.Name)
-			}
-		})
-		p.text("master")
-		p.dict(func() {
-			for i, parameter := range e.parameters {
-				p.text(parameter.Name)
-				p.tensor(e.storage(i, masterStorage), parameter.Shape)
-			}
+	return pickle.Document(func(p *pickle.Writer) {
+		p.Dict(func() {
+			p.Text("state")
+			p.Dict(func() {
+				for i, parameter := range e.parameters {
+					p.Value(e.key(i))
+					p.Dict(func() { e.state(p, i, parameter) })
+				}
+			})
+			p.Text("param_groups")
+			p.List(func() {
+				if e.like != nil {
+					e.like.writeGroups(p, e.c.step)
+					return
+				}
+				e.groups(p)
+			})
+			p.Text("names")
+			p.List(func() {
+				for _, parameter := range e.parameters {
+					p.Text(parameter.Name)
+				}
+			})
+			p.Text("master")
+			p.Dict(func() {
+				for i, parameter := range e.parameters {
+					p.Text(parameter.Name)
+					p.Tensor(e.storage(i, masterStorage), parameter.Shape)
+				}
+			})
 		})
 	})
-	p.WriteString(opStop)
-	return p.Bytes()
 }
 
 // key returns the key of a parameter's state.
@@ -165,26 +164,26 @@ func (e *exporter) key(i int) any {
 }
 
 // state writes the optimizer state of a parameter.
-func (e *exporter) state(p *pickler, i int, parameter *parameter) {
+func (e *exporter) state(p *pickle.Writer, i int, parameter *parameter) {
 	if e.like == nil || !e.like.stepless[i] {
-		p.text("step")
-		p.tensor(e.storage(i, stepStorage), nil)
+		p.Text("step")
+		p.Tensor(e.storage(i, stepStorage), nil)
 	}
 	for number, component := range e.components {
-		p.text(component)
-		p.tensor(e.storage(i, masterStorage+1+number), parameter.Shape)
+		p.Text(component)
+		p.Tensor(e.storage(i, masterStorage+1+number), parameter.Shape)
 	}
 }
 
 // groups writes the parameter groups, without hyperparameters: the trainer has these.
-func (e *exporter) groups(p *pickler) {
+func (e *exporter) groups(p *pickle.Writer) {
 	for i := 0; i < len(e.parameters); {
 		group := e.parameters[i].Group
-		p.dict(func() {
-			p.text("params")
-			p.list(func() {
+		p.Dict(func() {
+			p.Text("params")
+			p.List(func() {
 				for ; i < len(e.parameters) && e.parameters[i].Group == group; i++ {
-					p.int(int64(i))
+					p.Int(int64(i))
 				}
 			})
 		})

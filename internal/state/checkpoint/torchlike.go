@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/fault"
@@ -47,11 +48,11 @@ func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLi
 	if err != nil {
 		return nil, err
 	}
-	l := &torchLike{groups: items(member(document, "param_groups"))}
+	l := &torchLike{groups: pickle.Items(pickle.Member(document, "param_groups"))}
 	isIn := func(name string) bool {
 		return slices.ContainsFunc(all, func(p torchParameter) bool { return p.name == name })
 	}
-	taken, states := map[string]bool{}, stateByKey(member(document, "state"))
+	taken, states := map[string]bool{}, stateByKey(pickle.Member(document, "state"))
 	for _, p := range all {
 		own := c.parameters[p.name]
 		if own == nil {
@@ -63,7 +64,7 @@ func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLi
 		}
 		l.parameters, l.keys = append(l.parameters, own), append(l.keys, p.key)
 		state := states[p.key]
-		l.stepless = append(l.stepless, state != nil && member(state, "step") == nil)
+		l.stepless = append(l.stepless, state != nil && pickle.Member(state, "step") == nil)
 	}
 	for _, name := range c.names {
 		if !taken[name] {
@@ -71,7 +72,7 @@ func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLi
 		}
 	}
 	left := maxOptions
-	counts := func(group any) bool { return member(group, "step") != nil }
+	counts := func(group any) bool { return pickle.Member(group, "step") != nil }
 	if slices.ContainsFunc(l.groups, counts) || slices.Contains(l.stepless, true) && c.Algorithm() == kernel.Adam {
 		if err := c.oneStep("an optimizer that counts the steps of a parameter group"); err != nil {
 			return nil, err
@@ -99,12 +100,12 @@ func (c *Checkpoint) checkLike(own shard.Piece, state any) error {
 		return fmt.Errorf("it has the state of %v, and the checkpoint that of %v", algorithm, c.Algorithm())
 	}
 	for _, component := range moments {
-		tensor, ok := member(state, component).(torchTensor)
+		tensor, ok := pickle.Member(state, component).(pickle.Tensor)
 		if !ok {
-			return fmt.Errorf("%s is %s, expected a tensor", component, shown(member(state, component)))
+			return fmt.Errorf("%s is %s, expected a tensor", component, pickle.Shown(pickle.Member(state, component)))
 		}
-		if fmt.Sprint(tensor.shape) != fmt.Sprint(own.Shape) {
-			return fmt.Errorf("%s has the shape %v, and in the checkpoint %v", component, tensor.shape, own.Shape)
+		if fmt.Sprint(tensor.Shape) != fmt.Sprint(own.Shape) {
+			return fmt.Errorf("%s has the shape %v, and in the checkpoint %v", component, tensor.Shape, own.Shape)
 		}
 	}
 	return nil
@@ -118,18 +119,18 @@ const (
 
 // checkOptions refuses options that cannot be written again.
 func checkOptions(group any, left *int) error {
-	if member(group, muonOptions[0]) != nil || member(group, muonOptions[1]) == true {
+	if pickle.Member(group, muonOptions[0]) != nil || pickle.Member(group, muonOptions[1]) == true {
 		return errMuon
 	}
-	for _, e := range entries(group) {
-		name, ok := e.key.(string)
+	for _, e := range pickle.Entries(group) {
+		name, ok := e.Key.(string)
 		switch {
 		case !ok:
-			return fmt.Errorf("an option has the name %s", shown(e.key))
+			return fmt.Errorf("an option has the name %s", pickle.Shown(e.Key))
 		case name == "params": // were checked
 			continue
 		case name == "param_names":
-			if _, err := namesOf(items(e.value)); err != nil {
+			if _, err := namesOf(pickle.Items(e.Value)); err != nil {
 				return err
 			}
 			continue
@@ -137,7 +138,7 @@ func checkOptions(group any, left *int) error {
 		if err := checkPlain(name, left); err != nil {
 			return err
 		}
-		if err := checkPlain(e.value, left); err != nil {
+		if err := checkPlain(e.Value, left); err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}
 	}
@@ -156,19 +157,19 @@ func checkPlain(x any, left *int) error {
 		if len(x) > maxOption {
 			return fmt.Errorf("a text has %d bytes, expected at most %d", len(x), maxOption)
 		}
-	case tuple:
+	case pickle.Tuple:
 		parts = x
-	case *list:
-		parts = x.items
-	case *dict:
-		for _, e := range x.entries {
-			if e.key == nil {
+	case *pickle.List:
+		parts = x.Items
+	case *pickle.Dict:
+		for _, e := range x.Entries {
+			if e.Key == nil {
 				return errors.New("a key that is no number and no text")
 			}
-			parts = append(parts, e.key, e.value)
+			parts = append(parts, e.Key, e.Value)
 		}
 	default:
-		return fmt.Errorf("it is %s, expected a number or a text: a learning rate in a tensor is not written", shown(x))
+		return fmt.Errorf("it is %s, expected a number or a text: a learning rate in a tensor is not written", pickle.Shown(x))
 	}
 	for _, part := range parts {
 		if err := checkPlain(part, left); err != nil {
@@ -179,15 +180,15 @@ func checkPlain(x any, left *int) error {
 }
 
 // writeGroups writes the parameter groups. A step that a group counts, as FusedAdam's, is the checkpoint's.
-func (l *torchLike) writeGroups(p *pickler, step int64) {
+func (l *torchLike) writeGroups(p *pickle.Writer, step int64) {
 	for _, group := range l.groups {
-		p.dict(func() {
-			for _, e := range entries(group) {
-				p.value(e.key)
-				if e.key == any("step") {
-					p.int(step)
+		p.Dict(func() {
+			for _, e := range pickle.Entries(group) {
+				p.Value(e.Key)
+				if e.Key == any("step") {
+					p.Int(step)
 				} else {
-					p.value(e.value)
+					p.Value(e.Value)
 				}
 			}
 		})

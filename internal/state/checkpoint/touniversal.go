@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
@@ -90,7 +91,7 @@ func (u *universalWriter) write(ctx context.Context) error {
 			return err
 		}
 		for i, role := range u.roles {
-			document := func(d *pickler) { d.text(paramMember); d.tensor("0", p.Shape) }
+			document := func(d *pickle.Writer) { d.Text(paramMember); d.Tensor("0", p.Shape) }
 			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), dictOf(document), func(w io.Writer) error {
 				return u.c.export(ctx, p.Piece, role, w, u.progress)
 			})
@@ -120,14 +121,14 @@ func (u *universalWriter) write(ctx context.Context) error {
 }
 
 // scalar writes a number, and dictOf a dict with members.
-func scalar(p *pickler) { p.tensor("0", nil) }
+func scalar(p *pickle.Writer) { p.Tensor("0", nil) }
 
-func dictOf(members func(*pickler)) func(*pickler) {
-	return func(p *pickler) { p.dict(func() { members(p) }) }
+func dictOf(members func(*pickle.Writer)) func(*pickle.Writer) {
+	return func(p *pickle.Writer) { p.Dict(func() { members(p) }) }
 }
 
 // saveTorch writes a file of torch.save: a document, and the numbers of the one tensor in it, if it has one.
-func saveTorch(path string, document func(*pickler), numbers func(io.Writer) error) error {
+func saveTorch(path string, document func(*pickle.Writer), numbers func(io.Writer) error) error {
 	return writeNew(path, func(w io.Writer) error { return writeArchive(w, document, numbers) })
 }
 
@@ -155,18 +156,18 @@ func writeNew(path string, write func(io.Writer) error) error {
 // the trainer's. ZeRO 3 takes the step from here, and gives the same object to all its
 // subgroups, each of which adds 1 to it. So it is no tensor, which would count all their
 // steps, but an int, as DeepSpeed's own optimizers have it. Those of torch.optim refuse it.
-func (u *universalWriter) global(p *pickler) {
-	p.text("ds_version")
-	p.text(oldestUniversal)
+func (u *universalWriter) global(p *pickle.Writer) {
+	p.Text("ds_version")
+	p.Text(oldestUniversal)
 	u.paramGroups(p)
-	p.text("optimizer_state_dict")
-	p.dict(func() {
-		p.text("state")
-		p.dict(func() {
-			p.int(0)
-			p.dict(func() {
-				p.text("step")
-				p.int(u.c.step)
+	p.Text("optimizer_state_dict")
+	p.Dict(func() {
+		p.Text("state")
+		p.Dict(func() {
+			p.Int(0)
+			p.Dict(func() {
+				p.Text("step")
+				p.Int(u.c.step)
 			})
 		})
 		u.paramGroups(p)
@@ -174,45 +175,45 @@ func (u *universalWriter) global(p *pickler) {
 }
 
 // paramGroups writes the parameter groups. DeepSpeed has one flat parameter in each.
-func (u *universalWriter) paramGroups(p *pickler) {
-	p.text("param_groups")
-	p.list(func() {
+func (u *universalWriter) paramGroups(p *pickle.Writer) {
+	p.Text("param_groups")
+	p.List(func() {
 		for number := range u.byGroup() {
-			p.dict(func() {
-				p.text("params")
-				p.list(func() { p.int(int64(number)) })
+			p.Dict(func() {
+				p.Text("params")
+				p.List(func() { p.Int(int64(number)) })
 			})
 		}
 	})
 }
 
 // model writes what DeepSpeed reads beside the state. The weights are in the state.
-func (u *universalWriter) model(p *pickler) {
-	p.text("module")
-	p.dict(func() {})
-	p.text("param_shapes")
-	p.list(func() {
+func (u *universalWriter) model(p *pickle.Writer) {
+	p.Text("module")
+	p.Dict(func() {})
+	p.Text("param_shapes")
+	p.List(func() {
 		for _, group := range u.byGroup() {
-			p.dict(func() {
+			p.Dict(func() {
 				for _, parameter := range group {
-					p.text(parameter.Name)
-					p.ints(parameter.Shape)
+					p.Text(parameter.Name)
+					p.Ints(parameter.Shape)
 				}
 			})
 		}
 	})
-	p.text("lr_scheduler")
-	p.WriteString(opNone)
-	p.text("skipped_steps")
-	p.int(0)
-	p.text("global_steps")
-	p.int(u.c.step)
+	p.Text("lr_scheduler")
+	p.WriteByte(pickle.OpNone)
+	p.Text("skipped_steps")
+	p.Int(0)
+	p.Text("global_steps")
+	p.Int(u.c.step)
 	for _, size := range []string{"dp_world_size", "mp_world_size"} {
-		p.text(size)
-		p.int(1)
+		p.Text(size)
+		p.Int(1)
 	}
-	p.text("ds_config")
-	p.dict(func() {})
-	p.text("ds_version")
-	p.text(oldestUniversal)
+	p.Text("ds_config")
+	p.Dict(func() {})
+	p.Text("ds_version")
+	p.Text(oldestUniversal)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/dtype"
@@ -96,11 +97,11 @@ func (c *Checkpoint) fillZero(
 // zeroSteps returns the steps in a rank's file: of its flat tensors, and with some optimizers of the groups.
 func zeroSteps(document any) []any {
 	var steps []any
-	state := member(document, zeroState)
+	state := pickle.Member(document, zeroState)
 	for _, name := range []string{baseState, zeroState} {
-		optimizer := member(state, name)
-		for _, e := range entries(member(optimizer, "state")) {
-			if step := member(e.value, "step"); step != nil {
+		optimizer := pickle.Member(state, name)
+		for _, e := range pickle.Entries(pickle.Member(optimizer, "state")) {
+			if step := pickle.Member(e.Value, "step"); step != nil {
 				steps = append(steps, step)
 			}
 		}
@@ -124,7 +125,7 @@ func (z *zero) readWeights(ctx context.Context) ([]parameterPlace, error) {
 		path := filepath.Join(z.path, e.Name())
 		err := z.with(ctx, path, func(a *archive, document any) error {
 			for name, shape := range z.shapes {
-				w, err := weightIn(a, name, shape, member(member(document, "module"), name))
+				w, err := weightIn(a, name, shape, pickle.Member(pickle.Member(document, "module"), name))
 				if err != nil {
 					return fmt.Errorf("parameter %q: %w", name, err)
 				}
@@ -143,16 +144,16 @@ func (z *zero) readWeights(ctx context.Context) ([]parameterPlace, error) {
 
 // weightIn returns where a parameter is in the module, or nil if it is empty there.
 func weightIn(a *archive, name string, shape []int64, of any) (*parameterPlace, error) {
-	tensor, ok := of.(torchTensor)
+	tensor, ok := of.(pickle.Tensor)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf(`it is %s in "module", expected a tensor`, shown(of))
-	case slices.Contains(tensor.shape, 0):
+		return nil, fmt.Errorf(`it is %s in "module", expected a tensor`, pickle.Shown(of))
+	case slices.Contains(tensor.Shape, 0):
 		return nil, nil
 	}
-	stored, ok := storedTypes[tensor.kind]
+	stored, ok := storedTypes[tensor.Kind]
 	if !ok {
-		return nil, fmt.Errorf(`a tensor with a %s in "module", expected fp32, bf16 or fp16`, tensor.kind)
+		return nil, fmt.Errorf(`a tensor with a %s in "module", expected fp32, bf16 or fp16`, tensor.Kind)
 	}
 	at, err := a.locateBytes(tensor, shape, stored.Size())
 	if err != nil {

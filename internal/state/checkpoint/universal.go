@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/pickle"
 	"strings"
 
 	"plimsoll/internal/state/optim/kernel"
@@ -76,24 +77,24 @@ func openUniversal(ctx context.Context, path string, progress func(bytes int64))
 // universalGroups returns the parameter group of each list of shapes, and the step of
 // ZeRO 3, whose parameters have none of their own, or -1.
 func universalGroups(a *archive, document any) (map[int64]int, int64, error) {
-	groups, err := groupsOf(member(document, "param_groups"))
+	groups, err := groupsOf(pickle.Member(document, "param_groups"))
 	if err != nil {
 		return nil, 0, err
 	}
-	states := byKey[int64](member(member(document, "optimizer_state_dict"), "state"))
+	states := byKey[int64](pickle.Member(pickle.Member(document, "optimizer_state_dict"), "state"))
 	if len(states) == 0 {
 		return groups.numbers, -1, nil
 	}
-	step, err := a.stepOf(kernel.Adam, member(states[0], "step"))
+	step, err := a.stepOf(kernel.Adam, pickle.Member(states[0], "step"))
 	return groups.numbers, step, err
 }
 
 // readUniversal adds the parameters of a group.
 func readUniversal(
-	ctx context.Context, z *zero, all *foreign, names *dict, group int, step int64, progress func(bytes int64),
+	ctx context.Context, z *zero, all *foreign, names *pickle.Dict, group int, step int64, progress func(bytes int64),
 ) error {
-	for _, e := range names.entries {
-		name := e.key.(string) // was checked
+	for _, e := range names.Entries {
+		name := e.Key.(string) // was checked
 		p := shard.Piece{Name: name, Shape: z.shapes[name], Group: group}
 		p.Count, _ = p.Elements() // was validated
 		if p.Count == 0 {
@@ -154,17 +155,17 @@ func checkStates(folder string) error {
 // locateUniversal returns where the numbers of a parameter are in its file. ZeRO 3 writes
 // them flat.
 func locateUniversal(a *archive, document any, p shard.Piece) (location, error) {
-	tensor, ok := document.(torchTensor)
+	tensor, ok := document.(pickle.Tensor)
 	if !ok {
-		tensor, ok = member(document, paramMember).(torchTensor)
+		tensor, ok = pickle.Member(document, paramMember).(pickle.Tensor)
 	}
 	switch {
 	case !ok:
-		return location{}, fmt.Errorf("it is %s, expected a tensor", shown(document))
-	case member(document, "is_expert_param") == true:
+		return location{}, fmt.Errorf("it is %s, expected a tensor", pickle.Shown(document))
+	case pickle.Member(document, "is_expert_param") == true:
 		return location{}, errors.New("it is of a mixture of experts")
-	case len(tensor.shape) == 1 && tensor.shape[0] == p.Count:
-		return a.locate(tensor, tensor.shape)
+	case len(tensor.Shape) == 1 && tensor.Shape[0] == p.Count:
+		return a.locate(tensor, tensor.Shape)
 	}
 	return a.locate(tensor, p.Shape)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"plimsoll/internal/base/pickle"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
@@ -96,12 +97,12 @@ func weightsIn(ctx context.Context, path string, progress func(bytes int64)) (ma
 
 // addWeight adds a tensor in fp32 or bf16. Others, such as the integers of buffers, are no parameters.
 func (a *archive) addWeight(own map[string]weight, name string, value any) error {
-	tensor, ok := value.(torchTensor)
-	if !ok || tensor.kind != "FloatStorage" && tensor.kind != "BFloat16Storage" {
+	tensor, ok := value.(pickle.Tensor)
+	if !ok || tensor.Kind != "FloatStorage" && tensor.Kind != "BFloat16Storage" {
 		return nil
 	}
-	at, err := a.momentOf(tensor, tensor.shape)
-	own[name] = weight{tensor.shape, at}
+	at, err := a.momentOf(tensor, tensor.Shape)
+	own[name] = weight{tensor.Shape, at}
 	return err
 }
 

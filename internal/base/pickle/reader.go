@@ -1,4 +1,4 @@
-package checkpoint
+package pickle
 
 import (
 	"bytes"
@@ -7,90 +7,97 @@ import (
 	"fmt"
 	"math"
 	"unicode/utf8"
-
-	"plimsoll/internal/state/shard"
 )
 
 // Python objects of a pickle, beside nil, bool, int64, float64 and string.
 type (
-	tuple []any
-	list  struct{ items []any }
-	dict  struct {
-		entries []entry
+	Tuple []any
+	List  struct{ Items []any }
+	Dict  struct {
+		Entries []Entry
 		places  map[any]int // the last place of each key, for look-ups in a large dict
 	}
-	entry struct{ key, value any }
-	// class is a name. Nothing is ever called.
-	class struct{ module, name string }
-	// object is an object of an admitted class: the arguments of its call, and its attributes.
-	object struct {
-		class
-		arguments tuple
-		state     any
+	Entry struct{ Key, Value any }
+	// Class is a name. Nothing is ever called.
+	Class struct{ Module, Name string }
+	// Object is an object of an admitted class: the arguments of its call, and its attributes.
+	Object struct {
+		Class
+		Arguments Tuple
+		State     any
 	}
-	// storage says where the numbers of a tensor are.
-	storage struct {
-		kind string // "FloatStorage"
-		key  string // of the entry in the archive
+	// Storage says where the numbers of a tensor are.
+	Storage struct {
+		Kind string // "FloatStorage"
+		Key  string // of the entry in the archive
 	}
 )
 
-// torchTensor is a tensor as a pickle describes it, without its numbers.
-type torchTensor struct {
-	storage
-	offset  int64 // in the storage, in elements
-	shape   []int64
-	strides []int64
+// Tensor is a tensor as a pickle describes it, without its numbers.
+type Tensor struct {
+	Storage
+	Offset  int64 // in the storage, in elements
+	Shape   []int64
+	Strides []int64
 }
 
-// member returns a member of a dict, or nil if there is none.
-func member(of any, key string) any {
-	d, _ := of.(*dict)
+// NewDict returns a dict of keys and values, one behind the other.
+func NewDict(pairs ...any) *Dict {
+	d := &Dict{}
+	for i := 0; i < len(pairs); i += 2 {
+		d.Entries = append(d.Entries, Entry{pairs[i], pairs[i+1]})
+	}
+	return d
+}
+
+// Member returns a member of a dict, or nil if there is none.
+func Member(of any, key string) any {
+	d, _ := of.(*Dict)
 	if d == nil {
 		return nil
 	}
-	if len(d.entries) > 16 {
+	if len(d.Entries) > 16 {
 		return d.lookUp(key)
 	}
-	for i := len(d.entries) - 1; i >= 0; i-- { // as in Python, the last counts
-		if d.entries[i].key == any(key) {
-			return d.entries[i].value
+	for i := len(d.Entries) - 1; i >= 0; i-- { // as in Python, the last counts
+		if d.Entries[i].Key == any(key) {
+			return d.Entries[i].Value
 		}
 	}
 	return nil
 }
 
-// lookUp is member for a large dict. Nothing may be added to it afterwards.
-func (d *dict) lookUp(key string) any {
+// lookUp is Member for a large dict. Nothing may be added to it afterwards.
+func (d *Dict) lookUp(key string) any {
 	if d.places == nil {
-		d.places = make(map[any]int, len(d.entries))
-		for i, e := range d.entries {
-			d.places[e.key] = i
+		d.places = make(map[any]int, len(d.Entries))
+		for i, e := range d.Entries {
+			d.places[e.Key] = i
 		}
 	}
 	if i, ok := d.places[key]; ok {
-		return d.entries[i].value
+		return d.Entries[i].Value
 	}
 	return nil
 }
 
-// entries returns the entries of a dict. items returns the items of a list.
-func entries(of any) []entry {
-	if d, ok := of.(*dict); ok {
-		return d.entries
+// Entries returns the entries of a dict, and Items those of a list.
+func Entries(of any) []Entry {
+	if d, ok := of.(*Dict); ok {
+		return d.Entries
 	}
 	return nil
 }
 
-func items(of any) []any {
-	if l, ok := of.(*list); ok {
-		return l.items
+func Items(of any) []any {
+	if l, ok := of.(*List); ok {
+		return l.Items
 	}
 	return nil
 }
 
-// shown returns an object as messages show it.
-func shown(x any) string {
+// Shown returns an object as messages show it.
+func Shown(x any) string {
 	switch x := x.(type) {
 	case nil:
 		return "None"
@@ -98,26 +105,26 @@ func shown(x any) string {
 		return fmt.Sprint(x)
 	case string:
 		return fmt.Sprintf("%.60q", x)
-	case class:
-		return fmt.Sprintf("a %.40s.%.40s", x.module, x.name)
-	case *object:
-		return "a " + shown(x.class)[2:]
-	case tuple:
+	case Class:
+		return fmt.Sprintf("a %.40s.%.40s", x.Module, x.Name)
+	case *Object:
+		return "a " + Shown(x.Class)[2:]
+	case Tuple:
 		return "a tuple"
-	case *list:
+	case *List:
 		return "a list"
-	case *dict:
+	case *Dict:
 		return "a dict"
 	}
 	return "a tensor"
 }
 
-// unpickle reads the document of a file of torch.save. It knows the opcodes that Python
+// Read reads the document of a file of torch.save. It knows the opcodes that Python
 // writes for tensors, numbers and texts in dicts, lists and tuples. It runs no code of
 // the document: an object of an admitted class (nil admits none) is its name with what
 // it was made of. Its objects take no more than a few times the length of the document.
-func unpickle(text []byte, admitted func(class) bool) (any, error) {
-	u := &unpickler{
+func Read(text []byte, admitted func(Class) bool) (any, error) {
+	u := &reader{
 		text: text, admitted: admitted, memo: map[uint32]any{}, left: freeBytes + bytesPerByte*int64(len(text)),
 	}
 	if err := u.findFetched(); err != nil {
@@ -129,7 +136,7 @@ func unpickle(text []byte, admitted func(class) bool) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if string(opcode) == opStop {
+		if opcode[0] == OpStop {
 			return u.pop()
 		}
 		if err := u.execute(opcode[0]); err != nil {
@@ -147,7 +154,7 @@ const (
 	maxStack     = 1 << 21
 )
 
-type unpickler struct {
+type reader struct {
 	text  []byte // still to be read
 	left  int64  // bytes that objects may still take
 	stack []any
@@ -157,14 +164,17 @@ type unpickler struct {
 	// and fetches few: keeping all would take most of the memory.
 	fetched  map[uint32]bool
 	stored   uint32 // how many objects have been numbered
-	admitted func(class) bool
+	admitted func(Class) bool
 }
 
 // operands are the number of bytes behind each opcode, if it is fixed.
-var operands = map[byte]int{'\x80': 1, 'K': 1, 'M': 2, 'J': 4, 'G': 8, 'q': 1, 'r': 4, 'h': 1, 'j': 4, '\x95': 8}
+var operands = map[byte]int{
+	OpProto: 1, OpBinInt1: 1, OpBinInt2: 2, OpBinInt: 4, OpBinFloat: 8, OpBinPut: 1, OpLongBinPut: 4, OpBinGet: 1,
+	OpLongBinGet: 4, OpFrame: 8,
+}
 
 // findFetched walks along the opcodes and notes the objects that are fetched.
-func (u *unpickler) findFetched() error {
+func (u *reader) findFetched() error {
 	u.fetched = map[uint32]bool{}
 	text := u.text
 	defer func() { u.text = text }()
@@ -173,9 +183,9 @@ func (u *unpickler) findFetched() error {
 		switch {
 		case err != nil:
 			return err
-		case opcode == opStop[0]:
+		case opcode == OpStop:
 			return nil
-		case opcode != 'h' && opcode != 'j': // BINGET, LONG_BINGET
+		case opcode != OpBinGet && opcode != OpLongBinGet:
 			continue
 		}
 		if number := littleEndian(operand); !u.fetched[number] {
@@ -188,15 +198,15 @@ func (u *unpickler) findFetched() error {
 }
 
 // skip takes an opcode and its operand, without executing it.
-func (u *unpickler) skip() (opcode byte, operand []byte, err error) {
+func (u *reader) skip() (opcode byte, operand []byte, err error) {
 	first, err := u.take(1)
 	if err != nil {
 		return 0, nil, err
 	}
 	switch opcode = first[0]; opcode {
-	case 'X', '\x8a', '\x8c': // BINUNICODE, LONG1, SHORT_BINUNICODE
+	case OpBinUnicode, OpLong1, OpShortBinUnicode:
 		operand, err = u.counted(opcode)
-	case 'c': // GLOBAL
+	case OpGlobal:
 		if _, err = u.line(); err == nil {
 			_, err = u.line()
 		}
@@ -211,9 +221,9 @@ func littleEndian(b []byte) uint32 {
 }
 
 // counted takes the operand of an opcode whose first bytes are its length.
-func (u *unpickler) counted(opcode byte) ([]byte, error) {
+func (u *reader) counted(opcode byte) ([]byte, error) {
 	bytes := 1
-	if opcode == 'X' {
+	if opcode == OpBinUnicode {
 		bytes = 4
 	}
 	n, err := u.number(bytes)
@@ -231,11 +241,11 @@ const (
 )
 
 // emptyTuple is the one object that all empty tuples share.
-var emptyTuple any = tuple{}
+var emptyTuple any = Tuple{}
 
 var errCutShort = errors.New("the pickle ends too early")
 
-func (u *unpickler) take(n int) ([]byte, error) {
+func (u *reader) take(n int) ([]byte, error) {
 	if len(u.text) < n {
 		return nil, errCutShort
 	}
@@ -245,7 +255,7 @@ func (u *unpickler) take(n int) ([]byte, error) {
 }
 
 // number takes a little-endian number.
-func (u *unpickler) number(bytes int) (uint32, error) {
+func (u *reader) number(bytes int) (uint32, error) {
 	b, err := u.take(bytes)
 	if err != nil {
 		return 0, err
@@ -253,7 +263,7 @@ func (u *unpickler) number(bytes int) (uint32, error) {
 	return littleEndian(b), nil
 }
 
-func (u *unpickler) line() (string, error) {
+func (u *reader) line() (string, error) {
 	end := bytes.IndexByte(u.text, '\n')
 	if end < 0 {
 		return "", errCutShort
@@ -262,7 +272,7 @@ func (u *unpickler) line() (string, error) {
 	return string(b[:end]), err
 }
 
-func (u *unpickler) push(x any) error {
+func (u *reader) push(x any) error {
 	if len(u.stack) >= maxStack {
 		return fmt.Errorf("more than %d objects are on the stack", maxStack)
 	}
@@ -271,7 +281,7 @@ func (u *unpickler) push(x any) error {
 }
 
 // pushNew pushes an object that takes its own memory.
-func (u *unpickler) pushNew(x any, bytes int) error {
+func (u *reader) pushNew(x any, bytes int) error {
 	if err := u.charge(bytes); err != nil {
 		return err
 	}
@@ -279,7 +289,7 @@ func (u *unpickler) pushNew(x any, bytes int) error {
 }
 
 // charge takes bytes off the memory that objects may still take.
-func (u *unpickler) charge(bytes int) error {
+func (u *reader) charge(bytes int) error {
 	if u.left -= int64(bytes); u.left < 0 {
 		return fmt.Errorf("its objects take more than %d bytes for each of its own", bytesPerByte)
 	}
@@ -289,7 +299,7 @@ func (u *unpickler) charge(bytes int) error {
 var errStack = errors.New("nothing is on the stack")
 
 // pop takes the uppermost object. top leaves it on the stack.
-func (u *unpickler) pop() (any, error) {
+func (u *reader) pop() (any, error) {
 	x, err := u.top()
 	if err == nil {
 		u.stack = u.stack[:len(u.stack)-1]
@@ -297,7 +307,7 @@ func (u *unpickler) pop() (any, error) {
 	return x, err
 }
 
-func (u *unpickler) top() (any, error) {
+func (u *reader) top() (any, error) {
 	if last := len(u.stack) - 1; last >= 0 && (len(u.marks) == 0 || last >= u.marks[len(u.marks)-1]) {
 		return u.stack[last], nil
 	}
@@ -305,7 +315,7 @@ func (u *unpickler) top() (any, error) {
 }
 
 // popTo takes the objects above a place.
-func (u *unpickler) popTo(place int) ([]any, error) {
+func (u *reader) popTo(place int) ([]any, error) {
 	if place < 0 || place > len(u.stack) {
 		return nil, errStack
 	}
@@ -315,7 +325,7 @@ func (u *unpickler) popTo(place int) ([]any, error) {
 }
 
 // popMark takes the objects above the last mark.
-func (u *unpickler) popMark() ([]any, error) {
+func (u *reader) popMark() ([]any, error) {
 	last := len(u.marks) - 1
 	if last < 0 {
 		return nil, errors.New("there is no mark")
@@ -326,64 +336,63 @@ func (u *unpickler) popMark() ([]any, error) {
 }
 
 // execute executes an opcode. The names are from pickletools.
-func (u *unpickler) execute(opcode byte) error {
+func (u *reader) execute(opcode byte) error {
 	switch opcode {
-	case '\x80': // PROTO
+	case OpProto:
 		if version, err := u.number(1); err != nil || version < 2 || version > 5 {
 			return fmt.Errorf("protocol %d, expected 2 to 5: %w", version, err)
 		}
 		return nil
-	case '\x95': // FRAME, which only says how much to read at once
+	case OpFrame: // says how much to read at once
 		_, err := u.take(operands[opcode])
 		return err
-	case '(': // MARK
+	case OpMark:
 		if len(u.marks) >= maxStack {
 			return fmt.Errorf("more than %d marks are on the stack", maxStack)
 		}
 		u.marks = append(u.marks, len(u.stack))
 		return nil
-	case 'N': // NONE
+	case OpNone:
 		return u.push(nil)
-	case '\x88', '\x89': // NEWTRUE, NEWFALSE
-		return u.push(opcode == '\x88')
-	case '}': // EMPTY_DICT
-		return u.pushNew(&dict{}, bytesOfObject)
-	case ']': // EMPTY_LIST
-		return u.pushNew(&list{}, bytesOfObject)
-	case ')': // EMPTY_TUPLE
+	case OpNewTrue, OpNewFalse:
+		return u.push(opcode == OpNewTrue)
+	case OpEmptyDict:
+		return u.pushNew(&Dict{}, bytesOfObject)
+	case OpEmptyList:
+		return u.pushNew(&List{}, bytesOfObject)
+	case OpEmptyTuple:
 		return u.push(emptyTuple)
-	case 'K', 'M', 'J', '\x8a', 'G', 'X', '\x8c':
-		// BININT1, BININT2, BININT, LONG1, BINFLOAT, BINUNICODE, SHORT_BINUNICODE
+	case OpBinInt1, OpBinInt2, OpBinInt, OpLong1, OpBinFloat, OpBinUnicode, OpShortBinUnicode:
 		return u.literal(opcode)
-	case 't', '\x85', '\x86', '\x87': // TUPLE, TUPLE1, TUPLE2, TUPLE3
+	case OpTuple, OpTuple1, OpTuple2, OpTuple3:
 		return u.tuple(opcode)
-	case 'a', 'e', 's', 'u': // APPEND, APPENDS, SETITEM, SETITEMS
+	case OpAppend, OpAppends, OpSetItem, OpSetItems:
 		return u.extend(opcode)
-	case 'q', 'r', 'h', 'j', '\x94': // BINPUT, LONG_BINPUT, BINGET, LONG_BINGET, MEMOIZE
+	case OpBinPut, OpLongBinPut, OpBinGet, OpLongBinGet, OpMemoize:
 		return u.remember(opcode)
-	case 'c', '\x93': // GLOBAL, STACK_GLOBAL
+	case OpGlobal, OpStackGlobal:
 		return u.class(opcode)
-	case 'R', '\x81', 'Q', 'b': // REDUCE, NEWOBJ, BINPERSID, BUILD
+	case OpReduce, OpNewObj, OpBinPersID, OpBuild:
 		return u.construct(opcode)
 	}
 	return fmt.Errorf("opcode %q, expected those that torch.save writes", opcode)
 }
 
 // literal pushes a number or a text.
-func (u *unpickler) literal(opcode byte) error {
+func (u *reader) literal(opcode byte) error {
 	switch opcode {
-	case 'G':
+	case OpBinFloat:
 		b, err := u.take(operands[opcode])
 		if err != nil {
 			return err
 		}
 		return u.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
-	case 'X', '\x8a', '\x8c':
+	case OpBinUnicode, OpLong1, OpShortBinUnicode:
 		b, err := u.counted(opcode)
 		switch {
 		case err != nil:
 			return err
-		case opcode == '\x8a':
+		case opcode == OpLong1:
 			return u.long(b)
 		case !utf8.Valid(b):
 			return errors.New("a text that is not UTF-8")
@@ -394,14 +403,14 @@ func (u *unpickler) literal(opcode byte) error {
 	if err != nil {
 		return err
 	}
-	if opcode == 'J' {
+	if opcode == OpBinInt {
 		return u.push(int64(int32(n)))
 	}
 	return u.push(int64(n))
 }
 
 // long pushes an integer of up to 8 bytes, in two's complement.
-func (u *unpickler) long(b []byte) error {
+func (u *reader) long(b []byte) error {
 	x, bytes := int64(0), len(b)
 	for i, digit := range b {
 		if i < 8 {
@@ -416,28 +425,28 @@ func (u *unpickler) long(b []byte) error {
 	return u.push(x)
 }
 
-func (u *unpickler) tuple(opcode byte) error {
+func (u *reader) tuple(opcode byte) error {
 	var parts []any
 	var err error
-	if opcode == 't' {
+	if opcode == OpTuple {
 		parts, err = u.popMark()
 	} else {
-		parts, err = u.popTo(len(u.stack) - int(opcode-'\x85') - 1)
+		parts, err = u.popTo(len(u.stack) - int(opcode-OpTuple1) - 1)
 	}
 	if err != nil {
 		return err
 	}
-	return u.pushNew(tuple(parts), bytesOfObject+bytesOfItem*len(parts))
+	return u.pushNew(Tuple(parts), bytesOfObject+bytesOfItem*len(parts))
 }
 
 // extend adds to a list or a dict.
-func (u *unpickler) extend(opcode byte) error {
+func (u *reader) extend(opcode byte) error {
 	var parts []any
 	var err error
 	switch opcode {
-	case 'a':
+	case OpAppend:
 		parts, err = u.popTo(len(u.stack) - 1)
-	case 's':
+	case OpSetItem:
 		parts, err = u.popTo(len(u.stack) - 2)
 	default:
 		parts, err = u.popMark()
@@ -453,41 +462,41 @@ func (u *unpickler) extend(opcode byte) error {
 		return err
 	}
 	switch to := to.(type) {
-	case *list:
-		if opcode == 'a' || opcode == 'e' {
-			to.items = append(to.items, parts...)
+	case *List:
+		if opcode == OpAppend || opcode == OpAppends {
+			to.Items = append(to.Items, parts...)
 			return nil
 		}
-	case *dict:
-		if (opcode == 's' || opcode == 'u') && len(parts)%2 == 0 {
+	case *Dict:
+		if (opcode == OpSetItem || opcode == OpSetItems) && len(parts)%2 == 0 {
 			for i := 0; i < len(parts); i += 2 {
-				to.entries = append(to.entries, entry{hashable(parts[i]), parts[i+1]})
+				to.Entries = append(to.Entries, Entry{hashable(parts[i]), parts[i+1]})
 			}
 			return nil
 		}
 	}
-	return fmt.Errorf("%d objects cannot be added to %s", len(parts), shown(to))
+	return fmt.Errorf("%d objects cannot be added to %s", len(parts), Shown(to))
 }
 
 // hashable returns a key that can be compared, or nil: other keys are never looked up.
 func hashable(key any) any {
 	switch key.(type) {
-	case string, int64, *object:
+	case string, int64, *Object:
 		return key
 	}
 	return nil
 }
 
 // remember numbers objects and fetches them again.
-func (u *unpickler) remember(opcode byte) error {
+func (u *reader) remember(opcode byte) error {
 	number := u.stored
-	if opcode != '\x94' {
+	if opcode != OpMemoize {
 		var err error
 		if number, err = u.number(operands[opcode]); err != nil {
 			return err
 		}
 	}
-	if opcode == 'q' || opcode == 'r' || opcode == '\x94' {
+	if opcode == OpBinPut || opcode == OpLongBinPut || opcode == OpMemoize {
 		u.stored++
 		x, err := u.top()
 		if err == nil && u.fetched[number] {
@@ -503,8 +512,8 @@ func (u *unpickler) remember(opcode byte) error {
 }
 
 // class pushes a name.
-func (u *unpickler) class(opcode byte) error {
-	if opcode == '\x93' {
+func (u *reader) class(opcode byte) error {
+	if opcode == OpStackGlobal {
 		parts, err := u.popTo(len(u.stack) - 2)
 		if err != nil {
 			return err
@@ -514,7 +523,7 @@ func (u *unpickler) class(opcode byte) error {
 		if !isText || !isName {
 			return errors.New("a class without a name")
 		}
-		return u.pushNew(class{module, name}, bytesOfObject)
+		return u.pushNew(Class{module, name}, bytesOfObject)
 	}
 	module, err := u.line()
 	if err != nil {
@@ -524,22 +533,22 @@ func (u *unpickler) class(opcode byte) error {
 	if err != nil {
 		return err
 	}
-	return u.pushNew(class{module, name}, bytesOfObject+len(module)+len(name))
+	return u.pushNew(Class{module, name}, bytesOfObject+len(module)+len(name))
 }
 
 // construct makes tensors and their parts, and objects.
-func (u *unpickler) construct(opcode byte) error {
+func (u *reader) construct(opcode byte) error {
 	argument, err := u.pop()
 	if err != nil {
 		return err
 	}
 	switch opcode {
-	case 'Q':
+	case OpBinPersID:
 		return u.storage(argument)
-	case 'b': // attributes, as a state_dict has
+	case OpBuild: // attributes, as a state_dict has
 		x, err := u.top()
-		if o, ok := x.(*object); ok {
-			o.state = argument
+		if o, ok := x.(*Object); ok {
+			o.State = argument
 		}
 		return err
 	}
@@ -547,98 +556,99 @@ func (u *unpickler) construct(opcode byte) error {
 	if err != nil {
 		return err
 	}
-	arguments, _ := argument.(tuple)
+	arguments, _ := argument.(Tuple)
 	switch callable {
-	case any(class{"torch._utils", "_rebuild_tensor_v2"}):
+	case any(Class{"torch._utils", "_rebuild_tensor_v2"}):
 		return u.tensor(arguments)
-	case any(class{"torch._utils", "_rebuild_parameter"}): // its first argument is the tensor
+	case any(Class{"torch._utils", "_rebuild_parameter"}): // its first argument is the tensor
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
-	case any(class{"torch._utils", "_rebuild_tensor_v3"}):
+	case any(Class{"torch._utils", "_rebuild_tensor_v3"}):
 		return u.tensorOf(arguments)
-	case any(class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, arguments, attributes
-		if len(arguments) == 4 && arguments[0] == any(class{"torch._utils", "_rebuild_wrapper_subclass"}) {
+	case any(Class{"torch._tensor", "_rebuild_from_type_v2"}): // a function, a type, arguments, attributes
+		if len(arguments) == 4 && arguments[0] == any(Class{"torch._utils", "_rebuild_wrapper_subclass"}) {
 			return u.subclass(arguments)
 		}
-		if len(arguments) > 2 && arguments[0] == any(class{"torch._utils", "_rebuild_tensor_v2"}) &&
-			arguments[1] == any(class{"torch", "Tensor"}) {
-			parts, _ := arguments[2].(tuple)
+		if len(arguments) > 2 && arguments[0] == any(Class{"torch._utils", "_rebuild_tensor_v2"}) &&
+			arguments[1] == any(Class{"torch", "Tensor"}) {
+			parts, _ := arguments[2].(Tuple)
 			return u.tensor(parts)
 		}
-	case any(class{"collections", "OrderedDict"}):
-		return u.pushNew(&dict{}, bytesOfObject)
-	case any(class{"torch", "Size"}):
+	case any(Class{"collections", "OrderedDict"}):
+		return u.pushNew(&Dict{}, bytesOfObject)
+	case any(Class{"torch", "Size"}):
 		if len(arguments) > 0 {
 			return u.push(arguments[0])
 		}
 	}
-	if of, ok := callable.(class); ok && u.admitted != nil && u.admitted(of) {
-		return u.pushNew(&object{class: of, arguments: arguments}, 3*bytesOfObject)
+	if of, ok := callable.(Class); ok && u.admitted != nil && u.admitted(of) {
+		return u.pushNew(&Object{Class: of, Arguments: arguments}, 3*bytesOfObject)
 	}
-	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(callable))
+	return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", Shown(callable))
 }
 
 // storage pushes the object that torch.save writes in place of numbers.
-func (u *unpickler) storage(id any) error {
-	if parts, ok := id.(tuple); ok && len(parts) == 5 {
-		kind, isKind := parts[1].(class)
+func (u *reader) storage(id any) error {
+	if parts, ok := id.(Tuple); ok && len(parts) == 5 {
+		kind, isKind := parts[1].(Class)
 		key, isKey := parts[2].(string)
-		if isKind && isKey && (kind.module == "torch" || kind.module == "torch.storage") {
-			return u.pushNew(storage{kind.name, key}, bytesOfObject)
+		if isKind && isKey && (kind.Module == "torch" || kind.Module == "torch.storage") {
+			return u.pushNew(Storage{kind.Name, key}, bytesOfObject)
 		}
 	}
 	return errors.New("a persistent object that is no storage")
 }
 
 // subclass pushes a tensor that is made of others, as an object with these as attributes.
-func (u *unpickler) subclass(arguments tuple) error {
-	of, ok := arguments[1].(class)
-	parts, _ := arguments[2].(tuple)
+func (u *reader) subclass(arguments Tuple) error {
+	of, ok := arguments[1].(Class)
+	parts, _ := arguments[2].(Tuple)
 	if !ok || u.admitted == nil || !u.admitted(of) {
-		return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", shown(arguments[1]))
+		return fmt.Errorf("%s, expected nothing but tensors, numbers and texts in dicts and lists", Shown(arguments[1]))
 	}
-	return u.pushNew(&object{of, parts, arguments[3]}, 3*bytesOfObject)
+	return u.pushNew(&Object{of, parts, arguments[3]}, 3*bytesOfObject)
 }
 
 // tensorOf pushes a tensor whose dtype is its seventh argument: its storage has none.
-func (u *unpickler) tensorOf(arguments tuple) error {
+func (u *reader) tensorOf(arguments Tuple) error {
 	if len(arguments) >= 7 {
-		s, isStorage := arguments[0].(storage)
-		dtype, isType := arguments[6].(class)
-		if isStorage && isType && dtype.module == "torch" {
-			return u.tensor(append(tuple{storage{dtype.name, s.key}}, arguments[1:4]...))
+		s, isStorage := arguments[0].(Storage)
+		dtype, isType := arguments[6].(Class)
+		if isStorage && isType && dtype.Module == "torch" {
+			return u.tensor(append(Tuple{Storage{dtype.Name, s.Key}}, arguments[1:4]...))
 		}
 	}
 	return errors.New("a tensor that is not made of a storage, an offset, a shape, strides and a dtype")
 }
 
 // tensor pushes a tensor from storage, offset, shape and strides.
-func (u *unpickler) tensor(arguments tuple) error {
+func (u *reader) tensor(arguments Tuple) error {
 	if len(arguments) >= 4 {
-		s, isStorage := arguments[0].(storage)
+		s, isStorage := arguments[0].(Storage)
 		offset, isOffset := arguments[1].(int64)
-		shape, isShape := sizes(arguments[2])
-		strides, isStrides := sizes(arguments[3])
-		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= shard.MaxElements {
-			return u.pushNew(torchTensor{s, offset, shape, strides}, 3*bytesOfObject+8*(len(shape)+len(strides)))
+		shape, isShape := Sizes(arguments[2])
+		strides, isStrides := Sizes(arguments[3])
+		if isStorage && isOffset && isShape && isStrides && offset >= 0 && offset <= maxElements {
+			return u.pushNew(Tensor{s, offset, shape, strides}, 3*bytesOfObject+8*(len(shape)+len(strides)))
 		}
 	}
 	return errors.New("a tensor that is not made of a storage, an offset, a shape and strides")
 }
 
-// maxDimensions is PyTorch's limit.
-const maxDimensions = 64
+// maxElements keeps products of sizes within 64 bits, and maxDimensions is PyTorch's limit.
+const maxElements, MaxDimensions = 1 << 50, 64
 
-func sizes(of any) ([]int64, bool) {
-	t, ok := of.(tuple)
-	if len(t) > maxDimensions {
+// Sizes returns the numbers of a tuple that is a shape.
+func Sizes(of any) ([]int64, bool) {
+	t, ok := of.(Tuple)
+	if len(t) > MaxDimensions {
 		return nil, false
 	}
 	list := make([]int64, 0, len(t))
 	for _, part := range t {
 		n, isSize := part.(int64)
-		if !isSize || n < 0 || n > shard.MaxElements {
+		if !isSize || n < 0 || n > maxElements {
 			return nil, false
 		}
 		list = append(list, n)
