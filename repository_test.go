@@ -178,6 +178,7 @@ var mayOpen = map[string]string{
 	"internal/base/files/system_linux.go":   "it is a part of that package",
 	"internal/run/launch/placementcheck.go": "it reads /proc/PID/numa_maps line by line",
 	"internal/state/checkpoint/writer.go":   "it opens folders",
+	"internal/base/files/sync.go":           "it opens folders",
 	"internal/state/service/keeper.go":      "it opens the folder of the socket, to lock it",
 	"internal/after/view/program.go":        "it opens the terminal",
 	"cmd/plimsoll/create.go":                "it opens what is written, which may be a pipe",

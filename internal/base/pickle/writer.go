@@ -39,7 +39,7 @@ func (p *Writer) Int(n int64) {
 	p.Write(digits)
 }
 
-// Value writes what options of an optimizer are made of. Tensors and objects are not among them: whoever writes them checks that.
+// Value writes what options of an optimizer are made of. Tensors and objects are not among them.
 func (p *Writer) Value(x any) {
 	switch x := x.(type) {
 	case nil:

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
@@ -20,13 +21,13 @@ var updateExample = flag.Bool("update", false, "write the checkpoint in examples
 // were then: adjacent pieces that are alike made one.
 func TestExampleIsRead(t *testing.T) {
 	directory := filepath.Join("../../..", "examples", "checkpoints")
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	model := []tensorOf{
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []shardtest.Tensor{
 		{"model.embed_tokens.weight", []int64{96, 16}, 0},
 		{"model.layers.0.mlp.weight", []int64{16, 40}, 0},
 		{"model.norm.weight", []int64{16}, 1},
 	}
-	cuts := cutModel(model, mixed(f.Moments), 1200)
+	cuts := shardtest.CutModel(model, shardtest.Mixed(f.Moments), 1200)
 	if *updateExample {
 		job := newJob(t, f, 512, cuts)
 		train(t, job, 300, 3)

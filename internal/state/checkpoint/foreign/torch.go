@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"bufio"
@@ -11,10 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"strconv"
 
-	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/state/optim/kernel"
@@ -30,12 +30,12 @@ import (
 // and their fp32 "master" weights by name. Match parameters by name, not by position:
 // the order of the trainer's optimizer is not known. Memory does not grow with the
 // state.
-func (c *Checkpoint) WriteTorch(ctx context.Context, path string, progress func(bytes int64)) error {
-	return c.writeTorch(ctx, path, nil, progress)
+func WriteTorch(ctx context.Context, c *checkpoint.Checkpoint, path string, progress func(bytes int64)) error {
+	return writeTorch(ctx, c, path, nil, progress)
 }
 
-func (c *Checkpoint) writeTorch(
-	ctx context.Context, path string, like *torchLike, progress func(bytes int64),
+func writeTorch(
+	ctx context.Context, c *checkpoint.Checkpoint, path string, like *torchLike, progress func(bytes int64),
 ) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return fault.File(path).Inputf("expected a file to write: a file cannot replace the folder or device here").
@@ -43,7 +43,7 @@ func (c *Checkpoint) writeTorch(
 	}
 	file, err := files.NewPending(path)
 	if err != nil {
-		return cause(path, "the file cannot be written", err)
+		return checkpoint.Cause(path, "the file cannot be written", err)
 	}
 	defer file.Cleanup()
 	buffer := bufio.NewWriterSize(file, 1<<20)
@@ -60,43 +60,36 @@ func (c *Checkpoint) writeTorch(
 	if err := file.CloseAtomicallyReplace(); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return syncFolder(filepath.Dir(path))
+	return files.SyncFolder(filepath.Dir(path))
 }
 
 // exporter writes the archive. It numbers the storages in the order in which it writes
 // them. Each parameter has a storage for its step, its master weights and each moment.
 // No two parameters share a storage: torch would count every step once for each of them.
 type exporter struct {
-	c          *Checkpoint
-	parameters []*parameter // by parameter group, or as like has them
-	like       *torchLike   // the optimizer that shall load the file, or nil
+	c          *checkpoint.Checkpoint
+	parameters []shard.Piece // by parameter group, or as like has them
+	like       *torchLike    // the optimizer that shall load the file, or nil
 	roles      []kernel.Role
 	components []string // of the moments
 	archiveWriter
 	progress func(bytes int64)
 }
 
-func newExporter(c *Checkpoint, w io.Writer, progress func(bytes int64)) *exporter {
+func newExporter(c *checkpoint.Checkpoint, w io.Writer, progress func(bytes int64)) *exporter {
 	e := &exporter{
-		c: c, archiveWriter: newArchiveWriter(w), roles: []kernel.Role{kernel.MasterRole}, progress: progress,
+		c: c, archiveWriter: newArchiveWriter(w), parameters: c.Pieces(),
+		roles: []kernel.Role{kernel.MasterRole}, progress: progress,
 	}
-	for _, name := range c.names {
-		e.parameters = append(e.parameters, c.parameters[name])
-	}
-	slices.SortStableFunc(e.parameters, func(a, b *parameter) int { return cmp.Compare(a.Group, b.Group) })
-	if c.Algorithm() == kernel.SGD && c.step == 0 {
+	slices.SortStableFunc(e.parameters, func(a, b shard.Piece) int { return cmp.Compare(a.Group, b.Group) })
+	if c.Algorithm() == kernel.SGD && c.Step() == 0 {
 		return e // if there were a momentum, torch would dampen its first step
 	}
-	for _, stream := range exportFormat(c).MomentStreams() {
+	for _, stream := range c.ExportFormat().MomentStreams() {
 		e.roles = append(e.roles, stream.Role)
 		e.components = append(e.components, string(stream.Component))
 	}
 	return e
-}
-
-// exportFormat returns the format of the file: everything in fp32.
-func exportFormat(c *Checkpoint) kernel.Format {
-	return kernel.Format{Algorithm: c.Algorithm(), State: kernel.FP32, Parameter: dtype.F32, Gradient: dtype.F32}
 }
 
 // Storages of a parameter, before its moments.
@@ -133,7 +126,7 @@ func (e *exporter) pickle() []byte {
 			p.Text("param_groups")
 			p.List(func() {
 				if e.like != nil {
-					e.like.writeGroups(p, e.c.step)
+					e.like.writeGroups(p, e.c.Step())
 					return
 				}
 				e.groups(p)
@@ -164,7 +157,7 @@ func (e *exporter) key(i int) any {
 }
 
 // state writes the optimizer state of a parameter.
-func (e *exporter) state(p *pickle.Writer, i int, parameter *parameter) {
+func (e *exporter) state(p *pickle.Writer, i int, parameter shard.Piece) {
 	if e.like == nil || !e.like.stepless[i] {
 		p.Text("step")
 		p.Tensor(e.storage(i, stepStorage), nil)
@@ -191,8 +184,8 @@ func (e *exporter) groups(p *pickle.Writer) {
 }
 
 // byGroup returns the parameters of each parameter group.
-func (e *exporter) byGroup() [][]*parameter {
-	var groups [][]*parameter
+func (e *exporter) byGroup() [][]shard.Piece {
+	var groups [][]shard.Piece
 	for i, p := range e.parameters {
 		if i == 0 || p.Group != e.parameters[i-1].Group {
 			groups = append(groups, nil)
@@ -204,8 +197,8 @@ func (e *exporter) byGroup() [][]*parameter {
 }
 
 // parameter writes the storages of a parameter.
-func (e *exporter) parameter(ctx context.Context, number int, p *parameter) error {
-	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.stepOf(p.Name))); err != nil {
+func (e *exporter) parameter(ctx context.Context, number int, p shard.Piece) error {
+	if err := e.entry("data/"+e.storage(number, stepStorage), stepBytes(e.c.StepOf(p.Name))); err != nil {
 		return err
 	}
 	for i, role := range e.roles {
@@ -213,7 +206,7 @@ func (e *exporter) parameter(ctx context.Context, number int, p *parameter) erro
 		if err != nil {
 			return err
 		}
-		if err := e.c.export(ctx, p.Piece, role, w, e.progress); err != nil {
+		if err := e.c.Export(ctx, p, role, w, e.progress); err != nil {
 			return err
 		}
 	}
@@ -225,32 +218,10 @@ func stepBytes(step int64) []byte {
 	return binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(step)))
 }
 
-// export writes a stream of a range of a parameter in fp32.
-func (c *Checkpoint) export(
-	ctx context.Context, p shard.Piece, role kernel.Role, w io.Writer, progress func(bytes int64),
-) error {
-	p.Moments = kernel.MomentsFP32
-	l, err := layoutOfPieces(exportFormat(c), []shard.Piece{p})
-	if err != nil {
-		return err
-	}
-	loader, err := c.newLoader(l, 0)
-	if err != nil {
-		return err
-	}
-	return loader.each(ctx, 1, []kernel.Role{role}, func(_ shard.Chunk, chunk kernel.Chunk) error {
-		n, err := w.Write(chunk.Bytes(role))
-		if progress != nil {
-			progress(int64(n))
-		}
-		return err
-	})
-}
-
-// ExportBytes returns the number of bytes that WriteTorch reports as progress.
-func (c *Checkpoint) ExportBytes() int64 {
+// BytesOfTorch returns the number of bytes that WriteTorch reports as progress.
+func BytesOfTorch(c *checkpoint.Checkpoint) int64 {
 	var elements int64
-	for _, p := range c.parameters {
+	for _, p := range c.Pieces() {
 		elements += p.Count
 	}
 	return 4 * elements * int64(len(newExporter(c, io.Discard, nil).roles))

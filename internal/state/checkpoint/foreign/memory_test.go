@@ -1,9 +1,11 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -15,11 +17,11 @@ import (
 // TestMemoryStaysSmall: every operation on a checkpoint of 96 MiB takes a few buffers of a
 // chunk each.
 func TestMemoryStaysSmall(t *testing.T) {
-	model := []tensorOf{{"mlp.weight", []int64{8 << 10, 1 << 10}, 0}}
-	job := newJob(t, splitFormat, 0, cutModel(model, alike(kernel.MomentsFP32)))
+	model := []shardtest.Tensor{{"mlp.weight", []int64{8 << 10, 1 << 10}, 0}}
+	job := newJob(t, shardtest.SplitFormat, 0, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsFP32)))
 	train(t, job, 1, 0)
 	directory := t.TempDir()
-	var c *Checkpoint
+	var c *checkpoint.Checkpoint
 	bf16, folder := kernel.MomentsBF16, filepath.Join(t.TempDir(), "dcp")
 	exported := filepath.Join(t.TempDir(), "optimizer.pt")
 	for _, test := range []struct {
@@ -27,17 +29,17 @@ func TestMemoryStaysSmall(t *testing.T) {
 		do   func() error
 	}{
 		{"save", func() error {
-			saving, err := Save(directory, job[0], nil)
+			saving, err := checkpoint.Save(directory, job[0], nil)
 			if err == nil {
 				err = saving.Wait()
 			}
 			if err == nil {
-				_, err = Commit(directory, 0, "")
+				_, err = checkpoint.Commit(directory, 0, "")
 			}
 			return err
 		}},
 		{"open", func() (err error) {
-			c, err = Open(directory)
+			c, err = checkpoint.Open(directory)
 			return err
 		}},
 		{"verify", func() error {
@@ -53,21 +55,21 @@ func TestMemoryStaysSmall(t *testing.T) {
 			return err
 		}},
 		{"convert", func() error {
-			_, err := c.Convert(t.Context(), t.TempDir(), Conversion{Moments: &bf16}, nil)
+			_, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{Moments: &bf16}, nil)
 			return err
 		}},
-		{"write for others", func() error { return c.WriteDistributed(t.Context(), folder, nil) }},
+		{"write for others", func() error { return WriteDistributed(t.Context(), c, folder, nil) }},
 		{"open that", func() (err error) {
 			c, err = OpenDistributed(t.Context(), folder, nil)
 			return err
 		}},
 		{"convert that", func() error {
-			_, err := c.Convert(t.Context(), t.TempDir(), Conversion{}, nil)
+			_, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{}, nil)
 			return err
 		}},
-		{"write for DeepSpeed", func() error { return c.WriteUniversal(t.Context(), t.TempDir(), nil) }},
-		{"export", func() error { return c.WriteTorch(t.Context(), exported, nil) }},
-		{"export like that", func() error { return c.WriteTorchLike(t.Context(), exported+"2", exported, "", nil) }},
+		{"write for DeepSpeed", func() error { return WriteUniversal(t.Context(), c, t.TempDir(), nil) }},
+		{"export", func() error { return WriteTorch(t.Context(), c, exported, nil) }},
+		{"export like that", func() error { return WriteTorchLike(t.Context(), c, exported+"2", exported, "", nil) }},
 	} {
 		staysSmall(t, test.name, 6*ledger.MiB, test.do)
 	}
@@ -108,7 +110,7 @@ torch.save({"optimizer": {"optimizer": {"param_groups": [{"step": 3}]}}}, path +
 	}
 	// A checksum takes a buffer: of each tensor that is read.
 	staysSmall(t, "write for Megatron", 16*ledger.MiB, func() error {
-		return c.WriteMegatron(t.Context(), t.TempDir(), like, nil)
+		return WriteMegatron(t.Context(), c, t.TempDir(), like, nil)
 	})
 }
 
@@ -134,7 +136,7 @@ for step in (2, 3):
 	}
 	out := t.TempDir()
 	staysSmall(t, "write for ZeRO", 16*ledger.MiB, func() error {
-		return c.WriteDeepSpeed(t.Context(), out, filepath.Join(folder, "2"), nil)
+		return WriteDeepSpeed(t.Context(), c, out, filepath.Join(folder, "2"), nil)
 	})
 	got := python(t, `
 import sys, torch

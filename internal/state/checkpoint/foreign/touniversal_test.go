@@ -1,16 +1,17 @@
-package checkpoint
+package foreign
 
 import (
 	"io"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
 	"strings"
 	"testing"
 )
 
 // TestUniversalFolderOfANameAlone: each parameter has a folder of its name, so no name may lead out of the checkpoint.
 func TestUniversalFolderOfANameAlone(t *testing.T) {
-	c, err := Open(filepath.Join("../../..", "examples", "checkpoints"))
+	c, err := checkpoint.Open(filepath.Join("../../../..", "examples", "checkpoints"))
 	if err != nil {
 		t.Fatal(err)
 	}

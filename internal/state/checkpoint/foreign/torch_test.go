@@ -1,11 +1,13 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"archive/zip"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
@@ -62,21 +64,21 @@ for p in parameters:
 `
 
 func TestTorchGoesOnFromAnExport(t *testing.T) {
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsFP32, splitFormat.Parameter)
-	job := newJob(t, f, 700, cutModel(smallModel, alike(f.Moments), 9000, 11700))
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsFP32, shardtest.SplitFormat.Parameter)
+	job := newJob(t, f, 700, shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(f.Moments), 9000, 11700))
 	train(t, job, 5, 3)
 	path := save(t, t.TempDir(), job, "")
-	c, err := Open(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	exported := filepath.Join(t.TempDir(), "optimizer.pt")
 	var told int64
-	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil {
+	if err := WriteTorch(t.Context(), c, exported, func(bytes int64) { told += bytes }); err != nil {
 		t.Fatal(err)
 	}
-	if told != c.ExportBytes() {
-		t.Errorf("progress was told of %d bytes, expected %d", told, c.ExportBytes())
+	if told != BytesOfTorch(c) {
+		t.Errorf("progress was told of %d bytes, expected %d", told, BytesOfTorch(c))
 	}
 	checkAlignment(t, exported)
 	comeBack(t, exported, job)
@@ -100,9 +102,10 @@ func TestNothingAmongTemporaryFiles(t *testing.T) {
 	if err := os.Chtimes(temporary, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(save(t, directory, newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32))), ""))
+	c, err := checkpoint.Open(save(t, directory, newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))), ""))
 	if err == nil {
-		err = c.WriteTorch(t.Context(), filepath.Join(directory, "optimizer.pt"), nil)
+		err = WriteTorch(t.Context(), c, filepath.Join(directory, "optimizer.pt"), nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +118,7 @@ func TestNothingAmongTemporaryFiles(t *testing.T) {
 // TestWriteTorchOverWhatIsNoFile: a folder is refused before anything is written. A device
 // is not replaced, nor a link to one.
 func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
-	c, err := Open(filepath.Join("../../..", "examples", "checkpoints"))
+	c, err := checkpoint.Open(filepath.Join("../../../..", "examples", "checkpoints"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,8 +127,8 @@ func TestWriteTorchOverWhatIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{t.TempDir(), device} {
-		err := c.WriteTorch(t.Context(), path, func(int64) { t.Errorf("%s: numbers were written", path) })
-		mustSay(t, err, path, "a file cannot replace the folder or device here")
+		err := WriteTorch(t.Context(), c, path, func(int64) { t.Errorf("%s: numbers were written", path) })
+		shardtest.MustSay(t, err, path, "a file cannot replace the folder or device here")
 	}
 	if to, err := os.Readlink(device); err != nil || to != os.DevNull {
 		t.Errorf("%s is %q now (%v)", device, to, err)
@@ -147,18 +150,19 @@ print(all(torch.equal(p.data, saved["master"][n] - 1) for p, n in zip(parameters
 // TestTorchMakesTheFirstStep from an export: torch does not dampen it. With a momentum in
 // the export, it would.
 func TestTorchMakesTheFirstStep(t *testing.T) {
-	job := newJob(t, format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700,
-		cutModel([]tensorOf{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}}, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.Format(kernel.SGD, kernel.Split, kernel.MomentsFP32, dtype.BF16), 700,
+		shardtest.CutModel([]shardtest.Tensor{{"a", []int64{7, 3}, 0}, {"b", []int64{5}, 0}},
+			shardtest.Alike(kernel.MomentsFP32)))
 	train(t, job, 1, 0)
-	c, err := Open(save(t, t.TempDir(), job, ""))
+	c, err := checkpoint.Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	exported := filepath.Join(t.TempDir(), "optimizer.pt")
 	var told int64
-	if err := c.WriteTorch(t.Context(), exported, func(bytes int64) { told += bytes }); err != nil ||
-		told != c.ExportBytes() {
-		t.Fatalf("%v after %d of %d bytes", err, told, c.ExportBytes())
+	if err := WriteTorch(t.Context(), c, exported, func(bytes int64) { told += bytes }); err != nil ||
+		told != BytesOfTorch(c) {
+		t.Fatalf("%v after %d of %d bytes", err, told, BytesOfTorch(c))
 	}
 	if got := python(t, firstStepInTorch, exported); got != "True\n" {
 		t.Errorf("the first step was dampened: %s", got)
@@ -166,19 +170,20 @@ func TestTorchMakesTheFirstStep(t *testing.T) {
 }
 
 // comeBack converts the export back, and compares it with the saved state.
-func comeBack(t *testing.T, exported string, job []Shard) {
+func comeBack(t *testing.T, exported string, job []checkpoint.Shard) {
 	c, err := OpenTorch(t.Context(), exported, BesideTorch{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := c.Convert(t.Context(), t.TempDir(), Conversion{}, nil)
+	path, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	others := newJob(t, splitFormat, 500, cutModel(smallModel, alike(kernel.MomentsFP32), 9000, 11700))
+	others := newJob(t, shardtest.SplitFormat, 500,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000, 11700))
 	load(t, path, others)
 	for rank := range job {
-		equalState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
+		shardtest.EqualState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
 	}
 }
 
@@ -263,15 +268,15 @@ func TestFromTorch(t *testing.T) {
 			t.Fatal(err)
 		}
 		split := kernel.Split
-		path, err := c.Convert(t.Context(), t.TempDir(), Conversion{State: &split, Ranks: 2}, nil)
+		path, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{State: &split, Ranks: 2}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		converted, err := Open(path)
+		converted, err := checkpoint.Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		job := newJob(t, splitFormat, 300, pieces(converted))
+		job := newJob(t, shardtest.SplitFormat, 300, pieces(converted))
 		load(t, path, job)
 		if converted.Step() != 3 || job[0].Pieces[0].Group != 0 || job[1].Pieces[len(job[1].Pieces)-1].Group != 1 {
 			t.Errorf("step %d, %+v", converted.Step(), job[0].Pieces)
@@ -302,7 +307,7 @@ func TestFromTorch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
-			mustSay(t, err, append(says, name+".pt")...)
+			shardtest.MustSay(t, err, append(says, name+".pt")...)
 		})
 	}
 	for name, want := range map[string][]int64{"step": {3, 3, 9, 3}, "absent": {3, 0, 3, 3}} {
@@ -314,8 +319,8 @@ func TestFromTorch(t *testing.T) {
 			if err := c.Verify(t.Context(), nil); err != nil {
 				t.Error(err)
 			}
-			for i, parameter := range c.names[:4] {
-				if got := c.stepOf(parameter); got != want[i] || c.Step() != slices.Max(want) {
+			for i, parameter := range c.Names()[:4] {
+				if got := c.StepOf(parameter); got != want[i] || c.Step() != slices.Max(want) {
 					t.Errorf("%s has had %d of %d steps, want %d of %d", parameter, got, c.Step(), want[i],
 						slices.Max(want))
 				}
@@ -329,7 +334,7 @@ func TestFromTorch(t *testing.T) {
 	})
 	t.Run("empty", func(t *testing.T) { // parameters without any element, which torch steps, too
 		c, err := OpenTorch(t.Context(), filepath.Join(folder, "empty.pt"), BesideTorch{}, nil)
-		if err != nil || len(c.names) != 6 {
+		if err != nil || len(c.Names()) != 6 {
 			t.Errorf("%+v, %v, want the 6 parameters that have elements", c, err)
 		}
 	})
@@ -355,9 +360,9 @@ func refuseDamage(t *testing.T, path string) {
 	defer archive.Close()
 	for _, f := range archive.File {
 		if at, err := f.DataOffset(); err == nil && strings.Contains(f.Name, "/data/") && f.UncompressedSize64 > 100 {
-			poke(t, path, int(at)+50, text[at+50]^1)
+			shardtest.Poke(t, path, int(at)+50, text[at+50]^1)
 			_, err = OpenTorch(t.Context(), path, BesideTorch{}, nil)
-			mustSay(t, err, path, f.Name)
+			shardtest.MustSay(t, err, path, f.Name)
 			break
 		}
 	}
@@ -365,7 +370,7 @@ func refuseDamage(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	_, err = OpenTorch(t.Context(), path, BesideTorch{}, nil)
-	mustSay(t, err, path, "no optimizer state")
+	shardtest.MustSay(t, err, path, "no optimizer state")
 	_, err = OpenTorch(t.Context(), path+"x", BesideTorch{}, nil)
-	mustSay(t, err, path+"x", "no such file")
+	shardtest.MustSay(t, err, path+"x", "no such file")
 }

@@ -1,10 +1,11 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/fault"
@@ -15,7 +16,7 @@ import (
 // torchLike is an optimizer as torch.save has written its state_dict: the order of its parameters, and its groups with
 // their options.
 type torchLike struct {
-	parameters []*parameter
+	parameters []shard.Piece
 	keys       []any  // of the parameters in the state
 	stepless   []bool // parameters whose group counts the steps
 	groups     []any
@@ -24,8 +25,8 @@ type torchLike struct {
 // WriteTorchLike is WriteTorch for an optimizer whose state_dict is in the file like: trainers load the file in place
 // of it. Parameters have its order, and groups its options. names is a file with the names of its parameters, where
 // like has none.
-func (c *Checkpoint) WriteTorchLike(
-	ctx context.Context, path, like, names string, progress func(bytes int64),
+func WriteTorchLike(
+	ctx context.Context, c *checkpoint.Checkpoint, path, like, names string, progress func(bytes int64),
 ) error {
 	list, err := readNames(names)
 	if err != nil {
@@ -33,17 +34,17 @@ func (c *Checkpoint) WriteTorchLike(
 	}
 	var l *torchLike
 	err = withArchive(ctx, like, torchKind, quantizedClass, nil, func(a *archive, document any) (err error) {
-		l, err = c.likeOf(like, document, list)
+		l, err = likeOf(c, like, document, list)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return c.writeTorch(ctx, path, l, progress)
+	return writeTorch(ctx, c, path, l, progress)
 }
 
 // likeOf finds the checkpoint's parameters in the state_dict of an optimizer. Both have the same ones.
-func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLike, error) {
+func likeOf(c *checkpoint.Checkpoint, like string, document any, names []string) (*torchLike, error) {
 	all, err := parametersOf(document, names)
 	if err != nil {
 		return nil, err
@@ -54,27 +55,27 @@ func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLi
 	}
 	taken, states := map[string]bool{}, stateByKey(pickle.Member(document, "state"))
 	for _, p := range all {
-		own := c.parameters[p.name]
-		if own == nil {
-			return nil, c.absent(like, p.name, isIn)
+		own, ok := c.Piece(p.name)
+		if !ok {
+			return nil, c.Absent(like, p.name, isIn)
 		}
 		taken[p.name] = true
-		if err := c.checkLike(own.Piece, states[p.key]); err != nil {
+		if err := checkLike(c, own, states[p.key]); err != nil {
 			return nil, fmt.Errorf("parameter %q: %w", p.name, err)
 		}
 		l.parameters, l.keys = append(l.parameters, own), append(l.keys, p.key)
 		state := states[p.key]
 		l.stepless = append(l.stepless, state != nil && pickle.Member(state, "step") == nil)
 	}
-	for _, name := range c.names {
-		if !taken[name] {
-			return nil, fault.File(c.path).Inputf("parameter %q is not in the optimizer that shall load it", name)
+	for _, own := range c.Pieces() {
+		if !taken[own.Name] {
+			return nil, fault.File(c.Path()).Inputf("parameter %q is not in the optimizer that shall load it", own.Name)
 		}
 	}
 	left := maxOptions
 	counts := func(group any) bool { return pickle.Member(group, "step") != nil }
 	if slices.ContainsFunc(l.groups, counts) || slices.Contains(l.stepless, true) && c.Algorithm() == kernel.Adam {
-		if err := c.oneStep("an optimizer that counts the steps of a parameter group"); err != nil {
+		if err := c.OneStep("an optimizer that counts the steps of a parameter group"); err != nil {
 			return nil, err
 		}
 	}
@@ -88,7 +89,7 @@ func (c *Checkpoint) likeOf(like string, document any, names []string) (*torchLi
 
 // checkLike refuses the state of another algorithm, of another shape, or in another format. There is none before the
 // first step.
-func (c *Checkpoint) checkLike(own shard.Piece, state any) error {
+func checkLike(c *checkpoint.Checkpoint, own shard.Piece, state any) error {
 	if state == nil {
 		return nil
 	}
@@ -169,7 +170,8 @@ func checkPlain(x any, left *int) error {
 			parts = append(parts, e.Key, e.Value)
 		}
 	default:
-		return fmt.Errorf("it is %s, expected a number or a text: a learning rate in a tensor is not written", pickle.Shown(x))
+		return fmt.Errorf("it is %s, expected a number or a text: a learning rate in a tensor is not written",
+			pickle.Shown(x))
 	}
 	for _, part := range parts {
 		if err := checkPlain(part, left); err != nil {

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"strings"
 
 	"plimsoll/internal/state/optim/kernel"
@@ -30,11 +31,11 @@ var universalKind = kind{
 
 // openUniversal opens a universal checkpoint. The module's file says which parameters
 // there are, in which groups and of which shapes.
-func openUniversal(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+func openUniversal(ctx context.Context, path string, progress func(bytes int64)) (*checkpoint.Checkpoint, error) {
 	z := &zero{path: path}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return nil, cause(path, "", errors.Unwrap(err))
+		return nil, checkpoint.Cause(path, "", errors.Unwrap(err))
 	}
 	for _, e := range entries {
 		if otherRank.MatchString(e.Name()) || otherFile.MatchString(e.Name()) {
@@ -61,15 +62,15 @@ func openUniversal(ctx context.Context, path string, progress func(bytes int64))
 			return err
 		})
 	}
-	all := &foreign{}
+	all := &checkpoint.ForeignShard{}
 	for number, group := range z.groups {
 		if err == nil {
 			err = readUniversal(ctx, z, all, group, groups[int64(number)], global, progress)
 		}
 	}
-	var c *Checkpoint
+	var c *checkpoint.Checkpoint
 	if err == nil {
-		c, err = assembleForeign(path, zeroPart, []*foreign{all})
+		c, err = checkpoint.AssembleForeign(path, zeroPart, []*checkpoint.ForeignShard{all})
 	}
 	return c, inputOf(universalKind, path, err)
 }
@@ -91,7 +92,8 @@ func universalGroups(a *archive, document any) (map[int64]int, int64, error) {
 
 // readUniversal adds the parameters of a group.
 func readUniversal(
-	ctx context.Context, z *zero, all *foreign, names *pickle.Dict, group int, step int64, progress func(bytes int64),
+	ctx context.Context, z *zero, all *checkpoint.ForeignShard, names *pickle.Dict, group int, step int64,
+	progress func(bytes int64),
 ) error {
 	for _, e := range names.Entries {
 		name := e.Key.(string) // was checked
@@ -107,7 +109,7 @@ func readUniversal(
 		if err := checkStates(own); err != nil {
 			return fmt.Errorf("parameter %q: %w", name, err)
 		}
-		var at []numbers
+		var at []checkpoint.Numbers
 		for _, stream := range universalStreams {
 			use := func(a *archive, document any) error {
 				l, err := locateUniversal(a, document, p)
@@ -120,7 +122,7 @@ func readUniversal(
 			}
 		}
 		number := step
-		if file := filepath.Join(own, "step.pt"); number < 0 || exists(file) {
+		if file := filepath.Join(own, "step.pt"); number < 0 || checkpoint.Exists(file) {
 			err := withArchive(ctx, file, universalKind, anyClass, nil, func(a *archive, document any) (err error) {
 				number, err = a.stepOf(kernel.Adam, document)
 				return err
@@ -129,7 +131,7 @@ func readUniversal(
 				return err
 			}
 		}
-		if err := all.add(p, kernel.Adam, number, at); err != nil {
+		if err := all.Add(p, kernel.Adam, number, at); err != nil {
 			return fmt.Errorf("parameter %q: %w", name, err)
 		}
 	}
@@ -140,7 +142,7 @@ func readUniversal(
 func checkStates(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return cause(folder, "the checkpoint is not complete", errors.Unwrap(err))
+		return checkpoint.Cause(folder, "the checkpoint is not complete", errors.Unwrap(err))
 	}
 	for _, e := range entries {
 		switch name, ok := strings.CutSuffix(e.Name(), ".pt"); {
@@ -154,16 +156,16 @@ func checkStates(folder string) error {
 
 // locateUniversal returns where the numbers of a parameter are in its file. ZeRO 3 writes
 // them flat.
-func locateUniversal(a *archive, document any, p shard.Piece) (location, error) {
+func locateUniversal(a *archive, document any, p shard.Piece) (checkpoint.Location, error) {
 	tensor, ok := document.(pickle.Tensor)
 	if !ok {
 		tensor, ok = pickle.Member(document, paramMember).(pickle.Tensor)
 	}
 	switch {
 	case !ok:
-		return location{}, fmt.Errorf("it is %s, expected a tensor", pickle.Shown(document))
+		return checkpoint.Location{}, fmt.Errorf("it is %s, expected a tensor", pickle.Shown(document))
 	case pickle.Member(document, "is_expert_param") == true:
-		return location{}, errors.New("it is of a mixture of experts")
+		return checkpoint.Location{}, errors.New("it is of a mixture of experts")
 	case len(tensor.Shape) == 1 && tensor.Shape[0] == p.Count:
 		return a.locate(tensor, tensor.Shape)
 	}

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/dtype"
@@ -22,7 +23,8 @@ var modelFiles = lazyregexp.New(`^(?:zero_pp_rank_\d+_)?mp_rank_0+_model_states\
 // as have saved like. It is a folder in the directory, and a file there names it. like is a checkpoint of the job that
 // shall load it: all but weights, moments and the optimizer's step are taken from there. Memory does not grow with the
 // state.
-func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string, progress func(bytes int64)) error {
+func WriteDeepSpeed(ctx context.Context, c *checkpoint.Checkpoint, directory, like string,
+	progress func(bytes int64)) error {
 	like, err := latest(like)
 	if err == nil {
 		like, err = filepath.Abs(like)
@@ -30,13 +32,13 @@ func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string,
 	if err != nil {
 		return err
 	}
-	if exists(filepath.Join(like, universalFolder)) {
+	if checkpoint.Exists(filepath.Join(like, universalFolder)) {
 		return zeroKind.wrong(like, "it is a universal checkpoint, which --to deepspeed writes without --like")
 	}
 	z := &zero{path: like}
 	template, err := z.open(ctx)
 	if err == nil {
-		err = cmp.Or(c.oneStep("DeepSpeed"), c.checkTemplate(template, "DeepSpeed"))
+		err = cmp.Or(c.OneStep("DeepSpeed"), checkTemplate(c, template, "DeepSpeed"))
 	}
 	var weights []parameterPlace
 	if err == nil {
@@ -47,7 +49,7 @@ func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string,
 	}
 	tag := filepath.Base(like)
 	err = writeFolder(filepath.Join(directory, tag), func(folder string) error {
-		return c.fillZero(ctx, z, weights, template.step, folder, progress)
+		return fillZero(ctx, c, z, weights, template.Step(), folder, progress)
 	})
 	if err != nil {
 		return err
@@ -55,20 +57,21 @@ func (c *Checkpoint) WriteDeepSpeed(ctx context.Context, directory, like string,
 	if err := files.Replace(filepath.Join(directory, latestTag), []byte(tag)); err != nil {
 		return err
 	}
-	return syncFolder(directory)
+	return files.SyncFolder(directory)
 }
 
 // fillZero copies DeepSpeed's files to a folder and writes the state into the copy. It reads the result as any other
 // checkpoint before it is given its name.
-func (c *Checkpoint) fillZero(
-	ctx context.Context, z *zero, weights []parameterPlace, step int64, folder string, progress func(bytes int64),
+func fillZero(
+	ctx context.Context, c *checkpoint.Checkpoint, z *zero, weights []parameterPlace, step int64, folder string,
+	progress func(bytes int64),
 ) error {
 	if err := copyFolder(ctx, folder, z.path); err != nil {
 		return err
 	}
 	out := &overwriter{folder: folder, kind: zeroKind, open: map[string]*os.File{}}
 	defer out.close()
-	if err := c.refill(ctx, out, z.ranks, weights, progress); err != nil {
+	if err := refill(ctx, c, out, z.ranks, weights, progress); err != nil {
 		return err
 	}
 	for path, keys := range z.located {
@@ -80,16 +83,16 @@ func (c *Checkpoint) fillZero(
 		return err
 	}
 	for _, file := range z.files {
-		if c.step == step {
+		if c.Step() == step {
 			break
 		}
-		if err := out.setSteps(file, zeroSteps, step, c.step); err != nil {
+		if err := out.setSteps(file, zeroSteps, step, c.Step()); err != nil {
 			return err
 		}
 	}
 	written, err := (&zero{path: folder}).open(ctx)
-	if err == nil && written.step != c.step {
-		err = fmt.Errorf("its step is %d after it has been set to %d", written.step, c.step)
+	if err == nil && written.Step() != c.Step() {
+		err = fmt.Errorf("its step is %d after it has been set to %d", written.Step(), c.Step())
 	}
 	return err
 }
@@ -162,7 +165,8 @@ func weightIn(a *archive, name string, shape []int64, of any) (*parameterPlace, 
 	p := shard.Piece{Name: name, Shape: shape}
 	p.Count, _ = p.Elements() // was validated
 	g, err := newGrid(shape, []*block{{
-		offsets: make([]int64, len(shape)), sizes: shape, starts: []int64{0}, places: []location{at}, end: p.Count,
+		offsets: make([]int64,
+			len(shape)), sizes: shape, starts: []int64{0}, places: []checkpoint.Location{at}, end: p.Count,
 	}})
 	g.of = stored
 	return &parameterPlace{p, g}, err

@@ -1,6 +1,6 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"crypto/sha256"
@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
@@ -17,10 +19,11 @@ import (
 )
 
 // digestOf returns the SHA-256 of a stream of a parameter, in fp32.
-func digestOf(t *testing.T, c *Checkpoint, name string, role kernel.Role) string {
+func digestOf(t *testing.T, c *checkpoint.Checkpoint, name string, role kernel.Role) string {
 	t.Helper()
 	hash := sha256.New()
-	if err := c.export(t.Context(), c.parameters[name].Piece, role, hash, nil); err != nil {
+	own, _ := c.Piece(name)
+	if err := c.Export(t.Context(), own, role, hash, nil); err != nil {
 		t.Fatal(err)
 	}
 	return hex.EncodeToString(hash.Sum(nil))
@@ -45,7 +48,7 @@ func linesIn(t *testing.T, path string) []string {
 func TestMegatron(t *testing.T) {
 	states := filepath.Join("testdata", "megatron")
 	for name, path := range map[string]string{
-		"fully_reshardable": filepath.Join("../../..", "examples", "megatron"),
+		"fully_reshardable": filepath.Join("../../../..", "examples", "megatron"),
 		"flattened":         filepath.Join(states, "flattened"),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,25 +56,26 @@ func TestMegatron(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ranks, err := c.Convert(t.Context(), t.TempDir(), Conversion{Ranks: 3}, nil)
+			ranks, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{Ranks: 3}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			own, err := Open(ranks)
+			own, err := checkpoint.Open(ranks)
 			if err != nil {
 				t.Fatal(err)
 			}
 			lines := linesIn(t, filepath.Join(states, name+".txt"))
-			if own.Step() != 3 || len(lines) != 3*len(own.names) {
-				t.Fatalf("step %d, %d parameters and %d states", own.Step(), len(own.names), len(lines))
+			if own.Step() != 3 || len(lines) != 3*len(own.Names()) {
+				t.Fatalf("step %d, %d parameters and %d states", own.Step(), len(own.Names()), len(lines))
 			}
 			for _, line := range lines {
 				component, rest, _ := strings.Cut(line, " ")
 				parameter, rest, _ := strings.Cut(rest, " ")
-				if own.parameters[parameter] == nil {
+				whole, ok := own.Piece(parameter)
+				if !ok {
 					t.Fatalf("there is no %q", parameter)
 				}
-				shape := strings.ReplaceAll(fmt.Sprint(own.parameters[parameter].Shape), " ", ", ")
+				shape := strings.ReplaceAll(fmt.Sprint(whole.Shape), " ", ", ")
 				if got := shape + " " + digestOf(t, own, parameter, componentRoles[component]); got != rest {
 					t.Errorf("%s of %s is %s, want %s", component, parameter, got, rest)
 				}
@@ -82,7 +86,7 @@ func TestMegatron(t *testing.T) {
 
 // TestMegatronRefused: what cannot be read is named.
 func TestMegatronRefused(t *testing.T) {
-	folder := filepath.Join("../../..", "examples", "megatron")
+	folder := filepath.Join("../../../..", "examples", "megatron")
 	replaced := func(name, from, to string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			text, err := os.ReadFile(filepath.Join(path, name))
@@ -133,7 +137,7 @@ func TestMegatronRefused(t *testing.T) {
 			}
 			test.change(t, changed)
 			_, err := OpenMegatron(t.Context(), filepath.Dir(changed), nil)
-			mustSay(t, err, test.says)
+			shardtest.MustSay(t, err, test.says)
 		})
 	}
 }
@@ -148,14 +152,14 @@ func write(t *testing.T, path, text string) {
 // torchaoFile returns the file of an optimizer of torchao.
 func torchaoFile(optimizer string) string {
 	if optimizer == "AdamW8bit" {
-		return filepath.Join("../../..", "examples", "torchao.pt")
+		return filepath.Join("../../../..", "examples", "torchao.pt")
 	}
 	return filepath.Join("testdata", "torchao", optimizer+".pt")
 }
 
 // TestQuantized reads states of torchao's optimizers. Every moment is what torchao dequantizes.
 func TestQuantized(t *testing.T) {
-	opened := map[string]*Checkpoint{}
+	opened := map[string]*checkpoint.Checkpoint{}
 	for _, line := range linesIn(t, filepath.Join("testdata", "torchao", "states.txt")) {
 		fields := strings.SplitN(line, " ", 4)
 		of, component, parameter := fields[0], fields[1], fields[2]
@@ -164,8 +168,8 @@ func TestQuantized(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.Step() != 3 || len(c.names) != 4 || !strings.HasPrefix(c.Quantized(), "torchao.optim.subclass_") {
-				t.Errorf("%s: step %d, %v, moments of %q", of, c.Step(), c.names, c.Quantized())
+			if c.Step() != 3 || len(c.Names()) != 4 || !strings.HasPrefix(c.Quantized(), "torchao.optim.subclass_") {
+				t.Errorf("%s: step %d, %v, moments of %q", of, c.Step(), c.Names(), c.Quantized())
 			}
 			opened[of] = c
 		}
@@ -191,7 +195,7 @@ func TestGrid(t *testing.T) {
 	for _, rows := range [][2]int64{{0, 1}, {1, 3}, {4, 2}} {
 		for _, columns := range [][2]int64{{0, 7}, {7, 3}} {
 			b := &block{offsets: []int64{rows[0], 0, columns[0]}, sizes: []int64{rows[1], 4, columns[1]}}
-			b.starts, b.places = []int64{0}, []location{{path, int64(len(file))}}
+			b.starts, b.places = []int64{0}, []checkpoint.Location{{Path: path, Offset: int64(len(file))}}
 			count := int64(0)
 			for i := rows[0]; i < rows[0]+rows[1]; i++ {
 				for j := range int64(4) {
@@ -201,7 +205,7 @@ func TestGrid(t *testing.T) {
 						file = append(append(file, row[:4]...), make([]byte, 12)...)
 						row = row[4:]
 						b.starts = append(b.starts, 2*columns[1]+1)
-						b.places = append(b.places, location{path, int64(len(file))})
+						b.places = append(b.places, checkpoint.Location{Path: path, Offset: int64(len(file))})
 					}
 					file = append(file, row...)
 				}
@@ -214,12 +218,12 @@ func TestGrid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := openFiles{}
+	files := checkpoint.OpenFiles{}
 	for first := int64(0); first < 240; first += 13 {
 		for _, count := range []int64{1, 9, 40, 240 - first} {
 			count = min(count, 240-first)
 			got := make([]byte, 4*count)
-			if err := (section{g, first}).read(files.open, 0, got); err != nil {
+			if err := (section{g, first}).Read(files.Open, 0, got); err != nil {
 				t.Fatal(err)
 			}
 			if string(got) != string(data[4*first:4*(first+count)]) {
@@ -227,7 +231,7 @@ func TestGrid(t *testing.T) {
 			}
 		}
 	}
-	if err := files.close(); err != nil {
+	if err := files.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for name, wrong := range map[string][]*block{
@@ -246,19 +250,20 @@ func TestGrid(t *testing.T) {
 
 // TestManyFiles: a reader closes files before it has too many open.
 func TestManyFiles(t *testing.T) {
-	files, folder := openFiles{}, t.TempDir()
-	for i := range 3 * maxOpen {
+	files, folder := checkpoint.OpenFiles{}, t.TempDir()
+	for i := range 3 * checkpoint.MaxOpen {
 		path := filepath.Join(folder, fmt.Sprint(i))
 		write(t, path, "number!!")
 		b := make([]byte, 4)
-		if err := (location{path, 0}).read(files.open, 1, b); err != nil || string(b) != "er!!" {
+		if err := (checkpoint.Location{Path: path, Offset: 0}).Read(files.Open, 1, b); err != nil ||
+			string(b) != "er!!" {
 			t.Fatal(string(b), err)
 		}
-		if len(files) > maxOpen {
+		if len(files) > checkpoint.MaxOpen {
 			t.Fatalf("%d files are open", len(files))
 		}
 	}
-	if err := files.close(); err != nil || len(files) != 0 {
+	if err := files.Close(); err != nil || len(files) != 0 {
 		t.Fatal(err)
 	}
 }

@@ -1,12 +1,14 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
@@ -76,7 +78,7 @@ func TestBitsandbytes(t *testing.T) {
 		"Lion8bit_betas": "only Lion's is read",
 	} {
 		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
-		mustSay(t, err, says, name+".pt")
+		shardtest.MustSay(t, err, says, name+".pt")
 	}
 }
 
@@ -180,9 +182,9 @@ func TestTorchLike(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			own := reopened(t, c, Conversion{Ranks: 2})
+			own := reopened(t, c, checkpoint.Conversion{Ranks: 2})
 			to, like := in(form+"_out.pt"), in(form+"_like.pt")
-			if err := own.WriteTorchLike(t.Context(), to, like, beside.Names, nil); err != nil {
+			if err := WriteTorchLike(t.Context(), own, to, like, beside.Names, nil); err != nil {
 				t.Fatal(err)
 			}
 			fmt.Fprintln(&want, kind, form, tensors, "True")
@@ -198,13 +200,13 @@ func TestTorchLike(t *testing.T) {
 }
 
 // reopened converts a checkpoint, and opens the result.
-func reopened(t *testing.T, c *Checkpoint, to Conversion) *Checkpoint {
+func reopened(t *testing.T, c *checkpoint.Checkpoint, to checkpoint.Conversion) *checkpoint.Checkpoint {
 	t.Helper()
 	path, err := c.Convert(t.Context(), t.TempDir(), to, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := Open(path)
+	own, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,36 +232,36 @@ func refuseLike(t *testing.T, in func(string) string) {
 		"tensor option":  {"tensor_like.pt", "", `"thing": it is a tensor`},
 		"fewer":          {"fewer_like.pt", "", `parameter "2.weight" is not in the optimizer`},
 	} {
-		err := c.WriteTorchLike(t.Context(), in("refused.pt"), in(test.like), test.names, nil)
-		t.Run(name, func(t *testing.T) { mustSay(t, err, test.says) })
+		err := WriteTorchLike(t.Context(), c, in("refused.pt"), in(test.like), test.names, nil)
+		t.Run(name, func(t *testing.T) { shardtest.MustSay(t, err, test.says) })
 	}
-	if exists(in("refused.pt")) {
+	if checkpoint.Exists(in("refused.pt")) {
 		t.Error("a file was written")
 	}
 	for name, beside := range map[string]BesideTorch{
 		"it has no tensor": {}, "an earlier file has": {Weights: append(weights, in("weights.safetensors"))},
 	} {
 		_, err := OpenTorch(t.Context(), in("named.pt"), beside, nil)
-		mustSay(t, err, name)
+		shardtest.MustSay(t, err, name)
 	}
 }
 
 // TestTemplateOfOtherParameters: no number of a state is left out because a template has no place for it.
 func TestTemplateOfOtherParameters(t *testing.T) {
-	opened := func(model []tensorOf) *Checkpoint {
-		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+	opened := func(model []shardtest.Tensor) *checkpoint.Checkpoint {
+		job := newJob(t, shardtest.SplitFormat, 700, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsFP32)))
 		train(t, job, 1, 1)
-		c, err := Open(save(t, t.TempDir(), job, ""))
+		c, err := checkpoint.Open(save(t, t.TempDir(), job, ""))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	all, few := opened(smallModel), opened(smallModel[:4])
-	mustSay(t, all.checkTemplate(few, "DeepSpeed"),
+	all, few := opened(shardtest.SmallModel), opened(shardtest.SmallModel[:4])
+	shardtest.MustSay(t, checkTemplate(all, few, "DeepSpeed"),
 		`parameter "scale" is not in the checkpoint that is to be like it`)
-	mustSay(t, few.checkTemplate(all, "DeepSpeed"), `it has the parameter "scale"`)
-	if err := all.checkTemplate(all, "DeepSpeed"); err != nil {
+	shardtest.MustSay(t, checkTemplate(few, all, "DeepSpeed"), `it has the parameter "scale"`)
+	if err := checkTemplate(all, all, "DeepSpeed"); err != nil {
 		t.Error(err)
 	}
 }
@@ -311,7 +313,7 @@ func TestTrainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := reopened(t, c, Conversion{})
+	own := reopened(t, c, checkpoint.Conversion{})
 	out := filepath.Join(folder, "resumed")
 	if err := os.CopyFS(out, os.DirFS(saved)); err != nil {
 		t.Fatal(err)
@@ -320,7 +322,7 @@ func TestTrainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	like := filepath.Join(folder, "like.pt")
-	if err := own.WriteTorchLike(t.Context(), filepath.Join(out, "optimizer.pt"), like, names, nil); err != nil {
+	if err := WriteTorchLike(t.Context(), own, filepath.Join(out, "optimizer.pt"), like, names, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := run(out); got != want || len(want) < 1000 {
@@ -381,26 +383,27 @@ func TestMegatronLike(t *testing.T) {
 		t.Fatal(err)
 	}
 	const expert = "decoder.layers.1.mlp.experts.local_experts.2.fc1.weight"
-	if p := c.parameters[expert]; len(c.names) != 10 || p == nil || !slices.Equal(p.Shape, []int64{4, 5}) {
-		t.Errorf("%v, %+v", c.names, p)
+	if p, _ := c.Piece(expert); len(c.Names()) != 10 || !slices.Equal(p.Shape, []int64{4, 5}) {
+		t.Errorf("%v, %+v", c.Names(), p)
 	}
 	split := kernel.Split
-	own, out := reopened(t, c, Conversion{Ranks: 3, State: &split}), filepath.Join(folder, "out")
-	if err := own.WriteMegatron(t.Context(), out, like, nil); err != nil {
+	own, out := reopened(t, c, checkpoint.Conversion{Ranks: 3, State: &split}), filepath.Join(folder, "out")
+	if err := WriteMegatron(t.Context(), own, out, like, nil); err != nil {
 		t.Fatal(err)
 	}
 	got := python(t, inMegatron, "compare", source, like, filepath.Join(out, "iter_0000007"))
 	if text := linesIn(t, filepath.Join(out, latestName)); got != "as it shall be\n" || text[0] != "7" {
 		t.Error(got, text)
 	}
-	mustSay(t, own.WriteMegatron(t.Context(), out, like, nil), "is here already")
-	other := filepath.Join("../../..", "examples", "megatron")
-	mustSay(t, own.WriteMegatron(t.Context(), t.TempDir(), other, nil), "which the checkpoint", "does not have")
+	shardtest.MustSay(t, WriteMegatron(t.Context(), own, out, like, nil), "is here already")
+	other := filepath.Join("../../../..", "examples", "megatron")
+	shardtest.MustSay(t, WriteMegatron(t.Context(), own, t.TempDir(), other, nil), "which the checkpoint",
+		"does not have")
 }
 
 // TestMegatronIntoOtherCuts: the parts of tensor parallel ranks, and flattened ones, are filled from each other.
 func TestMegatronIntoOtherCuts(t *testing.T) {
-	example := filepath.Join("../../..", "examples", "megatron")
+	example := filepath.Join("../../../..", "examples", "megatron")
 	flattened := filepath.Join("testdata", "megatron", "flattened")
 	for from, like := range map[string]string{example: flattened, flattened: example} {
 		c, err := OpenMegatron(t.Context(), from, nil)
@@ -408,14 +411,14 @@ func TestMegatronIntoOtherCuts(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := t.TempDir()
-		if err := c.WriteMegatron(t.Context(), out, like, nil); err != nil {
+		if err := WriteMegatron(t.Context(), c, out, like, nil); err != nil {
 			t.Fatal(err)
 		}
 		got, err := OpenMegatron(t.Context(), out, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range c.names {
+		for _, name := range c.Names() {
 			for component, role := range componentRoles {
 				if digestOf(t, got, name, role) != digestOf(t, c, name, role) {
 					t.Errorf("%s of %s is not that of %s", component, name, from)
@@ -504,8 +507,8 @@ func TestOtherOptimizersGoAround(t *testing.T) {
 		if c.Algorithm() != algorithm || kind == "Adagrad" && c.Step() != 3 {
 			t.Errorf("%s: %v at step %d", kind, c.Algorithm(), c.Step())
 		}
-		own := reopened(t, c, Conversion{Ranks: 3})
-		if err := own.WriteDistributed(t.Context(), filepath.Join(out, kind), nil); err != nil {
+		own := reopened(t, c, checkpoint.Conversion{Ranks: 3})
+		if err := WriteDistributed(t.Context(), own, filepath.Join(out, kind), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -513,7 +516,7 @@ func TestOtherOptimizersGoAround(t *testing.T) {
 		t.Errorf("torch goes on with %d tensors, which are not the %d that it would have had", len(got), len(want))
 	}
 	_, err := OpenDistributed(t.Context(), filepath.Join(saved, "Muon"), nil) // whose momentum has the name of SGD's
-	mustSay(t, err, "it is the state of Muon")
+	shardtest.MustSay(t, err, "it is the state of Muon")
 }
 
 // inMuon saves the state of DeepSpeed's Muon as torch.save and as ZeRO do, and that of an optimizer whose options are
@@ -555,11 +558,11 @@ func TestMuonIsNotSGD(t *testing.T) {
 		"mixed": errMuon.Error(), "muon": errMuon.Error(), "other": "have no option dampening",
 	} {
 		_, err := OpenTorch(t.Context(), filepath.Join(folder, name+".pt"), BesideTorch{}, nil)
-		mustSay(t, err, says)
+		shardtest.MustSay(t, err, says)
 	}
 	if _, err := OpenTorch(t.Context(), filepath.Join(folder, "sgd.pt"), BesideTorch{}, nil); err != nil {
 		t.Error(err)
 	}
 	_, err := OpenDeepSpeed(t.Context(), filepath.Join(folder, "zero"), nil)
-	mustSay(t, err, errMuon.Error())
+	shardtest.MustSay(t, err, errMuon.Error())
 }

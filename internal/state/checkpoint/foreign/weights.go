@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
@@ -16,7 +17,7 @@ import (
 // weight is a parameter in a file of a trainer.
 type weight struct {
 	shape []int64
-	at    numbers
+	at    checkpoint.Numbers
 }
 
 // maxNames is far above the size of a list of names.
@@ -34,7 +35,7 @@ func readNames(path string) ([]string, error) {
 	}
 	text, err := files.Read(path, maxNames)
 	if err != nil {
-		return nil, cause(path, "the names of the parameters cannot be read", errors.Unwrap(err))
+		return nil, checkpoint.Cause(path, "the names of the parameters cannot be read", errors.Unwrap(err))
 	}
 	var names []string
 	if err := json.Unmarshal(text, &names); err != nil || len(names) == 0 {
@@ -85,7 +86,7 @@ func weightsIn(ctx context.Context, path string, progress func(bytes int64)) (ma
 	}
 	own := map[string]weight{}
 	for _, t := range tensors {
-		switch at := (location{path, t.Offset}); t.Type {
+		switch at := (checkpoint.Location{Path: path, Offset: t.Offset}); t.Type {
 		case dtype.F32:
 			own[t.Name] = weight{t.Shape, at}
 		case dtype.BF16:
@@ -110,7 +111,7 @@ func (a *archive) addWeight(own map[string]weight, name string, value any) error
 func beginsAsArchive(path string) (bool, error) {
 	file, _, err := files.Open(path)
 	if err != nil {
-		return false, cause(path, "this is no "+weightsKind.name, errors.Unwrap(err))
+		return false, checkpoint.Cause(path, "this is no "+weightsKind.name, errors.Unwrap(err))
 	}
 	defer file.Close()
 	var begin [4]byte

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"strconv"
 
 	"plimsoll/internal/base/files"
@@ -19,8 +20,8 @@ var iterationFolder = lazyregexp.New(`^iter_(\d{7})$`)
 // WriteMegatron writes the checkpoint as one of Megatron's dist_checkpointing. It is a folder in the directory, and a
 // file there names it. like is a checkpoint of the job that shall load it: all but weights, moments and the optimizer's
 // step are taken from there. Memory does not grow with the state.
-func (c *Checkpoint) WriteMegatron(
-	ctx context.Context, directory, like string, progress func(bytes int64),
+func WriteMegatron(
+	ctx context.Context, c *checkpoint.Checkpoint, directory, like string, progress func(bytes int64),
 ) error {
 	like, err := latestIteration(like)
 	if err == nil {
@@ -29,7 +30,7 @@ func (c *Checkpoint) WriteMegatron(
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("iter_%07d", c.step)
+	name := fmt.Sprintf("iter_%07d", c.Step())
 	if iterationFolder.MatchString(filepath.Base(like)) {
 		name = filepath.Base(like)
 	}
@@ -38,13 +39,13 @@ func (c *Checkpoint) WriteMegatron(
 	defer m.close()
 	template, err := m.open()
 	if err == nil {
-		err = cmp.Or(c.oneStep("Megatron"), c.checkTemplate(template, "Megatron"))
+		err = cmp.Or(c.OneStep("Megatron"), checkTemplate(c, template, "Megatron"))
 	}
 	if err != nil {
 		return inputOf(megatronKind, like, err)
 	}
 	err = writeFolder(filepath.Join(directory, name), func(folder string) error {
-		return c.fillMegatron(ctx, m, folder, progress)
+		return fillMegatron(ctx, c, m, folder, progress)
 	})
 	if err != nil {
 		return err
@@ -54,18 +55,19 @@ func (c *Checkpoint) WriteMegatron(
 	if err := files.Replace(latest, fmt.Append(nil, number)); err != nil {
 		return err
 	}
-	return syncFolder(directory)
+	return files.SyncFolder(directory)
 }
 
 // fillMegatron copies Megatron's files to a folder and writes the state into the copy. It reads the result as any other
 // checkpoint before it is given its name.
-func (c *Checkpoint) fillMegatron(ctx context.Context, m *megatron, folder string, progress func(bytes int64)) error {
+func fillMegatron(ctx context.Context, c *checkpoint.Checkpoint, m *megatron, folder string,
+	progress func(bytes int64)) error {
 	if err := copyFolder(ctx, folder, m.path); err != nil {
 		return err
 	}
 	out := &overwriter{folder: folder, kind: megatronKind, open: map[string]*os.File{}}
 	defer out.close()
-	if err := c.refill(ctx, out, m.ranks, m.weights, progress); err != nil {
+	if err := refill(ctx, c, out, m.ranks, m.weights, progress); err != nil {
 		return err
 	}
 	for _, b := range m.used {
@@ -76,26 +78,26 @@ func (c *Checkpoint) fillMegatron(ctx context.Context, m *megatron, folder strin
 	if err := out.finish(); err != nil {
 		return err
 	}
-	if err := c.setCommonStep(m, out); err != nil {
+	if err := setCommonStep(c, m, out); err != nil {
 		return err
 	}
 	written := newMegatron(ctx, folder, nil)
 	check, err := written.open()
-	if err == nil && check.step != c.step {
-		err = fmt.Errorf("its step is %d after it has been set to %d", check.step, c.step)
+	if err == nil && check.Step() != c.Step() {
+		err = fmt.Errorf("its step is %d after it has been set to %d", check.Step(), c.Step())
 	}
 	return err
 }
 
 // setCommonStep writes the optimizer's step into the copy of common.pt.
-func (c *Checkpoint) setCommonStep(m *megatron, out *overwriter) error {
-	if c.step == m.step {
+func setCommonStep(c *checkpoint.Checkpoint, m *megatron, out *overwriter) error {
+	if c.Step() == m.step {
 		return nil
 	}
 	if m.commonIn != "" {
 		return fmt.Errorf("its step is in %q, expected common.pt", m.commonIn)
 	}
-	return out.setSteps(filepath.Join(m.path, commonName), stepTensors, m.step, c.step)
+	return out.setSteps(filepath.Join(m.path, commonName), stepTensors, m.step, c.Step())
 }
 
 // stepTensors returns the steps of an optimizer, which are numbers or tensors.

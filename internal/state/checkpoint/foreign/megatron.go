@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,7 +41,7 @@ const maxConfig = 1 << 16
 // OpenMegatron opens a checkpoint of Megatron's dist_checkpointing, of format torch_dist:
 // a checkpoint of torch.distributed.checkpoint with keys of Megatron's own. path is the
 // folder of an iteration, or the one that names the latest.
-func OpenMegatron(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+func OpenMegatron(ctx context.Context, path string, progress func(bytes int64)) (*checkpoint.Checkpoint, error) {
 	path, err := latestIteration(path)
 	if err == nil {
 		err = checkBackend(path)
@@ -60,7 +61,7 @@ func newMegatron(ctx context.Context, path string, progress func(bytes int64)) *
 	}
 }
 
-func (m *megatron) open() (*Checkpoint, error) {
+func (m *megatron) open() (*checkpoint.Checkpoint, error) {
 	return m.assemble(anyClass, megatronPart, m.readParameters)
 }
 
@@ -94,7 +95,7 @@ func checkBackend(path string) error {
 	name := filepath.Join(path, "metadata.json")
 	text, err := readSmall(name)
 	if err != nil {
-		return cause(name, "this is no "+megatronKind.name, errors.Unwrap(err))
+		return checkpoint.Cause(name, "this is no "+megatronKind.name, errors.Unwrap(err))
 	}
 	var config struct {
 		Backend string `json:"sharded_backend"`
@@ -193,7 +194,7 @@ func (m *megatron) addParameter(name string) error {
 	if master == "" {
 		master = name // the parameter itself is fp32
 	}
-	var at []numbers
+	var at []checkpoint.Numbers
 	var shape []int64
 	for i, key := range []string{master, m.keys["exp_avg."+name], m.keys["exp_avg_sq."+name]} {
 		t := m.tensors[key]
@@ -224,7 +225,7 @@ func (m *megatron) addParameter(name string) error {
 
 // noteForWriting notes the archives of a parameter. It returns where the parameter itself is, beside its master
 // weights.
-func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers, error) {
+func (m *megatron) noteForWriting(name, master string, shape []int64) ([]checkpoint.Numbers, error) {
 	for _, key := range []string{master, m.keys["exp_avg."+name], m.keys["exp_avg_sq."+name]} {
 		m.noteChunks(m.tensors[key])
 	}
@@ -237,17 +238,17 @@ func (m *megatron) noteForWriting(name, master string, shape []int64) ([]numbers
 	}
 	m.noteChunks(t)
 	if t.isBF16 {
-		g, err := m.gridWith(t, func(a *archive, tensor pickle.Tensor, sizes []int64) (location, error) {
+		g, err := m.gridWith(t, func(a *archive, tensor pickle.Tensor, sizes []int64) (checkpoint.Location, error) {
 			if tensor.Kind != "BFloat16Storage" {
-				return location{}, fmt.Errorf("a tensor with a %s, expected bf16", tensor.Kind)
+				return checkpoint.Location{}, fmt.Errorf("a tensor with a %s, expected bf16", tensor.Kind)
 			}
 			return a.locateBytes(tensor, sizes, 2)
 		})
 		g.of = dtype.BF16
-		return []numbers{g}, err
+		return []checkpoint.Numbers{g}, err
 	}
 	g, err := m.gridOf(t)
-	return []numbers{g}, err
+	return []checkpoint.Numbers{g}, err
 }
 
 func (m *megatron) noteChunks(t *savedTensor) {
@@ -263,7 +264,7 @@ func (m *megatron) noteChunks(t *savedTensor) {
 const megatronExperts, localExperts = ".experts.experts.", ".experts.local_experts."
 
 // addAll adds a parameter, or those of all layers and experts.
-func (m *megatron) addAll(name string, shape []int64, at []numbers) error {
+func (m *megatron) addAll(name string, shape []int64, at []checkpoint.Numbers) error {
 	before, after, ok := strings.Cut(name, megatronExperts)
 	if ok {
 		before += localExperts
@@ -281,7 +282,7 @@ func (m *megatron) addAll(name string, shape []int64, at []numbers) error {
 	own := shard.Piece{Shape: shape[1:]}
 	count, _ := own.Elements() // a part of a shape with elements
 	for number := range shape[0] {
-		sections := make([]numbers, len(at))
+		sections := make([]checkpoint.Numbers, len(at))
 		for i := range at {
 			sections[i] = section{at[i], number * count}
 		}
@@ -292,19 +293,19 @@ func (m *megatron) addAll(name string, shape []int64, at []numbers) error {
 	return nil
 }
 
-func (m *megatron) add(name string, shape []int64, at []numbers) error {
+func (m *megatron) add(name string, shape []int64, at []checkpoint.Numbers) error {
 	p := shard.Piece{Name: name, Shape: shape}
 	p.Count, _ = p.Elements() // a grid has elements
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	if own := m.rank(0); len(own.pieces) >= maxParameters {
+	if own := m.rank(0); len(own.Pieces) >= maxParameters {
 		return fmt.Errorf("it has more than %d parameters", maxParameters)
 	}
 	if len(at) > 3 {
 		m.weights = append(m.weights, parameterPlace{p, at[3]})
 	}
-	return m.rank(0).add(p, kernel.Adam, m.step, at[:3])
+	return m.rank(0).Add(p, kernel.Adam, m.step, at[:3])
 }
 
 // flattened returns the grid of a tensor that data parallel ranks divide. Its last

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"strings"
 
@@ -47,17 +48,18 @@ func metadataClass(c pickle.Class) bool {
 // OpenDistributed opens a checkpoint that torch.distributed.checkpoint.save has written, of a
 // model and its optimizer by the names of parameters, as get_state_dict gives them. It reads
 // every number of the two and verifies the archives' own checksums.
-func OpenDistributed(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+func OpenDistributed(ctx context.Context, path string, progress func(bytes int64)) (*checkpoint.Checkpoint, error) {
 	d := &distcp{ctx: ctx, kind: distcpKind, path: path, progress: progress, names: map[string]bool{}}
 	return d.assemble(metadataClass, distcpPart, d.readParameters)
 }
 
 // assemble makes a checkpoint of the metadata and of the parameters that are read then.
-func (d *distcp) assemble(admitted func(pickle.Class) bool, part string, read func() error) (*Checkpoint, error) {
+func (d *distcp) assemble(admitted func(pickle.Class) bool, part string, read func() error) (*checkpoint.Checkpoint,
+	error) {
 	defer d.close()
 	file, info, err := files.Open(filepath.Join(d.path, metadataName))
 	if err != nil {
-		return nil, cause(filepath.Join(d.path, metadataName), "this is no "+d.kind.name, errors.Unwrap(err))
+		return nil, checkpoint.Cause(filepath.Join(d.path, metadataName), "this is no "+d.kind.name, errors.Unwrap(err))
 	}
 	text, err := files.ReadOpen(file, info, maxPickle)
 	_ = file.Close()
@@ -71,9 +73,9 @@ func (d *distcp) assemble(admitted func(pickle.Class) bool, part string, read fu
 	if err == nil {
 		err = read()
 	}
-	var c *Checkpoint
+	var c *checkpoint.Checkpoint
 	if err == nil {
-		c, err = assembleForeign(d.path, part, d.ranks)
+		c, err = checkpoint.AssembleForeign(d.path, part, d.ranks)
 	}
 	return c, inputOf(d.kind, d.path, err)
 }
@@ -85,13 +87,13 @@ type distcp struct {
 	path     string
 	progress func(bytes int64)
 
-	tensors map[string]*savedTensor // by key
-	keys    []string                // of the tensors, sorted
-	blobs   map[string]blob         // of the other objects, by key
-	names   map[string]bool         // of the parameters
-	inBlobs func(pickle.Class) bool // admits objects in the files
-	ranks   []*foreign              // the first chunks of all parameters, the second ones, and so on
-	file    *os.File                // the one that was read last
+	tensors map[string]*savedTensor    // by key
+	keys    []string                   // of the tensors, sorted
+	blobs   map[string]blob            // of the other objects, by key
+	names   map[string]bool            // of the parameters
+	inBlobs func(pickle.Class) bool    // admits objects in the files
+	ranks   []*checkpoint.ForeignShard // the first chunks of all parameters, the second ones, and so on
+	file    *os.File                   // the one that was read last
 	name    string
 }
 
@@ -159,7 +161,8 @@ func (d *distcp) readMetadata(document any) error {
 			}
 			t.chunks = append(t.chunks, c)
 		}
-		before := pickle.Member(pickle.Member(attribute(document, "mcore_data"), key), "nd_reformulated_orig_global_shape")
+		before := pickle.Member(pickle.Member(attribute(document, "mcore_data"), key),
+			"nd_reformulated_orig_global_shape")
 		if before != nil {
 			if t.before, ok = pickle.Sizes(before); !ok {
 				return fmt.Errorf("%q was flattened, and had the shape %s", key, pickle.Shown(before))
@@ -307,7 +310,8 @@ func (d *distcp) readGroups(prefix string) (map[string]int, error) {
 		for _, item := range pickle.Items(names) {
 			name, ok := item.(string)
 			if _, twice := groups[name]; !ok || twice {
-				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group, pickle.Shown(item))
+				return fmt.Errorf("parameter group %d has %s, which is no name or is listed twice", group,
+					pickle.Shown(item))
 			}
 			groups[name] = group
 		}
@@ -369,7 +373,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 		if err != nil {
 			return err
 		}
-		return d.rank(0).add(whole, algorithm, step, at)
+		return d.rank(0).Add(whole, algorithm, step, at)
 	}
 	for number, c := range streams[0].chunks {
 		p := whole
@@ -377,7 +381,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 		if p.Count == 0 {
 			continue
 		}
-		var at []numbers
+		var at []checkpoint.Numbers
 		for _, t := range streams {
 			l, err := d.locate(t.chunks[number])
 			if err != nil {
@@ -385,7 +389,7 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 			}
 			at = append(at, l)
 		}
-		if err := d.rank(number).add(p, algorithm, step, at); err != nil {
+		if err := d.rank(number).Add(p, algorithm, step, at); err != nil {
 			return err
 		}
 	}
@@ -393,9 +397,9 @@ func (d *distcp) addParameter(name string, group int, master, state string) erro
 }
 
 // rank returns the shard of a rank.
-func (d *distcp) rank(number int) *foreign {
+func (d *distcp) rank(number int) *checkpoint.ForeignShard {
 	for number >= len(d.ranks) {
-		d.ranks = append(d.ranks, &foreign{had: map[string]int64{}})
+		d.ranks = append(d.ranks, &checkpoint.ForeignShard{Had: map[string]int64{}})
 	}
 	return d.ranks[number]
 }
@@ -416,8 +420,8 @@ func (d *distcp) areRows(streams []*savedTensor) bool {
 }
 
 // gridsOf returns where the numbers of each stream are, however it is cut.
-func (d *distcp) gridsOf(streams []*savedTensor) ([]numbers, error) {
-	var all []numbers
+func (d *distcp) gridsOf(streams []*savedTensor) ([]checkpoint.Numbers, error) {
+	var all []checkpoint.Numbers
 	for _, t := range streams {
 		g, err := d.gridOf(t)
 		if err != nil {
@@ -431,7 +435,7 @@ func (d *distcp) gridsOf(streams []*savedTensor) ([]numbers, error) {
 func (d *distcp) gridOf(t *savedTensor) (grid, error) { return d.gridWith(t, (*archive).locate) }
 
 // locator returns where the numbers of a tensor are in its archive.
-type locator func(a *archive, tensor pickle.Tensor, shape []int64) (location, error)
+type locator func(a *archive, tensor pickle.Tensor, shape []int64) (checkpoint.Location, error)
 
 func (d *distcp) gridWith(t *savedTensor, locate locator) (grid, error) {
 	var blocks []*block
@@ -444,7 +448,7 @@ func (d *distcp) gridWith(t *savedTensor, locate locator) (grid, error) {
 			return grid{}, err
 		}
 		blocks = append(blocks, &block{
-			offsets: c.offsets, sizes: c.sizes, starts: []int64{0}, places: []location{at},
+			offsets: c.offsets, sizes: c.sizes, starts: []int64{0}, places: []checkpoint.Location{at},
 		})
 	}
 	return newGrid(t.shape, blocks)
@@ -492,9 +496,11 @@ func (d *distcp) readStep(algorithm kernel.Algorithm, key string) (step int64, e
 }
 
 // locate returns where the numbers of a chunk begin.
-func (d *distcp) locate(c savedChunk) (location, error) { return d.locateWith(c, (*archive).locate) }
+func (d *distcp) locate(c savedChunk) (checkpoint.Location, error) {
+	return d.locateWith(c, (*archive).locate)
+}
 
-func (d *distcp) locateWith(c savedChunk, locate locator) (at location, err error) {
+func (d *distcp) locateWith(c savedChunk, locate locator) (at checkpoint.Location, err error) {
 	return at, d.withBlob(c.blob, func(a *archive, document any) error {
 		tensor, ok := document.(pickle.Tensor)
 		if !ok {
@@ -513,7 +519,7 @@ func (d *distcp) withBlob(b blob, use func(*archive, any) error) error {
 		d.file, d.name = nil, ""
 		file, _, err := files.Open(filepath.Join(d.path, b.file))
 		if err != nil {
-			return cause(filepath.Join(d.path, b.file), "the checkpoint is not complete", errors.Unwrap(err))
+			return checkpoint.Cause(filepath.Join(d.path, b.file), "the checkpoint is not complete", errors.Unwrap(err))
 		}
 		d.file, d.name = file, b.file
 	}
@@ -522,7 +528,8 @@ func (d *distcp) withBlob(b blob, use func(*archive, any) error) error {
 		return err
 	}
 	if b.Count > info.Size() || b.First > info.Size()-b.Count {
-		return broken(d.file.Name(), "damaged: the file has %d bytes, and a tensor has %d from %d on", info.Size(),
+		return checkpoint.Broken(d.file.Name(), "damaged: the file has %d bytes, and a tensor has %d from %d on",
+			info.Size(),
 			b.Count, b.First)
 	}
 	a := &archive{

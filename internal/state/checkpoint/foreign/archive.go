@@ -1,17 +1,22 @@
-package checkpoint
+// Package foreign reads and writes checkpoints of other programs: files of torch.save, and folders of
+// torch.distributed.checkpoint, of DeepSpeed and of Megatron. What it reads is a [checkpoint.Checkpoint].
+package foreign
 
 import (
 	"archive/zip"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
@@ -125,36 +130,37 @@ func (a *archive) entry(name string, limit uint64) ([]byte, error) {
 
 // locate returns where the numbers of an fp32 tensor begin in the file. The tensor has a
 // shape.
-func (a *archive) locate(tensor pickle.Tensor, shape []int64) (location, error) {
+func (a *archive) locate(tensor pickle.Tensor, shape []int64) (checkpoint.Location, error) {
 	if tensor.Kind != "FloatStorage" {
-		return location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.Kind)
+		return checkpoint.Location{}, fmt.Errorf("a tensor with a %s, expected fp32 in a FloatStorage", tensor.Kind)
 	}
 	return a.locateBytes(tensor, shape, 4)
 }
 
 // locateBytes is locate for elements of some bytes each.
-func (a *archive) locateBytes(tensor pickle.Tensor, shape []int64, width int64) (location, error) {
+func (a *archive) locateBytes(tensor pickle.Tensor, shape []int64, width int64) (checkpoint.Location, error) {
 	if !slices.Equal(tensor.Shape, shape) || !contiguous(tensor) {
-		return location{}, fmt.Errorf("a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
+		return checkpoint.Location{}, fmt.Errorf(
+			"a tensor of shape %v with strides %v, expected a contiguous one of shape %v",
 			tensor.Shape, tensor.Strides, shape)
 	}
 	count, err := shard.Piece{Shape: shape}.Elements()
 	if err != nil {
-		return location{}, err
+		return checkpoint.Location{}, err
 	}
 	f := a.entries["data/"+tensor.Key]
 	if f == nil {
-		return location{}, fmt.Errorf("the archive has no data/%s", tensor.Key)
+		return checkpoint.Location{}, fmt.Errorf("the archive has no data/%s", tensor.Key)
 	}
 	if size := f.UncompressedSize64; int64(size)/width-tensor.Offset < count {
-		return location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
+		return checkpoint.Location{}, fmt.Errorf("data/%s has %d bytes, too few for %d numbers from %d on",
 			tensor.Key, size, count, tensor.Offset)
 	}
 	if a.located != nil {
 		a.located[tensor.Key] = true
 	}
 	at, err := f.DataOffset()
-	return location{a.path, a.base + at + width*tensor.Offset}, err
+	return checkpoint.Location{Path: a.path, Offset: a.base + at + width*tensor.Offset}, err
 }
 
 func contiguous(t pickle.Tensor) bool {
@@ -191,7 +197,7 @@ func (a *archive) stepOf(algorithm kernel.Algorithm, step any) (int64, error) {
 			return 0, fmt.Errorf("its step is no number: %w", err)
 		}
 		var bytes [4]byte
-		if _, err := a.data.ReadAt(bytes[:], at.offset-a.base); err != nil {
+		if _, err := a.data.ReadAt(bytes[:], at.Offset-a.base); err != nil {
 			return 0, err
 		}
 		number = float64(math.Float32frombits(binary.LittleEndian.Uint32(bytes[:])))
@@ -221,7 +227,7 @@ func (a *archive) verify(ctx context.Context, progress func(bytes int64)) error 
 				break
 			}
 			if err != nil {
-				return broken(a.path, "damaged: %s: %v", f.Name, err)
+				return checkpoint.Broken(a.path, "damaged: %s: %v", f.Name, err)
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -232,4 +238,26 @@ func (a *archive) verify(ctx context.Context, progress func(bytes int64)) error 
 		}
 	}
 	return nil
+}
+
+// withArchive opens an archive that is a file, calls use with its document, and verifies
+// the archive's own checksums.
+func withArchive(
+	ctx context.Context, path string, of kind, admitted func(pickle.Class) bool, progress func(bytes int64),
+	use func(a *archive, document any) error,
+) error {
+	file, info, err := files.Open(path)
+	if err != nil {
+		return checkpoint.Cause(path, "this is no "+of.name, errors.Unwrap(err))
+	}
+	defer file.Close()
+	a := &archive{path: path, data: file, size: info.Size(), kind: of}
+	document, err := a.document(admitted)
+	if err != nil {
+		return err
+	}
+	if err := use(a, document); err != nil {
+		return inputOf(of, path, err)
+	}
+	return a.verify(ctx, progress)
 }

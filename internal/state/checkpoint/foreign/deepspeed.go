@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"strconv"
 	"strings"
 
@@ -46,18 +47,18 @@ func anyClass(pickle.Class) bool { return true }
 // OpenDeepSpeed opens a checkpoint of DeepSpeed: of ZeRO 1 to 3, or a universal one. path
 // is its folder, or the folder that has the name of the latest one. OpenDeepSpeed reads
 // every number of the optimizer and verifies the archives' own checksums.
-func OpenDeepSpeed(ctx context.Context, path string, progress func(bytes int64)) (*Checkpoint, error) {
+func OpenDeepSpeed(ctx context.Context, path string, progress func(bytes int64)) (*checkpoint.Checkpoint, error) {
 	path, err := latest(path)
 	if err != nil {
 		return nil, err
 	}
-	if exists(filepath.Join(path, universalFolder)) {
+	if checkpoint.Exists(filepath.Join(path, universalFolder)) {
 		return openUniversal(ctx, path, progress)
 	}
 	return (&zero{path: path, progress: progress}).open(ctx)
 }
 
-func (z *zero) open(ctx context.Context) (*Checkpoint, error) {
+func (z *zero) open(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	z.located = map[string]map[string]bool{}
 	if err := z.find(); err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func (z *zero) open(ctx context.Context) (*Checkpoint, error) {
 	if err := z.checkComplete(); err != nil {
 		return nil, zeroKind.wrong(z.path, "%v", err)
 	}
-	c, err := assembleForeign(z.path, zeroPart, z.ranks)
+	c, err := checkpoint.AssembleForeign(z.path, zeroPart, z.ranks)
 	return c, inputOf(zeroKind, z.path, err)
 }
 
@@ -134,14 +135,14 @@ type zero struct {
 	groups []*pickle.Dict // shapes of the parameters by name, of each group (ZeRO 3: of each subgroup)
 	shapes map[string][]int64
 	read   map[string]int64 // elements that earlier ranks have
-	ranks  []*foreign
+	ranks  []*checkpoint.ForeignShard
 }
 
 // find finds the files of all ranks. It refuses those of jobs that are not only data parallel.
 func (z *zero) find() error {
 	entries, err := os.ReadDir(z.path)
 	if err != nil {
-		return cause(z.path, "expected a folder with a checkpoint of DeepSpeed", errors.Unwrap(err))
+		return checkpoint.Cause(z.path, "expected a folder with a checkpoint of DeepSpeed", errors.Unwrap(err))
 	}
 	ranks := map[int]string{}
 	for _, e := range entries {
@@ -191,7 +192,8 @@ func (z *zero) readModel(document any) error {
 			name, isName := e.Key.(string)
 			shape, isShape := pickle.Sizes(e.Value)
 			if _, twice := z.shapes[name]; !isName || !isShape || twice {
-				return fmt.Errorf(`"param_shapes" has the shape %s for %s, or has it twice`, pickle.Shown(e.Value), pickle.Shown(e.Key))
+				return fmt.Errorf(`"param_shapes" has the shape %s for %s, or has it twice`, pickle.Shown(e.Value),
+					pickle.Shown(e.Key))
 			}
 			if _, err := (shard.Piece{Name: name, Shape: shape}).Elements(); err != nil {
 				return err
@@ -205,7 +207,7 @@ func (z *zero) readModel(document any) error {
 
 // readRank reads where a rank's parts of the parameters lie in its flat tensors.
 func (z *zero) readRank(a *archive, rank int, document any) error {
-	z.ranks = append(z.ranks, &foreign{})
+	z.ranks = append(z.ranks, &checkpoint.ForeignShard{})
 	stage := pickle.Member(document, "zero_stage")
 	if o, ok := stage.(*pickle.Object); ok && len(o.Arguments) == 1 {
 		stage = o.Arguments[0]
@@ -255,8 +257,8 @@ func (z *zero) checkPartitions(count any) error {
 
 // flat are the flat tensors of a rank: its part of all parameters of a group, one after the other.
 type flat struct {
-	locations []location // of the master and the moments
-	count     int64      // numbers of the master
+	locations []checkpoint.Location // of the master and the moments
+	count     int64                 // numbers of the master
 	step      int64
 }
 
@@ -294,7 +296,7 @@ func flatOf(a *archive, optimizer any, number, group int, master any) (flat, err
 	if err != nil {
 		return flat{}, fmt.Errorf("master: %w", err)
 	}
-	f.locations = []location{at}
+	f.locations = []checkpoint.Location{at}
 	for _, component := range moments {
 		tensor, _ := pickle.Member(state, component).(pickle.Tensor)
 		if len(tensor.Shape) != 1 || tensor.Shape[0] < f.count { // the master may lack the padding
@@ -317,13 +319,15 @@ func (z *zero) addSlices(rank, group int, f flat, mapping any) error {
 		name, _ := e.Key.(string)
 		address, _ := e.Value.(*pickle.Object)
 		if address == nil {
-			return fmt.Errorf("the slice of parameter %q is %s, expected a fragment_address", name, pickle.Shown(e.Value))
+			return fmt.Errorf("the slice of parameter %q is %s, expected a fragment_address", name,
+				pickle.Shown(e.Value))
 		}
 		start, isStart := pickle.Member(address.State, "start").(int64)
 		count, isCount := pickle.Member(address.State, "numel").(int64)
 		if !isStart || !isCount || start < end || count < 0 || count > f.count-start {
 			return fmt.Errorf("parameter %q has %s numbers from %s on, of %d in the partition", name,
-				pickle.Shown(pickle.Member(address.State, "numel")), pickle.Shown(pickle.Member(address.State, "start")), f.count)
+				pickle.Shown(pickle.Member(address.State, "numel")), pickle.Shown(pickle.Member(address.State,
+					"start")), f.count)
 		}
 		if pickle.Member(z.groups[group], name) == nil {
 			return fmt.Errorf(`parameter %q is not in "param_shapes"`, name)
@@ -351,12 +355,12 @@ func (z *zero) add(rank, group int, name string, f flat, start, count int64) err
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	var at []numbers
+	var at []checkpoint.Numbers
 	for _, l := range f.locations {
-		at = append(at, l.after(start))
+		at = append(at, l.After(start))
 	}
 	z.read[name] += count
-	return z.ranks[rank].add(p, kernel.Adam, f.step, at)
+	return z.ranks[rank].Add(p, kernel.Adam, f.step, at)
 }
 
 // readRank3 is readRank for ZeRO 3: every rank has an equal part of each parameter, and

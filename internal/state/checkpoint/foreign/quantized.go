@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"encoding/binary"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"strings"
 
 	"plimsoll/internal/state/shard"
@@ -25,14 +26,14 @@ var codeBits = map[string]int64{"OptimState8bit": 8, "OptimState4bit": 4, "Optim
 
 // quantized is a tensor of torchao or bitsandbytes: a code for each number, and a scale for each block.
 type quantized struct {
-	codes, scales location
+	codes, scales checkpoint.Location
 	bits          int64     // of a code
 	block         int64     // numbers
 	values        []float32 // by code
 }
 
 // momentOf returns where the numbers of a moment are. It has the shape of its parameter.
-func (a *archive) momentOf(moment any, shape []int64) (numbers, error) {
+func (a *archive) momentOf(moment any, shape []int64) (checkpoint.Numbers, error) {
 	switch m := moment.(type) {
 	case pickle.Tensor:
 		if m.Kind == "BFloat16Storage" {
@@ -46,7 +47,7 @@ func (a *archive) momentOf(moment any, shape []int64) (numbers, error) {
 	return nil, fmt.Errorf("%s, expected a tensor", pickle.Shown(moment))
 }
 
-func (a *archive) quantizedOf(o *pickle.Object, shape []int64) (numbers, error) {
+func (a *archive) quantizedOf(o *pickle.Object, shape []int64) (checkpoint.Numbers, error) {
 	count, err := shard.Piece{Shape: shape}.Elements()
 	if err != nil {
 		return nil, err
@@ -97,7 +98,7 @@ func (a *archive) tableOf(of any, count int64) ([]float32, error) {
 		return nil, fmt.Errorf("qmap: %w", err)
 	}
 	b := make([]byte, 4*count)
-	if _, err := a.data.ReadAt(b, at.offset-a.base); err != nil {
+	if _, err := a.data.ReadAt(b, at.Offset-a.base); err != nil {
 		return nil, err
 	}
 	values := make([]float32, count)
@@ -128,8 +129,8 @@ func float8Values() []float32 {
 	return values
 }
 
-// read computes numbers as torchao and bitsandbytes do: the value of the code times the scale, in fp32.
-func (q quantized) read(open opener, first int64, b []byte) error {
+// Read computes numbers as torchao and bitsandbytes do: the value of the code times the scale, in fp32.
+func (q quantized) Read(open checkpoint.Opener, first int64, b []byte) error {
 	end := first + int64(len(b))/4
 	from := first * q.bits / 8
 	codes, err := readBytes(open, q.codes, from, (end*q.bits+7)/8-from)
@@ -153,23 +154,23 @@ func (q quantized) read(open opener, first int64, b []byte) error {
 	return nil
 }
 
-func readBytes(open opener, at location, from, count int64) ([]byte, error) {
-	file, err := open(at.path)
+func readBytes(open checkpoint.Opener, at checkpoint.Location, from, count int64) ([]byte, error) {
+	file, err := open(at.Path)
 	if err != nil {
 		return nil, err
 	}
 	b := make([]byte, count)
-	if n, err := file.ReadAt(b, at.offset+from); n < len(b) {
-		return nil, cutShort(at.path, err)
+	if n, err := file.ReadAt(b, at.Offset+from); n < len(b) {
+		return nil, checkpoint.CutShort(at.Path, err)
 	}
 	return b, nil
 }
 
 // bfloat16 is numbers in bf16: the upper halves of fp32 numbers.
-type bfloat16 location
+type bfloat16 checkpoint.Location
 
-func (p bfloat16) read(open opener, first int64, b []byte) error {
-	halves, err := readBytes(open, location(p), 2*first, int64(len(b))/2)
+func (p bfloat16) Read(open checkpoint.Opener, first int64, b []byte) error {
+	halves, err := readBytes(open, checkpoint.Location(p), 2*first, int64(len(b))/2)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"io"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/fault"
@@ -30,15 +31,15 @@ const distcpFile = "__0_0.distcp"
 // WriteDistributed writes the checkpoint as a folder of torch.distributed.checkpoint, which
 // any number of ranks load. Its metadata are written last. Memory does not grow with
 // the state.
-func (c *Checkpoint) WriteDistributed(ctx context.Context, path string, progress func(bytes int64)) error {
-	return c.writeDistributed(ctx, path, maxBlob, progress)
+func WriteDistributed(ctx context.Context, c *checkpoint.Checkpoint, path string, progress func(bytes int64)) error {
+	return writeDistributed(ctx, c, path, maxBlob, progress)
 }
 
-func (c *Checkpoint) writeDistributed(
-	ctx context.Context, path string, limit int64, progress func(bytes int64),
+func writeDistributed(
+	ctx context.Context, c *checkpoint.Checkpoint, path string, limit int64, progress func(bytes int64),
 ) error {
-	if c.Algorithm() == kernel.SGD && c.step == 0 {
-		return fault.File(c.path).Inputf("it is the state of SGD before its first step, which has no momentum yet").
+	if c.Algorithm() == kernel.SGD && c.Step() == 0 {
+		return fault.File(c.Path()).Inputf("it is the state of SGD before its first step, which has no momentum yet").
 			WithHint("use --to torch")
 	}
 	return writeFolder(path, func(folder string) error {
@@ -88,14 +89,14 @@ func (d *distcpWriter) write(ctx context.Context) error {
 			paths = append(paths, []any{optimKey, "state", p.Name, component})
 		}
 		for i, role := range d.roles {
-			if err := d.tensor(ctx, paths[i], p.Piece, role); err != nil {
+			if err := d.tensor(ctx, paths[i], p, role); err != nil {
 				return err
 			}
 		}
 		step := savedItem{path: []any{optimKey, "state", p.Name, "step"}, shape: []int64{}}
 		step.chunks = []savedChunk{{}}
 		err := d.blob(&step.chunks[0], scalar, func(w io.Writer) error {
-			_, err := w.Write(stepBytes(d.c.stepOf(p.Name)))
+			_, err := w.Write(stepBytes(d.c.StepOf(p.Name)))
 			return err
 		})
 		if err != nil {
@@ -113,7 +114,7 @@ func (d *distcpWriter) tensor(ctx context.Context, path []any, p shard.Piece, ro
 		own := p
 		own.Range, _ = rowsOf(c, p.Shape) // is rows
 		err := d.blob(&c, func(w *pickle.Writer) { w.Tensor("0", c.sizes) }, func(w io.Writer) error {
-			return d.c.export(ctx, own, role, w, d.progress)
+			return d.c.Export(ctx, own, role, w, d.progress)
 		})
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"archive/zip"
@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/dtype"
@@ -29,51 +30,53 @@ import (
 // parameterPlace is where a parameter itself is in a template, beside its master weights.
 type parameterPlace struct {
 	shard.Piece
-	at numbers
+	at checkpoint.Numbers
 }
 
 // checkTemplate refuses a checkpoint that has other parameters.
-func (c *Checkpoint) checkTemplate(like *Checkpoint, program string) error {
+func checkTemplate(c *checkpoint.Checkpoint, like *checkpoint.Checkpoint, program string) error {
 	if c.Algorithm() != kernel.Adam {
-		return fault.File(c.path).Inputf("it is the state of %v, and %s's is written for Adam and AdamW only",
+		return fault.File(c.Path()).Inputf("it is the state of %v, and %s's is written for Adam and AdamW only",
 			c.Algorithm(), program).WithHint("use --to torch")
 	}
-	for _, name := range like.names {
-		own := c.parameters[name]
-		if own == nil {
-			return c.absent(like.path, name, func(own string) bool { return like.parameters[own] != nil })
+	for _, want := range like.Pieces() {
+		own, ok := c.Piece(want.Name)
+		if !ok {
+			return c.Absent(like.Path(), want.Name, func(own string) bool { _, ok := like.Piece(own); return ok })
 		}
-		if shape := like.parameters[name].Shape; !slices.Equal(own.Shape, shape) {
-			return fmt.Errorf("parameter %q has the shape %v, and in the checkpoint %v", name, shape, own.Shape)
+		if !slices.Equal(own.Shape, want.Shape) {
+			return fmt.Errorf("parameter %q has the shape %v, and in the checkpoint %v", want.Name, want.Shape,
+				own.Shape)
 		}
 	}
-	for _, name := range c.names {
-		if like.parameters[name] == nil {
-			return fault.File(c.path).Inputf("parameter %q is not in the checkpoint that is to be like it", name)
+	for _, own := range c.Pieces() {
+		if _, ok := like.Piece(own.Name); !ok {
+			return fault.File(c.Path()).Inputf("parameter %q is not in the checkpoint that is to be like it", own.Name)
 		}
 	}
 	return nil
 }
 
 // refill writes the state into the copies of a template's files: where the ranks have their shards, and the weights.
-func (c *Checkpoint) refill(
-	ctx context.Context, out *overwriter, ranks []*foreign, weights []parameterPlace, progress func(bytes int64),
+func refill(
+	ctx context.Context, c *checkpoint.Checkpoint, out *overwriter, ranks []*checkpoint.ForeignShard,
+	weights []parameterPlace, progress func(bytes int64),
 ) error {
-	put := func(p shard.Piece, role kernel.Role, at numbers) error {
+	put := func(p shard.Piece, role kernel.Role, at checkpoint.Numbers) error {
 		to, ok := at.(stored)
 		if !ok {
 			return fmt.Errorf("parameter %q: its numbers are not in a file as they are", p.Name)
 		}
-		own := c.parameters[p.Name].Piece
+		own, _ := c.Piece(p.Name) // was checked
 		own.Range = p.Range
 		w := &placeWriter{overwriter: out, to: to, of: storedType(at)}
-		return c.export(ctx, own, role, w, progress)
+		return c.Export(ctx, own, role, w, progress)
 	}
 	for _, f := range ranks {
-		for i, p := range f.pieces {
+		for i, p := range f.Pieces {
 			roles := []kernel.Role{kernel.MasterRole, kernel.FirstMomentRole, kernel.SecondMomentRole}
 			for number, role := range roles {
-				if err := put(p, role, f.places[i][number]); err != nil {
+				if err := put(p, role, f.Places[i][number]); err != nil {
 					return err
 				}
 			}
@@ -99,7 +102,7 @@ func copyFolder(ctx context.Context, to, from string) error {
 		}
 		source, _, err := files.Open(filepath.Join(from, e.Name()))
 		if err != nil {
-			return cause(filepath.Join(from, e.Name()), "it cannot be copied", errors.Unwrap(err))
+			return checkpoint.Cause(filepath.Join(from, e.Name()), "it cannot be copied", errors.Unwrap(err))
 		}
 		err = writeNew(filepath.Join(to, e.Name()), func(w io.Writer) error {
 			_, err := io.Copy(w, source)
@@ -125,7 +128,7 @@ func (o *overwriter) file(path string) (*os.File, error) {
 	if file := o.open[name]; file != nil {
 		return file, nil
 	}
-	if len(o.open) >= maxOpen {
+	if len(o.open) >= checkpoint.MaxOpen {
 		if err := o.finish(); err != nil {
 			return nil, err
 		}
@@ -141,7 +144,7 @@ func (o *overwriter) file(path string) (*os.File, error) {
 func (o *overwriter) finish() error {
 	var err error
 	for _, file := range o.open {
-		err = errors.Join(err, toDisk(file))
+		err = errors.Join(err, files.ToDisk(file))
 	}
 	return errors.Join(err, o.close())
 }
@@ -171,12 +174,12 @@ func (w *placeWriter) Write(b []byte) (int, error) {
 		w.rounded = roundTo(w.of, w.rounded[:0], b)
 		text = w.rounded
 	}
-	err := w.to.spans(w.next, count, func(at location, n int64) error {
-		file, err := w.file(at.path)
+	err := w.to.Spans(w.next, count, func(at checkpoint.Location, n int64) error {
+		file, err := w.file(at.Path)
 		if err != nil {
 			return err
 		}
-		_, err = file.WriteAt(text[:w.of.Size()*n], at.offset)
+		_, err = file.WriteAt(text[:w.of.Size()*n], at.Offset)
 		text = text[w.of.Size()*n:]
 		return err
 	})
@@ -185,10 +188,10 @@ func (w *placeWriter) Write(b []byte) (int, error) {
 }
 
 // storedType returns the type that numbers have in their files.
-func storedType(n numbers) dtype.Type {
+func storedType(n checkpoint.Numbers) dtype.Type {
 	switch n := n.(type) {
 	case section:
-		return storedType(n.numbers)
+		return storedType(n.Numbers)
 	case grid:
 		return n.of
 	}
@@ -232,7 +235,7 @@ func (o *overwriter) setSteps(path string, stepsIn func(document any) []any, fro
 			}
 			at, err := a.locate(tensor, nil)
 			if err == nil {
-				_, err = file.WriteAt(stepBytes(to), at.offset)
+				_, err = file.WriteAt(stepBytes(to), at.Offset)
 			}
 			if err != nil {
 				return err
@@ -379,4 +382,28 @@ func (a *archive) sumPlaces() (map[string][]int64, error) {
 		at += directoryFixed + name + extra + comment
 	}
 	return places, nil
+}
+
+// stored are numbers that lie in files as they are.
+type stored interface {
+	// Spans calls use for each span of numbers that lie one behind the other.
+	Spans(first, count int64, use func(at checkpoint.Location, count int64) error) error
+}
+
+// section is numbers from one of them on.
+type section struct {
+	checkpoint.Numbers
+	first int64
+}
+
+func (s section) Read(open checkpoint.Opener, first int64, b []byte) error {
+	return s.Numbers.Read(open, s.first+first, b)
+}
+
+func (s section) Spans(first, count int64, use func(at checkpoint.Location, count int64) error) error {
+	p, ok := s.Numbers.(stored)
+	if !ok {
+		return errors.New("its numbers are not in a file as they are")
+	}
+	return p.Spans(s.first+first, count, use)
 }

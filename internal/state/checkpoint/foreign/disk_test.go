@@ -1,12 +1,15 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"sync"
@@ -34,9 +37,9 @@ type broughtToDisk struct {
 // watchDisk notes what is brought to the disk until the end of the test.
 func watchDisk(t *testing.T) *onDisk {
 	t.Helper()
-	d, sync := &onDisk{}, toDisk
-	t.Cleanup(func() { toDisk = sync })
-	toDisk = func(file *os.File) error {
+	d, sync := &onDisk{}, files.ToDisk
+	t.Cleanup(func() { files.ToDisk = sync })
+	files.ToDisk = func(file *os.File) error {
 		info, err := file.Stat()
 		if err != nil {
 			return err
@@ -100,8 +103,8 @@ func (d *onDisk) holds(t *testing.T, folder string) {
 // TestAllIsOnTheDisk: what the program has said to be saved or converted is still there when the host loses its power.
 func TestAllIsOnTheDisk(t *testing.T) {
 	d := watchDisk(t)
-	job := newJob(t, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
-		cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	train(t, job, 1, 1)
 	directory := t.TempDir()
 	in := func(name string) string { return filepath.Join(directory, name) }
@@ -114,14 +117,14 @@ func TestAllIsOnTheDisk(t *testing.T) {
 	d.holds(t, in("saved"))
 	save(t, in("saved"), job, "") // takes the place of the first
 	d.holds(t, in("saved"))
-	c, err := Open(path)
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, write := range map[string]func(to string) error{
-		"torch":     func(to string) error { return c.WriteTorch(t.Context(), filepath.Join(to, "state.torch"), nil) },
-		"universal": func(to string) error { return c.WriteUniversal(t.Context(), to, nil) },
-		"dcp":       func(to string) error { return c.WriteDistributed(t.Context(), filepath.Join(to, "out"), nil) },
+		"torch":     func(to string) error { return WriteTorch(t.Context(), c, filepath.Join(to, "state.torch"), nil) },
+		"universal": func(to string) error { return WriteUniversal(t.Context(), c, to, nil) },
+		"dcp":       func(to string) error { return WriteDistributed(t.Context(), c, filepath.Join(to, "out"), nil) },
 	} {
 		if err := write(in(name)); err != nil {
 			t.Fatal(err)
@@ -141,7 +144,7 @@ func TestFilledTemplatesAreOnTheDisk(t *testing.T) {
 	if err == nil {
 		_, err = file.WriteAt([]byte{1}, 3)
 	}
-	if err := errors.Join(err, o.finish(), syncFolder(folder)); err != nil {
+	if err := errors.Join(err, o.finish(), files.SyncFolder(folder)); err != nil {
 		t.Fatal(err)
 	}
 	d.holds(t, folder)
@@ -149,35 +152,35 @@ func TestFilledTemplatesAreOnTheDisk(t *testing.T) {
 
 // TestDiskThatFails: a call that could not bring a file or folder to the disk says so.
 func TestDiskThatFails(t *testing.T) {
-	sync, failure := toDisk, errors.New("the disk has failed")
-	t.Cleanup(func() { toDisk = sync })
-	job := newJob(t, format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
-		cutModel(smallModel, alike(kernel.MomentsFP32)))
+	sync, failure := files.ToDisk, errors.New("the disk has failed")
+	t.Cleanup(func() { files.ToDisk = sync })
+	job := newJob(t, shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.BF16), 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	train(t, job, 1, 1)
-	var c *Checkpoint
+	var c *checkpoint.Checkpoint
 	for name, write := range map[string]func(to string) error{
 		"saved": func(to string) error {
-			saving, err := Save(to, job[0], nil)
+			saving, err := checkpoint.Save(to, job[0], nil)
 			if err == nil {
 				err = saving.Wait()
 			}
 			if err == nil {
-				_, err = Commit(to, 1, "")
+				_, err = checkpoint.Commit(to, 1, "")
 			}
 			return err
 		},
-		"torch":     func(to string) error { return c.WriteTorch(t.Context(), filepath.Join(to, "state.torch"), nil) },
-		"universal": func(to string) error { return c.WriteUniversal(t.Context(), to, nil) },
-		"dcp":       func(to string) error { return c.WriteDistributed(t.Context(), filepath.Join(to, "out"), nil) },
+		"torch":     func(to string) error { return WriteTorch(t.Context(), c, filepath.Join(to, "state.torch"), nil) },
+		"universal": func(to string) error { return WriteUniversal(t.Context(), c, to, nil) },
+		"dcp":       func(to string) error { return WriteDistributed(t.Context(), c, filepath.Join(to, "out"), nil) },
 	} {
 		var err error
-		if c, err = Open(save(t, t.TempDir(), job, "")); err != nil {
+		if c, err = checkpoint.Open(save(t, t.TempDir(), job, "")); err != nil {
 			t.Fatal(err)
 		}
 		for failing, failed := 1, true; failed; failing++ {
 			failed = false
 			calls := 0
-			toDisk = func(file *os.File) error {
+			files.ToDisk = func(file *os.File) error {
 				if calls++; calls == failing {
 					failed = true
 					return failure
@@ -188,6 +191,6 @@ func TestDiskThatFails(t *testing.T) {
 				t.Errorf("%s: call %d has failed: %v, and the error is %v", name, failing, failed, err)
 			}
 		}
-		toDisk = sync
+		files.ToDisk = sync
 	}
 }

@@ -1,4 +1,4 @@
-package checkpoint
+package foreign
 
 import (
 	"bufio"
@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
@@ -22,14 +23,14 @@ const oldestUniversal = "0.14.0"
 // WriteUniversal writes the checkpoint as a universal one of DeepSpeed, which any number
 // of ranks load with "checkpoint": {"load_universal": true}. It is a folder in the
 // directory, and a file there names it. Memory does not grow with the state.
-func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progress func(bytes int64)) error {
-	tag := fmt.Sprintf("global_step%d", c.step)
+func WriteUniversal(ctx context.Context, c *checkpoint.Checkpoint, directory string, progress func(bytes int64)) error {
+	tag := fmt.Sprintf("global_step%d", c.Step())
 	path := filepath.Join(directory, tag)
 	if c.Algorithm() != kernel.Adam {
-		return fault.File(c.path).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
+		return fault.File(c.Path()).Inputf("it is the state of %v, and universal checkpoints of DeepSpeed are written "+
 			"for Adam and AdamW", c.Algorithm()).WithHint("use --to torch")
 	}
-	if err := c.oneStep("DeepSpeed"); err != nil {
+	if err := c.OneStep("DeepSpeed"); err != nil {
 		return err
 	}
 	err := writeFolder(path, func(folder string) error {
@@ -42,29 +43,29 @@ func (c *Checkpoint) WriteUniversal(ctx context.Context, directory string, progr
 	if err := files.Replace(filepath.Join(directory, "latest_universal"), []byte(tag)); err != nil {
 		return err
 	}
-	return syncFolder(directory)
+	return files.SyncFolder(directory)
 }
 
 // writeFolder writes a folder that is complete or not there: in a hidden one beside it,
 // which gets its name at the end.
 func writeFolder(path string, write func(folder string) error) error {
-	if exists(path) {
+	if checkpoint.Exists(path) {
 		return fault.File(path).Inputf("a file or folder of this name is here already").WithHint("name another folder")
 	}
 	directory := filepath.Dir(path)
 	if err := os.MkdirAll(directory, 0o755); err != nil {
-		return cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
+		return checkpoint.Cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
-	folder, err := os.MkdirTemp(directory, savingPrefix+filepath.Base(path)+"-")
+	folder, err := os.MkdirTemp(directory, checkpoint.SavingPrefix+filepath.Base(path)+"-")
 	if err != nil {
-		return cause(directory, "checkpoints cannot be written here", err)
+		return checkpoint.Cause(directory, "checkpoints cannot be written here", err)
 	}
 	err = os.Chmod(folder, 0o755)
 	if err == nil {
 		err = write(folder)
 	}
 	if err == nil {
-		err = syncFolders(folder)
+		err = files.SyncFolders(folder)
 	}
 	if err == nil {
 		err = os.Rename(folder, path)
@@ -72,7 +73,7 @@ func writeFolder(path string, write func(folder string) error) error {
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(folder))
 	}
-	return syncFolder(directory)
+	return files.SyncFolder(directory)
 }
 
 // universalWriter writes the files of a universal checkpoint.
@@ -84,7 +85,7 @@ type universalWriter struct {
 func (u *universalWriter) write(ctx context.Context) error {
 	for _, p := range u.parameters {
 		if filepath.Base(p.Name) != p.Name || p.Name == ".." || p.Name == "." {
-			return fault.File(u.c.path).Inputf("parameter %q cannot name a folder", p.Name)
+			return fault.File(u.c.Path()).Inputf("parameter %q cannot name a folder", p.Name)
 		}
 		own := filepath.Join(u.folder, universalFolder, p.Name)
 		if err := os.MkdirAll(own, 0o755); err != nil {
@@ -93,14 +94,14 @@ func (u *universalWriter) write(ctx context.Context) error {
 		for i, role := range u.roles {
 			document := func(d *pickle.Writer) { d.Text(paramMember); d.Tensor("0", p.Shape) }
 			err := saveTorch(filepath.Join(own, universalStreams[i]+".pt"), dictOf(document), func(w io.Writer) error {
-				return u.c.export(ctx, p.Piece, role, w, u.progress)
+				return u.c.Export(ctx, p, role, w, u.progress)
 			})
 			if err != nil {
 				return err
 			}
 		}
 		err := saveTorch(filepath.Join(own, "step.pt"), scalar, func(w io.Writer) error {
-			_, err := w.Write(stepBytes(u.c.step))
+			_, err := w.Write(stepBytes(u.c.Step()))
 			return err
 		})
 		if err != nil {
@@ -144,7 +145,7 @@ func writeNew(path string, write func(io.Writer) error) error {
 		err = buffer.Flush()
 	}
 	if err == nil {
-		err = toDisk(file)
+		err = files.ToDisk(file)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
@@ -167,7 +168,7 @@ func (u *universalWriter) global(p *pickle.Writer) {
 			p.Int(0)
 			p.Dict(func() {
 				p.Text("step")
-				p.Int(u.c.step)
+				p.Int(u.c.Step())
 			})
 		})
 		u.paramGroups(p)
@@ -207,7 +208,7 @@ func (u *universalWriter) model(p *pickle.Writer) {
 	p.Text("skipped_steps")
 	p.Int(0)
 	p.Text("global_steps")
-	p.Int(u.c.step)
+	p.Int(u.c.Step())
 	for _, size := range []string{"dp_world_size", "mp_world_size"} {
 		p.Text(size)
 		p.Int(1)

@@ -1,10 +1,11 @@
-package checkpoint
+package foreign
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/ledger"
@@ -32,8 +33,8 @@ type BesideTorch struct {
 // reads every number and verifies the archive's own checksums.
 func OpenTorch(
 	ctx context.Context, path string, beside BesideTorch, progress func(bytes int64),
-) (*Checkpoint, error) {
-	t := &torchFile{foreign: foreign{had: map[string]int64{}}}
+) (*checkpoint.Checkpoint, error) {
+	t := &torchFile{ForeignShard: checkpoint.ForeignShard{Had: map[string]int64{}}}
 	var err error
 	if t.names, err = readNames(beside.Names); err != nil {
 		return nil, err
@@ -41,15 +42,13 @@ func OpenTorch(
 	if t.weights, err = readWeights(ctx, beside.Weights, progress); err != nil {
 		return nil, err
 	}
-	var c *Checkpoint
+	var c *checkpoint.Checkpoint
 	err = withArchive(ctx, path, torchKind, quantizedClass, progress, func(a *archive, document any) (err error) {
 		t.archive = a
 		if err := t.understand(document); err != nil {
 			return err
 		}
-		if c, err = assembleForeign(path, torchPart, []*foreign{&t.foreign}); err == nil {
-			c.quantized = t.quantized
-		}
+		c, err = checkpoint.AssembleForeign(path, torchPart, []*checkpoint.ForeignShard{&t.ForeignShard})
 		return err
 	})
 	return c, err
@@ -58,11 +57,10 @@ func OpenTorch(
 // torchFile is a file of torch.save, with the state of all parameters.
 type torchFile struct {
 	*archive
-	foreign
-	names     []string          // of all parameters, from a file of their own
-	weights   map[string]weight // from files of their own
-	quantized string            // the class of quantized moments
-	usual     any               // the state of a parameter that has one
+	checkpoint.ForeignShard
+	names   []string          // of all parameters, from a file of their own
+	weights map[string]weight // from files of their own
+	usual   any               // the state of a parameter that has one
 }
 
 // torchParameter is a parameter of an optimizer. Its key is a number or, in full states of FSDP, its name.
@@ -139,7 +137,8 @@ func parametersOf(document any, names []string) ([]torchParameter, error) {
 		return nil, errors.New(`it has no list "names" of the parameters`)
 	}
 	if len(names) < len(groups.numbers) {
-		return nil, fmt.Errorf(`it has %d "names", but %d parameters in "param_groups"`, len(names), len(groups.numbers))
+		return nil, fmt.Errorf(`it has %d "names", but %d parameters in "param_groups"`, len(names),
+			len(groups.numbers))
 	}
 	parameters, seen := make([]torchParameter, len(names)), map[string]bool{}
 	for i, name := range names {
@@ -321,14 +320,14 @@ func (t *torchFile) add(name string, group int, master, state any) error {
 	}
 	for _, component := range moments {
 		if o, ok := pickle.Member(state, component).(*pickle.Object); ok {
-			t.quantized = o.Module + "." + o.Name
+			t.Quantized = o.Module + "." + o.Name
 		}
 	}
 	step, err := t.stepOf(algorithm, pickle.Member(state, "step"))
 	if err != nil {
 		return err
 	}
-	return t.foreign.add(p, algorithm, step, places)
+	return t.ForeignShard.Add(p, algorithm, step, places)
 }
 
 // addWithoutState adds a parameter that has had no step, as it had no gradients: torch makes its state at the first
@@ -346,11 +345,11 @@ func (t *torchFile) addWithoutState(name string, group int, master any) error {
 	if err != nil || p.Count == 0 {
 		return err
 	}
-	places := []numbers{weights.at}
+	places := []checkpoint.Numbers{weights.at}
 	for range moments {
-		places = append(places, zeros{})
+		places = append(places, checkpoint.Zeros{})
 	}
-	return t.foreign.add(p, algorithm, 0, places)
+	return t.ForeignShard.Add(p, algorithm, 0, places)
 }
 
 // momentsIn returns the algorithm that a state is of and the names of its moments. It
@@ -391,8 +390,8 @@ func (t *torchFile) weightOf(name string, master any) (weight, error) {
 
 // placesOf returns where the master weights and the moments of a state begin. All have
 // the shape of the master weights.
-func (a *archive) placesOf(master weight, moments []string, state any) ([]numbers, error) {
-	places := []numbers{master.at}
+func (a *archive) placesOf(master weight, moments []string, state any) ([]checkpoint.Numbers, error) {
+	places := []checkpoint.Numbers{master.at}
 	for _, component := range moments {
 		moment, err := a.momentOf(pickle.Member(state, component), master.shape)
 		if err != nil {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package checkpoint
+package foreign
 
 import (
 	"archive/zip"
@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
@@ -136,18 +138,18 @@ func shownBy(t *testing.T, ranks int, interpreter *torchtest.Forks, program stri
 
 // converted converts a checkpoint, loads it, and compares it with what its program has
 // shown.
-func converted(t *testing.T, c *Checkpoint, shown []string) string {
+func converted(t *testing.T, c *checkpoint.Checkpoint, shown []string) string {
 	t.Helper()
 	split := kernel.Split
-	path, err := c.Convert(t.Context(), t.TempDir(), Conversion{State: &split, Ranks: 3}, nil)
+	path, err := c.Convert(t.Context(), t.TempDir(), checkpoint.Conversion{State: &split, Ranks: 3}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := Open(path)
+	own, err := checkpoint.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	job := newJob(t, splitFormat, 300, pieces(own))
+	job := newJob(t, shardtest.SplitFormat, 300, pieces(own))
 	load(t, path, job)
 	got := linesOf(job)
 	if own.Step() != 3 || len(shown) != 18 || len(got) != len(shown) {
@@ -183,7 +185,7 @@ func TestDeepSpeed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			own, err := Open(converted(t, c, ofTheSave(shown)))
+			own, err := checkpoint.Open(converted(t, c, ofTheSave(shown)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +204,7 @@ func TestDeepSpeed(t *testing.T) {
 					t.Errorf("DeepSpeed goes on with %d tensors, not the %d that it has saved", len(back), len(shown))
 				}
 			})
-			if err := own.WriteUniversal(t.Context(), universal, nil); err != nil {
+			if err := WriteUniversal(t.Context(), own, universal, nil); err != nil {
 				t.Fatal(err)
 			}
 			if test.program == "" {
@@ -223,17 +225,17 @@ func TestDeepSpeed(t *testing.T) {
 }
 
 // goesBack writes a checkpoint in the place of an earlier one of the job.
-func goesBack(t *testing.T, c *Checkpoint, saved string, resume func(out string)) {
+func goesBack(t *testing.T, c *checkpoint.Checkpoint, saved string, resume func(out string)) {
 	t.Helper()
 	like, out := filepath.Join(saved, "early"), filepath.Join(t.TempDir(), "zero")
-	if err := c.WriteDeepSpeed(t.Context(), out, like, nil); err != nil {
+	if err := WriteDeepSpeed(t.Context(), c, out, like, nil); err != nil {
 		t.Fatal(err)
 	}
 	if tag := linesIn(t, filepath.Join(out, latestTag)); tag[0] != "early" {
 		t.Error(tag)
 	}
 	resume(out)
-	mustSay(t, c.WriteDeepSpeed(t.Context(), out, like, nil), "is here already")
+	shardtest.MustSay(t, WriteDeepSpeed(t.Context(), c, out, like, nil), "is here already")
 }
 
 // ofTheSave leaves out what a program has shown after another step.
@@ -266,7 +268,7 @@ func refuseBroken(t *testing.T, folder string) {
 			t.Fatal(err)
 		}
 		_, err := OpenDeepSpeed(t.Context(), changed, nil)
-		t.Run(name, func(t *testing.T) { mustSay(t, err, changed, test.says) })
+		t.Run(name, func(t *testing.T) { shardtest.MustSay(t, err, changed, test.says) })
 	}
 }
 
@@ -339,17 +341,17 @@ func TestOtherOptimizers(t *testing.T) {
 	deepspeed, folder := withDeepSpeed(t), t.TempDir()
 	twoOf(t, deepspeed, inDeepSpeed, folder, "2", "save", "Adamax")
 	_, err := OpenDeepSpeed(t.Context(), folder, nil)
-	mustSay(t, err, "parameter group 0", `its "state" has exp_inf`, "this is another optimizer")
+	shardtest.MustSay(t, err, "parameter group 0", `its "state" has exp_inf`, "this is another optimizer")
 	folder = t.TempDir()
 	twoOf(t, deepspeed, inFSDP, folder, "flat", "Adamax")
 	_, err = OpenDistributed(t.Context(), filepath.Join(folder, "fsdp"), nil)
-	mustSay(t, err, `exp_inf" is no state of Adam, Lion, Adagrad or SGD`)
+	shardtest.MustSay(t, err, `exp_inf" is no state of Adam, Lion, Adagrad or SGD`)
 }
 
 // documented returns the Python program in docs/checkpoints.md that has a text.
 func documented(t *testing.T, has string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../../..", "docs", "checkpoints.md"))
+	text, err := os.ReadFile(filepath.Join("../../../..", "docs", "checkpoints.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +366,7 @@ func documented(t *testing.T, has string) string {
 
 // writtenBack writes a checkpoint for torch.distributed.checkpoint. FSDP2 loads it with any
 // number of ranks, and we read it, too.
-func writtenBack(t *testing.T, c *Checkpoint, interpreter *torchtest.Forks, form string, shown []string) {
+func writtenBack(t *testing.T, c *checkpoint.Checkpoint, interpreter *torchtest.Forks, form string, shown []string) {
 	t.Helper()
 	ranksOf := map[string][]int{"nested": {1, 4}, "flat": {2}}
 	if testing.Short() {
@@ -372,7 +374,7 @@ func writtenBack(t *testing.T, c *Checkpoint, interpreter *torchtest.Forks, form
 	}
 	for _, ranks := range ranksOf[form] {
 		path := filepath.Join(t.TempDir(), "fsdp")
-		if err := c.writeDistributed(t.Context(), path, int64(100*ranks), nil); err != nil {
+		if err := writeDistributed(t.Context(), c, path, int64(100*ranks), nil); err != nil {
 			t.Fatal(err)
 		}
 		back := shownBy(t, ranks, interpreter, inFSDP, path, form, "AdamW", documented(t, "checkpoint.load"), "load")
@@ -385,7 +387,7 @@ func writtenBack(t *testing.T, c *Checkpoint, interpreter *torchtest.Forks, form
 			t.Fatal(err)
 		}
 		converted(t, read, shown)
-		if err := c.WriteDistributed(t.Context(), path, nil); err == nil {
+		if err := WriteDistributed(t.Context(), c, path, nil); err == nil {
 			t.Error("a checkpoint has been replaced")
 		}
 	}
@@ -402,12 +404,12 @@ func TestDistributedCheckpoint(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			own, err := Open(converted(t, c, shown))
+			own, err := checkpoint.Open(converted(t, c, shown))
 			if err != nil {
 				t.Fatal(err)
 			}
 			exported := filepath.Join(t.TempDir(), "optimizer.pt")
-			if err := own.WriteTorch(t.Context(), exported, nil); err != nil {
+			if err := WriteTorch(t.Context(), own, exported, nil); err != nil {
 				t.Fatal(err)
 			}
 			if form == "nested" || !testing.Short() {
@@ -422,12 +424,12 @@ func TestDistributedCheckpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = OpenDistributed(t.Context(), folder, nil)
-			mustSay(t, err, "__1_0.distcp", "damaged: the file has 10000 bytes")
+			shardtest.MustSay(t, err, "__1_0.distcp", "damaged: the file has 10000 bytes")
 			if err := os.Remove(filepath.Join(folder, "__1_0.distcp")); err != nil {
 				t.Fatal(err)
 			}
 			_, err = OpenDistributed(t.Context(), folder, nil)
-			mustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
+			shardtest.MustSay(t, err, "__1_0.distcp", "the checkpoint is not complete")
 		})
 	}
 }
@@ -447,7 +449,7 @@ func TestTensorParallel(t *testing.T) {
 // TestDistributedIsCompleteOrNotThere: while a checkpoint is written, there is no folder of its name and no metadata. A
 // writer that is stopped leaves nothing.
 func TestDistributedIsCompleteOrNotThere(t *testing.T) {
-	c, err := OpenDistributed(t.Context(), filepath.Join("../../..", "examples", "fsdp"), nil)
+	c, err := OpenDistributed(t.Context(), filepath.Join("../../../..", "examples", "fsdp"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,14 +457,14 @@ func TestDistributedIsCompleteOrNotThere(t *testing.T) {
 		folder := t.TempDir()
 		ctx, cancel := context.WithCancel(t.Context())
 		calls := 0
-		err := c.WriteDistributed(ctx, filepath.Join(folder, "new"), func(int64) {
+		err := WriteDistributed(ctx, c, filepath.Join(folder, "new"), func(int64) {
 			if calls++; calls > 3*stop {
 				cancel()
 			}
 			entries, err := os.ReadDir(folder)
-			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), savingPrefix) {
+			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), checkpoint.SavingPrefix) {
 				t.Errorf("%v, %v", entries, err)
-			} else if exists(filepath.Join(folder, entries[0].Name(), metadataName)) {
+			} else if checkpoint.Exists(filepath.Join(folder, entries[0].Name(), metadataName)) {
 				t.Error("there are metadata")
 			}
 		})

@@ -1,9 +1,10 @@
-package checkpoint
+package foreign
 
 import (
 	"cmp"
 	"fmt"
 	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"sort"
 
@@ -30,7 +31,7 @@ type cut struct {
 type block struct {
 	offsets, sizes []int64
 	starts         []int64 // number of the block at which each part begins
-	places         []location
+	places         []checkpoint.Location
 	end            int64 // numbers of all parts
 }
 
@@ -88,15 +89,15 @@ func lastAt(starts []int64, number int64) int {
 	return sort.Search(len(starts), func(i int) bool { return starts[i] > number }) - 1
 }
 
-func (g grid) read(open opener, first int64, b []byte) error {
-	return g.spans(first, int64(len(b))/4, func(at location, count int64) error {
+func (g grid) Read(open checkpoint.Opener, first int64, b []byte) error {
+	return g.Spans(first, int64(len(b))/4, func(at checkpoint.Location, count int64) error {
 		own := b[:4*count]
 		b = b[4*count:]
-		return at.read(open, 0, own)
+		return at.Read(open, 0, own)
 	})
 }
 
-func (g grid) spans(first, count int64, use func(at location, count int64) error) error {
+func (g grid) Spans(first, count int64, use func(at checkpoint.Location, count int64) error) error {
 	for count > 0 {
 		at, follow := g.run(first)
 		n := min(count, follow)
@@ -110,7 +111,7 @@ func (g grid) spans(first, count int64, use func(at location, count int64) error
 }
 
 // run returns where a number is, and how many numbers lie there one after the other.
-func (g grid) run(number int64) (location, int64) {
+func (g grid) run(number int64) (checkpoint.Location, int64) {
 	var index [pickle.MaxDimensions]int64
 	for i := len(g.shape) - 1; i >= 0; i-- {
 		index[i], number = number%g.shape[i], number/g.shape[i]
@@ -135,6 +136,6 @@ func (g grid) run(number int64) (location, int64) {
 		follow = min(follow, b.starts[part+1]-inBlock)
 	}
 	at := b.places[part]
-	at.offset += g.of.Size() * (inBlock - b.starts[part])
+	at.Offset += g.of.Size() * (inBlock - b.starts[part])
 	return at, follow
 }
