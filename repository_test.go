@@ -191,6 +191,7 @@ var mayOpen = map[string]string{
 	"internal/machine/host/hosttest/":       "it is for tests, and reads their data",
 	"internal/base/files/filestest/":        "it is for tests",
 	"internal/base/torchtest/":              "it is for tests, and reads their data",
+	"internal/base/goldentest/":             "it is for tests, and reads their data",
 	"internal/input/recipe/recipetest/":     "it is for tests, and reads their data",
 	"internal/state/optim/kernel/_asm/":     "it is not a part of the program",
 	"packaging/":                            "it is not a part of the program",

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -195,12 +194,7 @@ func runConvert(c *cobra.Command, path, out string, flags conversion) error {
 	if err == nil {
 		err = convert(c, path, out, flags, to)
 	}
-	var full *checkpoint.DoesNotFit
-	if errors.As(err, &full) {
-		logTo(c)("%v", err)
-		return outcome(exitDoesNotFit)
-	}
-	return err
+	return unlessTooLarge[*checkpoint.DoesNotFit](c, err)
 }
 
 // apply checks the flags and returns the conversion.

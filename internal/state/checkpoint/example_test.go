@@ -3,9 +3,9 @@
 package checkpoint
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
+	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
@@ -13,8 +13,6 @@ import (
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
-
-var updateExample = flag.Bool("update", false, "write the checkpoint in examples")
 
 // TestExampleIsRead: the checkpoint in the repository was written once. Every later
 // version has to read it. Its moments keep their bits where sections are cut as they
@@ -28,7 +26,7 @@ func TestExampleIsRead(t *testing.T) {
 		{"model.norm.weight", []int64{16}, 1},
 	}
 	cuts := shardtest.CutModel(model, shardtest.Mixed(f.Moments), 1200)
-	if *updateExample {
+	if *goldentest.Update {
 		job := newJob(t, f, 512, cuts)
 		train(t, job, 300, 3)
 		if err := os.RemoveAll(directory); err != nil {
