@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"runtime"
 	"slices"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"

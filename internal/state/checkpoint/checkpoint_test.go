@@ -6,13 +6,13 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

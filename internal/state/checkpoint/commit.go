@@ -6,12 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/files"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 )
 
 // Commit makes a checkpoint of the files that all ranks have saved at a step, in one

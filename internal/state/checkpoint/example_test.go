@@ -5,11 +5,11 @@ package checkpoint
 import (
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/goldentest"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/goldentest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

@@ -4,12 +4,12 @@ package checkpoint
 
 import (
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
 	"github.com/go-json-experiment/json"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

@@ -5,12 +5,12 @@ package checkpoint
 import (
 	"os"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

@@ -5,13 +5,13 @@ package checkpoint
 import (
 	"fmt"
 	"os"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

@@ -5,13 +5,13 @@ package checkpoint
 import (
 	"fmt"
 	"path/filepath"
-	"plimsoll/internal/base/torchtest"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

@@ -11,13 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 )
 
 // eachSpecial replaces a file by each kind of file that is no document, tries, and puts

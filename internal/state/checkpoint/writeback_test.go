@@ -5,12 +5,13 @@ package checkpoint
 import (
 	"errors"
 	"os"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"plimsoll/internal/state/checkpoint/shardtest"
 )
 
 // stuckDisk brings nothing to the disk until it is released. It may fail then.

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/tools/txtar"
+
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/input/recipe/strict"
-
-	"golang.org/x/tools/txtar"
 )
 
 // errorOf is the end of the name of a file with the error that another file of the

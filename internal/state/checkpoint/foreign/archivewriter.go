@@ -7,10 +7,10 @@ import (
 	"io"
 	"maps"
 	"math"
-	"plimsoll/internal/base/pickle"
 	"slices"
 
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/pickle"
 )
 
 // archiveWriter writes an archive as torch.save does.

@@ -3,6 +3,7 @@ package foreign
 import (
 	"errors"
 	"fmt"
+
 	"plimsoll/internal/base/pickle"
 )
 

@@ -9,13 +9,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/pickle"
 )
 
 // taken returns the memory that a function allocates, freed memory included.

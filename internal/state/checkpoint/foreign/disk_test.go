@@ -7,9 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/files"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +14,9 @@ import (
 	"time"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

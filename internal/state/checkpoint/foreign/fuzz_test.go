@@ -9,14 +9,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

@@ -3,12 +3,12 @@ package foreign
 import (
 	"cmp"
 	"fmt"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 	"slices"
 	"sort"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 )
 
 // grid is the numbers of a tensor, in row-major order. The tensor is cut into blocks: along

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+
 	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/checkpoint/shardtest"
 )

@@ -4,13 +4,13 @@ package foreign
 
 import (
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"runtime"
 	"sync/atomic"
 	"testing"
 
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

@@ -4,11 +4,11 @@ package foreign
 
 import (
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"

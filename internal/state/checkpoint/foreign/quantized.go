@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 	"strings"
 
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/shard"
 )
 

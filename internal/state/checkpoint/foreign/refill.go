@@ -12,13 +12,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

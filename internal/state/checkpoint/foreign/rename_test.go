@@ -4,10 +4,11 @@ package foreign
 
 import (
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 )
 
 // fusedKeys map the layer norms of Megatron to the names of their modules.
@@ -29,9 +30,8 @@ func renamesOf(t *testing.T, text string) []checkpoint.Rename {
 	return rules
 }
 
-// exampleLayers returns the example of Megatron with the names of modules, as a folder of three ranks.
-func exampleLayers(t *testing.T) *checkpoint.Checkpoint {
-	t.Helper()
+// TestRenameLayers gives the parameters of Megatron's example the names of their modules, by an object in a file.
+func TestRenameLayers(t *testing.T) {
 	local, err := OpenMegatron(t.Context(), filepath.Join("../../../..", "examples", "megatron"), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,12 @@ func exampleLayers(t *testing.T) *checkpoint.Checkpoint {
 	if err := local.Rename(renamesOf(t, fusedKeys)); err != nil {
 		t.Fatal(err)
 	}
-	return reopened(t, local, checkpoint.Conversion{Ranks: 3})
+	own := reopened(t, local, checkpoint.Conversion{Ranks: 3})
+	for _, name := range []string{"decoder.layers.0.input_layernorm.bias", "decoder.layers.1.pre_mlp_layernorm.weight"} {
+		if _, ok := own.Piece(name); !ok {
+			t.Errorf("%s is not in %q", name, own.Names())
+		}
+	}
 }
 
 // expertNorms map the layer norm before experts of Megatron's own layers to that of Transformer Engine's.

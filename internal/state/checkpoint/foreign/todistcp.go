@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 	"slices"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )

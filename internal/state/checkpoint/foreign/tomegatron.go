@@ -7,12 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 	"strconv"
 
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 )
 
 var iterationFolder = lazyregexp.New(`^iter_(\d{7})$`)

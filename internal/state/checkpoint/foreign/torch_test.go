@@ -6,8 +6,6 @@ import (
 	"archive/zip"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint"
-	"plimsoll/internal/state/checkpoint/shardtest"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +13,8 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 

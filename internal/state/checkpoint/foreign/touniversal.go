@@ -8,11 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/pickle"
+	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/optim/kernel"
 )
 

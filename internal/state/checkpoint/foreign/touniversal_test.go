@@ -4,9 +4,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"plimsoll/internal/state/checkpoint"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/state/checkpoint"
 )
 
 // TestUniversalFolderOfANameAlone: each parameter has a folder of its name, so no name may lead out of the checkpoint.

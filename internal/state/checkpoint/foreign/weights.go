@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"plimsoll/internal/base/pickle"
-	"plimsoll/internal/state/checkpoint"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/pickle"
 	"plimsoll/internal/input/model"
+	"plimsoll/internal/state/checkpoint"
 )
 
 // weight is a parameter in a file of a trainer.
