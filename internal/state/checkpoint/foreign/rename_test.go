@@ -40,7 +40,8 @@ func TestRenameLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := reopened(t, local, checkpoint.Conversion{Ranks: 3})
-	for _, name := range []string{"decoder.layers.0.input_layernorm.bias", "decoder.layers.1.pre_mlp_layernorm.weight"} {
+	for _, layer := range []string{"0.input_layernorm.bias", "1.pre_mlp_layernorm.weight"} {
+		name := "decoder.layers." + layer
 		if _, ok := own.Piece(name); !ok {
 			t.Errorf("%s is not in %q", name, own.Names())
 		}
