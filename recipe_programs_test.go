@@ -69,21 +69,3 @@ func TestProgramsHavePackages(t *testing.T) {
 		})
 	}
 }
-
-// TestStructsOfRecipeAreInParts: a struct with more fields than a screen shows has parts. Megatron has the arguments of
-// one program, by their names.
-func TestStructsOfRecipeAreInParts(t *testing.T) {
-	for _, source := range filesOfRecipe(t) {
-		ast.Inspect(source.tree, func(n ast.Node) bool {
-			spec, isType := n.(*ast.TypeSpec)
-			if !isType || spec.Name.Name == "Megatron" {
-				return true
-			}
-			if s, isStruct := spec.Type.(*ast.StructType); isStruct && s.Fields.NumFields() > 25 {
-				t.Errorf("%s: %s has %d fields, expected at most 25: embed parts", positions.Position(spec.Pos()),
-					spec.Name.Name, s.Fields.NumFields())
-			}
-			return true
-		})
-	}
-}

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -74,13 +73,8 @@ func runBench(c *cobra.Command, request bench.Request, format report.Format) err
 		return err
 	}
 	suite, err := bench.NewSuite(request, here)
-	var tooLarge *bench.DoesNotFit
-	if errors.As(err, &tooLarge) {
-		logTo(c)("%v", err)
-		return outcome(exitDoesNotFit)
-	}
 	if err != nil {
-		return err
+		return unlessTooLarge[*bench.DoesNotFit](c, err)
 	}
 	results, err := suite.Run(interruptible(c), newProgress(os.Stderr, c.ErrOrStderr()))
 	if err != nil {

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/show/report"
 	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/foreign"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -194,12 +194,7 @@ func runConvert(c *cobra.Command, path, out string, flags conversion) error {
 	if err == nil {
 		err = convert(c, path, out, flags, to)
 	}
-	var full *checkpoint.DoesNotFit
-	if errors.As(err, &full) {
-		logTo(c)("%v", err)
-		return outcome(exitDoesNotFit)
-	}
-	return err
+	return unlessTooLarge[*checkpoint.DoesNotFit](c, err)
 }
 
 // apply checks the flags and returns the conversion.
@@ -276,30 +271,30 @@ func convert(c *cobra.Command, path, out string, flags conversion, to checkpoint
 func leave(
 	c *cobra.Command, opened *checkpoint.Checkpoint, out string, flags conversion, progress activity.Progress,
 ) error {
-	write, reader := opened.WriteTorch, "torch.load"
+	write, reader := foreign.WriteTorch, "torch.load"
 	switch {
 	case flags.to == deepspeedFormat && flags.like != "":
 		reader = "DeepSpeed on as many ranks as have saved " + flags.like
-		write = func(ctx context.Context, out string, advance func(int64)) error {
-			return opened.WriteDeepSpeed(ctx, out, flags.like, advance)
+		write = func(ctx context.Context, c *checkpoint.Checkpoint, out string, advance func(int64)) error {
+			return foreign.WriteDeepSpeed(ctx, c, out, flags.like, advance)
 		}
 	case flags.to == deepspeedFormat:
-		write, reader = opened.WriteUniversal, "DeepSpeed with load_universal"
+		write, reader = foreign.WriteUniversal, "DeepSpeed with load_universal"
 	case flags.to == distributedFormat:
-		write, reader = opened.WriteDistributed, "torch.distributed.checkpoint.load"
+		write, reader = foreign.WriteDistributed, "torch.distributed.checkpoint.load"
 	case flags.to == megatronFormat:
 		reader = "Megatron with --load"
-		write = func(ctx context.Context, out string, advance func(int64)) error {
-			return opened.WriteMegatron(ctx, out, flags.like, advance)
+		write = func(ctx context.Context, c *checkpoint.Checkpoint, out string, advance func(int64)) error {
+			return foreign.WriteMegatron(ctx, c, out, flags.like, advance)
 		}
 	case flags.like != "":
 		reader = "optimizer.load_state_dict"
-		write = func(ctx context.Context, out string, advance func(int64)) error {
-			return opened.WriteTorchLike(ctx, out, flags.like, flags.names, advance)
+		write = func(ctx context.Context, c *checkpoint.Checkpoint, out string, advance func(int64)) error {
+			return foreign.WriteTorchLike(ctx, c, out, flags.like, flags.names, advance)
 		}
 	}
-	progress.Begin("writing "+out, opened.ExportBytes(), activity.Bytes)
-	err := write(c.Context(), out, progress.Advance)
+	progress.Begin("writing "+out, foreign.BytesOfTorch(opened), activity.Bytes)
+	err := write(c.Context(), opened, out, progress.Advance)
 	progress.End()
 	if err != nil {
 		return err
@@ -314,15 +309,15 @@ func open(
 	var read func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error)
 	switch flags.from {
 	case deepspeedFormat:
-		read = checkpoint.OpenDeepSpeed
+		read = foreign.OpenDeepSpeed
 	case distributedFormat:
-		read = checkpoint.OpenDistributed
+		read = foreign.OpenDistributed
 	case megatronFormat:
-		read = checkpoint.OpenMegatron
+		read = foreign.OpenMegatron
 	case torchFormat:
 		read = func(ctx context.Context, path string, advance func(int64)) (*checkpoint.Checkpoint, error) {
-			beside := checkpoint.BesideTorch{Names: flags.names, Weights: flags.weights}
-			return checkpoint.OpenTorch(ctx, path, beside, advance)
+			beside := foreign.BesideTorch{Names: flags.names, Weights: flags.weights}
+			return foreign.OpenTorch(ctx, path, beside, advance)
 		}
 	default:
 		return checkpoint.Open(path)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/state/checkpoint"
+	"plimsoll/internal/state/checkpoint/foreign"
 )
 
 // TestConvertToAFullDisk expects the exit code for "does not fit".
@@ -49,10 +50,10 @@ func TestConversionIsKilled(t *testing.T) {
 	binary, examples := program(t), filepath.Join("..", "..", "examples")
 	megatron, zero := filepath.Join(examples, "megatron"), filepath.Join(examples, "deepspeed")
 	read := map[string]func(context.Context, string, func(int64)) (*checkpoint.Checkpoint, error){
-		"megatron": checkpoint.OpenMegatron, "deepspeed": checkpoint.OpenDeepSpeed, "dcp": checkpoint.OpenDistributed,
-		"zero": checkpoint.OpenDeepSpeed,
+		"megatron": foreign.OpenMegatron, "deepspeed": foreign.OpenDeepSpeed, "dcp": foreign.OpenDistributed,
+		"zero": foreign.OpenDeepSpeed,
 		"torch": func(ctx context.Context, path string, progress func(int64)) (*checkpoint.Checkpoint, error) {
-			return checkpoint.OpenTorch(ctx, path, checkpoint.BesideTorch{}, progress)
+			return foreign.OpenTorch(ctx, path, foreign.BesideTorch{}, progress)
 		},
 	}
 	for format, open := range read {

@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,11 +17,10 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/show/report"
 )
-
-var update = flag.Bool("update", false, "rewrite the errors in testdata/plan/bad.txtar and testdata/mistakes.txtar")
 
 // TestPlanRefuses runs the command lines of testdata/plan/bad.txtar, also beside a folder with weights alone.
 func TestPlanRefuses(t *testing.T) {
@@ -89,7 +87,7 @@ func checkRefusals(t *testing.T, archived, folder string) (commands int) {
 			head.WriteString(refusal(t, argument.FindAllString(arguments, -1)))
 		}
 	}
-	if *update {
+	if *goldentest.Update {
 		archive.Comment = []byte(head.String())
 		if err := os.WriteFile(golden, txtar.Format(archive), 0o644); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/show/report"
 )
 
@@ -40,13 +41,13 @@ func TestRoadsOfTheDocs(t *testing.T) {
 			t.Fatalf("%s: exit code %d\n%s", block[1], code, stderr)
 		}
 		want := strings.Join(shownInDocs.FindAllString(out, -1), "")
-		if *update {
+		if *goldentest.Update {
 			text = bytes.Replace(text, []byte(block[0]), []byte("```console\n$ plimsoll "+block[1]+"\n"+want+"```"), 1)
 		} else if block[2] != want {
 			t.Errorf("%s: docs/roads.md shows\n%s\nbut the program says\n%s", block[1], block[2], want)
 		}
 	}
-	if *update {
+	if *goldentest.Update {
 		if err := os.WriteFile(page, text, 0o644); err != nil {
 			t.Fatal(err)
 		}

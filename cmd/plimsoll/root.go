@@ -37,6 +37,16 @@ type outcome int
 
 func (o outcome) Error() string { return fmt.Sprintf("exit code %d", int(o)) }
 
+// unlessTooLarge says an error of a type that means too little room, and returns its exit code. It returns others.
+func unlessTooLarge[E error](c *cobra.Command, err error) error {
+	var tooLarge E
+	if !errors.As(err, &tooLarge) {
+		return err
+	}
+	logTo(c)("%v", err)
+	return outcome(exitDoesNotFit)
+}
+
 // run is the whole program; it returns the exit code.
 func run(arguments []string, stdout, stderr io.Writer) int {
 	letQuit = endAtQuit()

@@ -68,7 +68,7 @@ func (j *runningJob) processes(t *testing.T) []int {
 }
 
 // overdue is in the message about ranks that had to be killed.
-const overdue = "not ended within"
+const overdue = "did not end within"
 
 // ends waits for the job and checks its end: the exit code, the texts on stderr, and that no process is left. The
 // ranks must have done as they were asked.

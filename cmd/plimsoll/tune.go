@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
+	"plimsoll/internal/measure/bench"
 	"plimsoll/internal/measure/profile"
 	"plimsoll/internal/measure/tune"
 	"plimsoll/internal/show/report"
@@ -98,13 +98,8 @@ func runTune(c *cobra.Command, o tuneOptions, command []string) error {
 	}
 	o.request.Command, o.request.Program = command, running(self)
 	tuning, err := tune.New(o.request, here)
-	var tooLarge *tune.DoesNotFit
-	if errors.As(err, &tooLarge) {
-		logTo(c)("%v", err)
-		return outcome(exitDoesNotFit)
-	}
 	if err != nil {
-		return err
+		return unlessTooLarge[*bench.DoesNotFit](c, err)
 	}
 	found, err := tuning.Run(interruptible(c), c.Root().Version, newProgress(os.Stderr, c.ErrOrStderr()))
 	if err != nil {

@@ -67,7 +67,7 @@ def test_checkpoints_to_and_from_torch(tmp_path, monkeypatch):
     """The parameters are of two types: their order in a checkpoint is not that of the optimizer. One is not trained."""
     monkeypatch.chdir(tmp_path)
     convert = [os.environ["PLIMSOLL"], "checkpoint", "convert"]
-    # The programs after these two are run by TestDeepSpeed and TestDistributedCheckpoint in Go, and in internal/state/checkpoint/testdata.
+    # The programs after these two are run by TestDeepSpeed and TestDistributedCheckpoint in Go, and in internal/state/checkpoint/foreign/testdata.
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
     to_torch, from_torch = programs[:2]
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(4)))

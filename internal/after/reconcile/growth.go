@@ -8,6 +8,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
+	"plimsoll/internal/measure/summary"
 )
 
 // Shape is how memory grows.
@@ -179,7 +180,7 @@ func aboveIt(lows map[int64]map[stage]float64, lowest stage) map[stage]float64 {
 	}
 	above := map[stage]float64{}
 	for at, differences := range list {
-		above[at] = median(differences)
+		above[at] = summary.Median(differences)
 	}
 	return above
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"plimsoll/internal/measure/summary"
 )
 
 // point is a size at a step, or at a time in seconds.
@@ -153,7 +155,7 @@ func (r *ramp) stairs(points []point) bool {
 		}
 	}
 	if len(at) < 3 || len(at) > len(points)/3 || sum < 0.8*(points[len(points)-1].y-points[0].y) ||
-		median(heights) < max(leastRise, 2*drawdown(points)) {
+		summary.Median(heights) < max(leastRise, 2*drawdown(points)) {
 		return false
 	}
 	distance := (at[len(at)-1] - at[0]) / float64(len(at)-1)
@@ -163,7 +165,7 @@ func (r *ramp) stairs(points []point) bool {
 			return false
 		}
 	}
-	r.every, r.jump = distance, median(heights)
+	r.every, r.jump = distance, summary.Median(heights)
 	r.slope = r.jump / distance
 	return true
 }
@@ -178,7 +180,7 @@ func theilSen(points []point) float64 {
 			}
 		}
 	}
-	return median(slopes)
+	return summary.Median(slopes)
 }
 
 // kendall returns how many standard deviations the order of the points is from chance (Mann and Kendall's test).
@@ -206,15 +208,6 @@ func drawdown(points []point) float64 {
 		most = max(most, high-p.y)
 	}
 	return most
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
 func highest(points []point) float64 {

@@ -7,6 +7,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
+	"plimsoll/internal/measure/summary"
 )
 
 // lines collects series.
@@ -203,7 +204,7 @@ func (r *Recording) phasesOfGrowth() func(rank int, from int64) ledger.PhaseName
 		var found ledger.PhaseName
 		most := 0.0
 		for _, s := range stages {
-			more := median(after[s.phase]) - median(before[s.phase])
+			more := summary.Median(after[s.phase]) - summary.Median(before[s.phase])
 			if more > most {
 				found, most = s.phase, more
 			}

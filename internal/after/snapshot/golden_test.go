@@ -3,14 +3,12 @@ package snapshot
 import (
 	"bytes"
 	"compress/gzip"
-	"flag"
 	"os"
 	"testing"
 
 	"plimsoll/internal/after/snapshot/snapshottest"
+	"plimsoll/internal/base/goldentest"
 )
-
-var update = flag.Bool("update", false, "write the files of examples/snapshots")
 
 // examples are the files that the documentation shows.
 var examples = map[string]snapshottest.Training{
@@ -23,7 +21,7 @@ var examples = map[string]snapshottest.Training{
 func TestExamples(t *testing.T) {
 	for name, training := range examples {
 		file, _ := written(t, training, snapshottest.Python4)
-		if *update {
+		if *goldentest.Update {
 			var b bytes.Buffer
 			w := gzip.NewWriter(&b)
 			_, _ = w.Write(file)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+
+	"plimsoll/internal/base/pickle"
 )
 
 // kind is the type of a value on the stack.
@@ -113,7 +115,7 @@ func (d *decoder) fail(format string, values ...any) {
 // run reads one pickle and what may follow it: zeros.
 func (d *decoder) run() value {
 	const hint = "a snapshot is written by torch.cuda.memory._dump_snapshot(path)"
-	if !d.fill(2) || d.buffer[0] != opProto {
+	if !d.fill(2) || d.buffer[0] != pickle.OpProto {
 		panic(&refusal{0, "this is no pickle of protocol 2 to 5", hint})
 	}
 	if version := d.take(2)[1]; version < 2 || version > 5 {
@@ -122,7 +124,7 @@ func (d *decoder) run() value {
 	for {
 		d.at = d.offset()
 		op := d.byte()
-		if op == opStop {
+		if op == pickle.OpStop {
 			break
 		}
 		d.step(op)
@@ -142,44 +144,6 @@ func (d *decoder) run() value {
 	return d.settled(0)
 }
 
-// The instructions of pickle that a snapshot may have, with the names of Python's pickletools in capitals beside.
-const (
-	opProto           = 0x80
-	opStop            = '.'
-	opFrame           = 0x95
-	opMark            = '('
-	opEmptyDict       = '}'
-	opEmptyList       = ']'
-	opEmptyTuple      = ')'
-	opTuple           = 't'
-	opTuple1          = 0x85
-	opTuple2          = 0x86
-	opTuple3          = 0x87
-	opSetItem         = 's'
-	opSetItems        = 'u'
-	opAppend          = 'a'
-	opAppends         = 'e'
-	opBinInt          = 'J'
-	opBinInt1         = 'K'
-	opBinInt2         = 'M'
-	opLong1           = 0x8a
-	opLong4           = 0x8b
-	opBinFloat        = 'G'
-	opNone            = 'N'
-	opNewTrue         = 0x88
-	opNewFalse        = 0x89
-	opShortBinUnicode = 0x8c
-	opBinUnicode      = 'X'
-	opBinUnicode8     = 0x8d
-	opShortBinString  = 'U'
-	opBinString       = 'T'
-	opBinPut          = 'q'
-	opLongBinPut      = 'r'
-	opMemoize         = 0x94
-	opBinGet          = 'h'
-	opLongBinGet      = 'j'
-)
-
 // refused names the instructions that would run something.
 var refused = map[byte]string{
 	'c': "GLOBAL", 0x93: "STACK_GLOBAL", 'R': "REDUCE", 'b': "BUILD", 'P': "PERSID", 'Q': "BINPERSID", 'i': "INST",
@@ -189,33 +153,33 @@ var refused = map[byte]string{
 // step runs one instruction.
 func (d *decoder) step(op byte) {
 	switch op {
-	case opLongBinGet:
+	case pickle.OpLongBinGet:
 		d.get(uint64(d.uint32()))
-	case opBinGet:
+	case pickle.OpBinGet:
 		d.get(uint64(d.byte()))
-	case opMemoize:
+	case pickle.OpMemoize:
 		d.put(uint64(d.memo.length))
-	case opBinPut:
+	case pickle.OpBinPut:
 		d.put(uint64(d.byte()))
-	case opLongBinPut:
+	case pickle.OpLongBinPut:
 		d.put(uint64(d.uint32()))
-	case opMark:
+	case pickle.OpMark:
 		d.mark()
-	case opSetItems:
+	case pickle.OpSetItems:
 		d.setItems(d.popMark())
-	case opSetItem:
+	case pickle.OpSetItem:
 		d.setItems(d.pop(2))
-	case opAppends:
+	case pickle.OpAppends:
 		d.extend(d.popMark())
-	case opAppend:
+	case pickle.OpAppend:
 		d.extend(d.pop(1))
-	case opEmptyDict:
+	case pickle.OpEmptyDict:
 		d.openDict()
-	case opEmptyList:
+	case pickle.OpEmptyList:
 		d.openList()
-	case opFrame:
+	case pickle.OpFrame:
 		d.uint64() // the length of the next part, for readers that fetch it at once
-	case opTuple, opEmptyTuple, opTuple1, opTuple2, opTuple3:
+	case pickle.OpTuple, pickle.OpEmptyTuple, pickle.OpTuple1, pickle.OpTuple2, pickle.OpTuple3:
 		d.tuple(op)
 	default:
 		d.scalar(op)
@@ -225,27 +189,27 @@ func (d *decoder) step(op byte) {
 // scalar pushes a number, a text, a truth value or None.
 func (d *decoder) scalar(op byte) {
 	switch op {
-	case opBinInt:
+	case pickle.OpBinInt:
 		d.push(value{kind: integer, n: uint64(int64(int32(d.uint32())))})
-	case opBinInt1:
+	case pickle.OpBinInt1:
 		d.push(value{kind: integer, n: uint64(d.byte())})
-	case opBinInt2:
+	case pickle.OpBinInt2:
 		d.push(value{kind: integer, n: uint64(d.uint16())})
-	case opLong1:
+	case pickle.OpLong1:
 		d.long(uint32(d.byte()))
-	case opLong4:
+	case pickle.OpLong4:
 		d.long(d.uint32())
-	case opBinFloat:
+	case pickle.OpBinFloat:
 		d.push(value{kind: float, n: binary.BigEndian.Uint64(d.take(8))})
-	case opNone:
+	case pickle.OpNone:
 		d.push(value{})
-	case opNewTrue, opNewFalse:
-		d.push(value{kind: boolean, n: uint64(opNewFalse - op)})
-	case opShortBinUnicode, opShortBinString:
+	case pickle.OpNewTrue, pickle.OpNewFalse:
+		d.push(value{kind: boolean, n: uint64(pickle.OpNewFalse - op)})
+	case pickle.OpShortBinUnicode, pickle.OpShortBinString:
 		d.text(uint64(d.byte()))
-	case opBinUnicode, opBinString:
+	case pickle.OpBinUnicode, pickle.OpBinString:
 		d.text(uint64(d.uint32()))
-	case opBinUnicode8:
+	case pickle.OpBinUnicode8:
 		d.text(d.uint64())
 	default:
 		if name := refused[op]; name != "" {
@@ -346,11 +310,11 @@ func (d *decoder) text(length uint64) {
 func (d *decoder) tuple(op byte) {
 	var items []value
 	switch op {
-	case opEmptyTuple:
-	case opTuple:
+	case pickle.OpEmptyTuple:
+	case pickle.OpTuple:
 		items = d.popMark()
 	default:
-		items = d.pop(int(op-opTuple1) + 1)
+		items = d.pop(int(op-pickle.OpTuple1) + 1)
 	}
 	if len(items) == 2 && items[0].kind == integer && items[1].kind == integer {
 		d.push(value{kind: pair, n: uint64(d.pools.number(d.budget, Pool{items[0].n, items[1].n}))})

@@ -9,6 +9,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/pickle"
 )
 
 // headSize is how many bytes tell whether a file is a snapshot.
@@ -20,7 +21,7 @@ func Recognize(head []byte) bool {
 		head, _ = io.ReadAll(io.LimitReader(unzipped, headSize)) // it ends early, as the head does
 	}
 	head = head[:min(len(head), headSize)]
-	if len(head) < 3 || head[0] != opProto || head[1] < 2 || head[1] > 5 {
+	if len(head) < 3 || head[0] != pickle.OpProto || head[1] < 2 || head[1] > 5 {
 		return false
 	}
 	for _, key := range []uint32{keySegments, keyDeviceTraces, keyTotalSize} {

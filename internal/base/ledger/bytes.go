@@ -86,6 +86,18 @@ func (b Bytes) Signed() string {
 
 var units = [...]string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
+// Plural returns a number and what it counts: "1 rank", "2 ranks", "2 processes".
+func Plural(n int, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "s"):
+		noun += "es"
+	default:
+		noun += "s"
+	}
+	return strconv.Itoa(n) + " " + noun
+}
+
 // Count returns an integer in groups of three digits: "494,032,768".
 func Count(n int64) string {
 	s := strconv.FormatInt(n, 10)

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
 )
 
@@ -147,7 +148,7 @@ func Split(h *host.Host, request Request) (*Assignment, error) {
 		}
 		part := r.assign()
 		part.Rank = rank
-		reasons := []string{fmt.Sprintf("%s of %d usable", count(len(r.cores), "core"), len(cores))}
+		reasons := []string{fmt.Sprintf("%s of %d usable", ledger.Plural(len(r.cores), "core"), len(cores))}
 		if request.Reserve > 0 {
 			reasons = append(reasons, fmt.Sprintf("CPUs %s are left to the system, as asked", whole.Difference(h.CPUs)))
 		}
@@ -159,7 +160,8 @@ func Split(h *host.Host, request Request) (*Assignment, error) {
 		if sharers := len(d.users[positions[0]]); sharers > 1 {
 			part.Shared = true
 			reasons = append(reasons, fmt.Sprintf("%s for %s: %d ranks share core %s",
-				count(len(cores), "usable core"), count(request.Ranks, "rank"), sharers, cores[positions[0]].Usable))
+				ledger.Plural(len(cores), "usable core"), ledger.Plural(request.Ranks, "rank"), sharers,
+				cores[positions[0]].Usable))
 		}
 		part.Reasons = append(reasons, part.Reasons...)
 		plan.Ranks = append(plan.Ranks, part)
@@ -189,11 +191,12 @@ func (r Request) check() error {
 		return bad(fmt.Sprintf("give the number of processes on this node, 1 to %d", maxRanks),
 			"%d ranks cannot be bound", r.Ranks)
 	case len(r.GPUs) > 0 && len(r.GPUs) != r.Ranks:
-		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s", count(len(r.GPUs), "GPU"),
-			count(r.Ranks, "rank"))
+		return bad("give one GPU for each rank, in the order of the ranks", "%s for %s",
+			ledger.Plural(len(r.GPUs), "GPU"),
+			ledger.Plural(r.Ranks, "rank"))
 	case len(r.Peers) > 0 && len(r.Peers) != r.Ranks:
 		return bad("give one mask for each rank, in the order of the ranks", "%s for %s",
-			count(len(r.Peers), "affinity mask"), count(r.Ranks, "rank"))
+			ledger.Plural(len(r.Peers), "affinity mask"), ledger.Plural(r.Ranks, "rank"))
 	case r.Reserve < 0:
 		return bad("give the number of cores to leave to the system", "--reserve is %d: expected 0 or more", r.Reserve)
 	case r.MemoryPolicy != "" && !slices.Contains(MemoryPolicies, r.MemoryPolicy):
@@ -253,11 +256,4 @@ func normal(address string) string {
 		return fmt.Sprintf("%04x:%s", n, rest)
 	}
 	return address
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
 )
 
@@ -41,7 +42,8 @@ func (r Request) reserve(h *host.Host, masks []cpuset.CPUSet) (*host.Host, []cpu
 	}
 	if reserved < r.Reserve {
 		return nil, nil, fault.Inputf("--reserve is %d, and only %d of the %s can be spared by %s", r.Reserve, reserved,
-			count(cores, "usable core"), count(r.Ranks, "rank")).WithHint("reserve fewer cores, or start fewer ranks")
+			ledger.Plural(cores, "usable core"), ledger.Plural(r.Ranks, "rank")).
+			WithHint("reserve fewer cores, or start fewer ranks")
 	}
 	h, err := h.WithAffinity(left)
 	return h, kept, err

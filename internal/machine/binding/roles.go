@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
 )
 
@@ -31,7 +32,8 @@ func (r roles) assign() Rank {
 	}
 	budget := min(len(r.cores), r.threads)
 	if budget < len(r.cores) {
-		reason("the CPU quota of %.4g (%s) is enough for %s", r.host.Quota, r.host.QuotaFrom, count(budget, "core"))
+		reason("the CPU quota of %.4g (%s) is enough for %s", r.host.Quota, r.host.QuotaFrom,
+			ledger.Plural(budget, "core"))
 	}
 	want := r.share.Cores
 	if r.share.Fraction > 0 {
@@ -46,7 +48,7 @@ func (r roles) assign() Rank {
 		reason("no optimizer beside the trainer: all cores are the trainer's")
 		if part.OMPNumThreads < budget {
 			reason("%s for the trainer, one for each fast core: OpenMP waits for its slowest thread",
-				count(part.OMPNumThreads, "OpenMP thread"))
+				ledger.Plural(part.OMPNumThreads, "OpenMP thread"))
 		}
 	case len(r.cores) == 1:
 		trainer, optimizer = r.cores, r.cores
@@ -57,7 +59,7 @@ func (r roles) assign() Rank {
 		budget = max(budget, 2)
 		number := min(max(want, 1), budget-1)
 		if number < r.share.Cores {
-			reason("%s asked for the trainer, %d given: the optimizer needs one", count(want, "core"), number)
+			reason("%s asked for the trainer, %d given: the optimizer needs one", ledger.Plural(want, "core"), number)
 		}
 		if r.share.Fraction > 0 {
 			number = r.team(number)
@@ -73,8 +75,8 @@ func (r roles) assign() Rank {
 		rest := slices.DeleteFunc(slices.Clone(r.cores), func(c *core) bool { return slices.Contains(trainer, c) })
 		optimizer = spread(rest, budget-number)
 		part.OMPNumThreads = number
-		reason("%s for the trainer (%s asked for), %s for the optimizer", count(number, "core"), r.share,
-			count(len(optimizer), "core"))
+		reason("%s for the trainer (%s asked for), %s for the optimizer", ledger.Plural(number, "core"), r.share,
+			ledger.Plural(len(optimizer), "core"))
 	}
 	halves := 0
 	for _, c := range append(slices.Clone(trainer), optimizer...) {
@@ -84,7 +86,7 @@ func (r roles) assign() Rank {
 	}
 	if halves > 0 {
 		reason("of %s only some hardware threads are usable; another process may run on the others",
-			count(halves, "core"))
+			ledger.Plural(halves, "core"))
 	}
 	var trainerCPUs, optimizerCPUs []int
 	for _, c := range trainer {

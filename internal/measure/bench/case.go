@@ -83,37 +83,44 @@ func (c Case) String() string {
 	}
 	ranks := ""
 	if c.Divided {
-		ranks = plural(len(c.Shards), "rank") + ", "
+		ranks = ledger.Plural(len(c.Shards), "rank") + ", "
 	}
 	return fmt.Sprintf("%s, state %v, moments %v, %s, %s%s", c.Name, c.Format().State, c.Format().Moments, size, ranks,
-		plural(len(c.CPUs()), "worker"))
+		ledger.Plural(len(c.CPUs()), "worker"))
 }
 
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// DoesNotFit is the error for a case that needs more memory than the host has.
+// DoesNotFit is the error for what needs more memory than the host has.
 type DoesNotFit struct {
-	Case              Case
+	What              string // with its verb: "64Mi parameters need"
 	Needed, Available ledger.Bytes
 	LimitedBy         string
+	Hint              string
 	// WorldSize is the least number of ranks among which the job must be divided for the ranks on this host to fit. 0
 	// where none is enough.
 	WorldSize int
 }
 
 func (e *DoesNotFit) Error() string {
-	part := ""
-	if e.WorldSize > 0 {
-		part = fmt.Sprintf(", or measure %d of %d parts and see how long all would take: "+
-			"--ranks %[1]d --world-size %[2]d", len(e.Case.Shards), e.WorldSize)
+	return fmt.Sprintf("DOES NOT FIT: %s %v, %v is left (%s)\n  hint: %s",
+		e.What, e.Needed, e.Available, e.LimitedBy, e.Hint)
+}
+
+// Fits returns a DoesNotFit where a host has too little memory.
+func Fits(m host.Memory, needed ledger.Bytes, what, hint string) error {
+	available, counter := Headroom(m)
+	if needed <= available {
+		return nil
 	}
-	return fmt.Sprintf("DOES NOT FIT: %v needs %v, %v is left (%s)\n  hint: give smaller sizes with --parameters%s",
-		e.Case, e.Needed, e.Available, e.LimitedBy, part)
+	return &DoesNotFit{What: what, Needed: needed, Available: available, LimitedBy: counter, Hint: hint}
+}
+
+// Headroom returns the memory that is left, and what limits it. Where that is unknown, all fits.
+func Headroom(m host.Memory) (ledger.Bytes, string) {
+	available, counter := m.Headroom()
+	if counter == "" {
+		available = math.MaxInt64
+	}
+	return available, counter
 }
 
 // mostRanks is more than any job has. It bounds the list of their parts.
@@ -240,10 +247,7 @@ func placeOf(h *host.Host, cpus []int, bytes ledger.Bytes) string {
 
 // fits returns a DoesNotFit where the host has too little memory for a case.
 func (p *Suite) fits(j job, c Case) error {
-	available, counter := p.Host.Memory.Headroom()
-	if counter == "" {
-		available = math.MaxInt64 // unknown
-	}
+	available, counter := Headroom(p.Host.Memory)
 	if c.Needed <= available {
 		return nil
 	}
@@ -259,8 +263,12 @@ func (p *Suite) fits(j job, c Case) error {
 		smaller, err := of(world)
 		return err != nil || smaller.Needed <= available
 	})
+	hint := "give smaller sizes with --parameters"
 	if smaller, err := of(world); err != nil || smaller.Needed > available {
 		world = 0
+	} else if world > 0 {
+		hint += fmt.Sprintf(", or measure %d of %d parts and see how long all would take: "+
+			"--ranks %[1]d --world-size %[2]d", len(c.Shards), world)
 	}
-	return &DoesNotFit{Case: c, Needed: c.Needed, Available: available, LimitedBy: counter, WorldSize: world}
+	return &DoesNotFit{c.String() + " needs", c.Needed, available, counter, hint, world}
 }

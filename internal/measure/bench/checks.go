@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/internal/base/activity"
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/measure/summary"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
@@ -31,7 +32,7 @@ type Checks struct {
 	// comes from the kernels: the world cannot stop before they return.
 	Stops, IdleStops Stops
 	// Denormal is the time of an update of denormal first moments, in units of an update of normal ones.
-	Denormal Spread
+	Denormal summary.Spread
 	Rounds   Rounds // of both checks
 }
 
@@ -89,7 +90,7 @@ func (p *Suite) check(ctx context.Context, w watch, s *steps, repeats int) (*Che
 		return nil, err
 	}
 	c.Rounds.add(disturbed)
-	c.Denormal = Over(ratios, func(x float64) float64 { return x })
+	c.Denormal = summary.Over(ratios, func(x float64) float64 { return x })
 	return c, nil
 }
 

@@ -5,6 +5,8 @@ package bench
 import (
 	"math"
 	"slices"
+
+	"plimsoll/internal/measure/summary"
 )
 
 // Mode is a speed at which memory served some of the turns.
@@ -50,7 +52,7 @@ func (r Result) Modes() []Mode {
 }
 
 func modeOf(sorted []float64, all int) Mode {
-	return Mode{median(sorted), float64(len(sorted)) / float64(all)}
+	return Mode{summary.Median(sorted), float64(len(sorted)) / float64(all)}
 }
 
 // split returns the place that divides sorted numbers into the two groups with the least variance of logarithms within

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -185,22 +184,4 @@ func (o *Others) Share() (float64, error) {
 	}
 	others := now.busy - o.begin.busy - (now.own - o.begin.own)
 	return max(0, others.Seconds()/(now.at.Sub(o.begin.at).Seconds()*float64(o.watch.cpus.Size()))), nil
-}
-
-// Spread sums up a quantity over rounds.
-type Spread struct {
-	Median float64 `json:"median"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-}
-
-// Over returns the spread of a quantity over samples. There must be at least one sample.
-func Over[T any](samples []T, quantity func(T) float64) Spread {
-	var values []float64
-	for _, s := range samples {
-		values = append(values, quantity(s))
-	}
-	slices.Sort(values)
-	n := len(values)
-	return Spread{(values[(n-1)/2] + values[n/2]) / 2, values[0], values[n-1]}
 }

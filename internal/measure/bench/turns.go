@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"plimsoll/internal/measure/summary"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim/kernel"
 )
@@ -166,15 +167,8 @@ func (t *turns) sample() Sample {
 		shares = append(shares, took[trafficPass][block]/took[updatePass][block])
 	}
 	return Sample{
-		Traffic: median(took[trafficPass]), Update: median(took[updatePass]), Fraction: median(shares),
-		Norm: median(took[normPass]), Journaled: median(took[loggedPass]), TrafficTurns: took[trafficPass],
+		Traffic: summary.Median(took[trafficPass]), Update: summary.Median(took[updatePass]),
+		Fraction: summary.Median(shares), Norm: summary.Median(took[normPass]),
+		Journaled: summary.Median(took[loggedPass]), TrafficTurns: took[trafficPass],
 	}
-}
-
-// median returns 0 for no values.
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	return Over(values, func(x float64) float64 { return x }).Median
 }

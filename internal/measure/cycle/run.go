@@ -5,12 +5,12 @@ package cycle
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"plimsoll/internal/base/activity"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/measure/rehearse"
+	"plimsoll/internal/measure/summary"
 )
 
 // Step is one measured step. Times of several ranks are those of the slowest.
@@ -124,9 +124,7 @@ func medians(steps []Step) (median Step) {
 		for i := range steps {
 			values = append(values, *of(&steps[i]))
 		}
-		slices.Sort(values)
-		n := len(values)
-		*of(&median) = (values[(n-1)/2] + values[n/2]) / 2
+		*of(&median) = summary.Median(values)
 	}
 	return median
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -495,7 +494,7 @@ func (p *Placement) wouldFit(available ledger.Bytes) []string {
 	}
 	if hosts, ok := p.hostsNeeded(fits); ok {
 		found = append(found, fmt.Sprintf("--world-size %d: the job spread over %d hosts like this one, %s on each",
-			hosts*p.Ranks, hosts, plural(p.Ranks, "rank")))
+			hosts*p.Ranks, hosts, ledger.Plural(p.Ranks, "rank")))
 	}
 	if name, m := p.largestModel(fits); name != "" {
 		found = append(found, fmt.Sprintf("--model %s: %s parameters, the largest model of the catalog that fits here",
@@ -565,14 +564,6 @@ var catalog = sync.OnceValue(func() []sizedModel {
 	slices.SortStableFunc(all, func(a, b sizedModel) int { return cmp.Compare(b.elements, a.elements) })
 	return all
 })
-
-// plural returns the number and the noun: "1 rank", "2 ranks".
-func plural(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return strconv.Itoa(n) + " " + noun
-}
 
 // Chunk returns the number of elements that a worker takes at a time.
 func (p *Placement) Chunk() int { return shard.DefaultChunk }

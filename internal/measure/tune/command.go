@@ -18,6 +18,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
 	"plimsoll/internal/measure/profile"
 )
@@ -118,7 +119,7 @@ func (c *commands) judge(recording string, alone bool, wall, limit time.Duration
 	}
 	if times == profile.TimeOfRun && !alone {
 		return nil, fault.Inputf("%s marked %s in %v and did not end: expected %d, or its end", commandLine(c.Command),
-			plural(len(found.steps), "step"), limit.Round(100*time.Millisecond), warmUpSteps+1).
+			ledger.Plural(len(found.steps), "step"), limit.Round(100*time.Millisecond), warmUpSteps+1).
 			WithHint("give a larger --budget, let the program end after a few steps, or mark its steps " +
 				"(plimsoll.torch.watch)")
 	}

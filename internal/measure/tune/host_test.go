@@ -62,7 +62,7 @@ func TestSizes(t *testing.T) {
 	}
 	h := *local(t)
 	h.Memory = host.Memory{Total: ledger.MiB, Available: ledger.MiB}
-	var full *DoesNotFit
+	var full *bench.DoesNotFit
 	if _, err := New(request(), &h); !errors.As(err, &full) {
 		t.Errorf("1 MiB: %v", err)
 	}

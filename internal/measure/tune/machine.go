@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/measure/bench"
@@ -101,7 +102,7 @@ func (t *Tuning) update(ctx context.Context, h *host.Host, f kernel.Format, rank
 		}
 		u, err := t.newUpdates(ctx, f, assigned)
 		if err != nil {
-			return nil, fmt.Errorf("updates of %v by %s: %w", f, plural(cores, "core"), err)
+			return nil, fmt.Errorf("updates of %v by %s: %w", f, ledger.Plural(cores, "core"), err)
 		}
 		defer func() { err = errors.Join(err, u.close()) }()
 		u.sample() // warms up

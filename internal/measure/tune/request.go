@@ -7,10 +7,8 @@
 package tune
 
 import (
-	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -50,22 +48,10 @@ type Tuning struct {
 	formats  []kernel.Format // the one that the request names first
 }
 
-// DoesNotFit is the error for state that needs more memory than the host has.
-type DoesNotFit struct {
-	Elements          int64
-	Needed, Available ledger.Bytes
-	LimitedBy         string
-}
-
-func (e *DoesNotFit) Error() string {
-	return fmt.Sprintf("DOES NOT FIT: %s parameters need %v, %v is left (%s)\n  hint: give fewer with --parameters",
-		bench.Count(e.Elements), e.Needed, e.Available, e.LimitedBy)
-}
-
 // leastBudget is enough for a few points.
 const leastBudget = time.Second
 
-// New decides what to measure. Every error is about the request, or is a DoesNotFit.
+// New decides what to measure. Every error is about the request, or is a bench.DoesNotFit.
 func New(r Request, h *host.Host) (*Tuning, error) {
 	t := &Tuning{Request: r, Host: h}
 	var err error
@@ -162,20 +148,13 @@ const (
 
 // chooseSize decides how many parameters to update.
 func (t *Tuning) chooseSize() error {
-	available, counter := t.Host.Memory.Headroom()
-	if counter == "" {
-		available = math.MaxInt64 // unknown
-	}
+	available, _ := bench.Headroom(t.Host.Memory)
 	if t.Parameters != "" {
 		var err error
 		if t.Elements, err = bench.ParseCount(t.Parameters); err != nil {
 			return &fault.Input{What: "--parameters", Err: err, Hint: "for example --parameters 64Mi"}
 		}
-		needed, err := t.needed(t.Elements)
-		if err == nil && needed > available {
-			err = &DoesNotFit{t.Elements, needed, available, counter}
-		}
-		return err
+		return t.fits()
 	}
 	var caches ledger.Bytes
 	for _, cache := range t.Host.Caches {
@@ -192,11 +171,16 @@ func (t *Tuning) chooseSize() error {
 			return err
 		}
 	}
+	return t.fits()
+}
+
+// fits returns a bench.DoesNotFit where the host has too little memory for the parameters.
+func (t *Tuning) fits() error {
 	needed, err := t.needed(t.Elements)
-	if err == nil && needed > available {
-		err = &DoesNotFit{t.Elements, needed, available, counter}
+	if err != nil {
+		return err
 	}
-	return err
+	return bench.Fits(t.Host.Memory, needed, bench.Count(t.Elements)+" parameters need", "give fewer with --parameters")
 }
 
 // needed returns the memory of the largest format.
@@ -235,14 +219,6 @@ func coresOf(h *host.Host, ranks int) (int, error) {
 		least = min(least, rank.OptimizerCPUs.Size())
 	}
 	return least, nil
-}
-
-// plural writes a number with what it counts.
-func plural(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return strconv.Itoa(n) + " " + what
 }
 
 // commandLine writes a command as a user would.

@@ -1,26 +1,21 @@
 package forward_test
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
 )
-
-var update = flag.Bool("update", false, "write testdata/peaks.golden")
 
 // The sizes of the models below.
 const (
@@ -244,19 +239,7 @@ func TestPeaks(t *testing.T) {
 				says, kept, ahead, r.memory.peak)
 		}
 	}
-	const golden = "testdata/peaks.golden"
-	if *update {
-		if err := os.WriteFile(golden, []byte(lines.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), lines.String()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	goldentest.Compare(t, "testdata/peaks.golden", lines.String())
 }
 
 // after returns what a forward pass leaves for the backward pass.

@@ -2,7 +2,6 @@ package job
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -19,10 +18,9 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/base/goldentest"
 	"plimsoll/internal/input/recipe"
 )
-
-var update = flag.Bool("update", false, "write the table in docs/inputs.md")
 
 // inRepository copies a file to a folder, with the file that it names, which lies flat beside it.
 func inRepository(t *testing.T, c filestest.PublicConfig) string {
@@ -187,7 +185,7 @@ func checkTable(t *testing.T, byFamily map[string]*outcomes) {
 	if !found || !ends {
 		t.Fatalf("%s has no place for the table", path)
 	}
-	if *update {
+	if *goldentest.Update {
 		made := before + "<!-- table -->\n\n" + want + "\n<!-- end of table -->" + after
 		if err := os.WriteFile(path, []byte(made), 0o644); err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
 )
 
@@ -151,7 +152,7 @@ func named(entry string, all []host.Device) (gpu host.Device, why string) {
 		matches = matching(all, func(d host.Device) bool { return d.Divided })
 	}
 	if len(matches) != 1 {
-		return gpu, fmt.Sprintf("its entry %s matches %s", strconv.Quote(entry), agree(len(matches), "GPU", "GPUs"))
+		return gpu, fmt.Sprintf("its entry %s matches %s", strconv.Quote(entry), ledger.Plural(len(matches), "GPU"))
 	}
 	return matches[0], ""
 }
@@ -176,7 +177,7 @@ func gpusOfRanks(seen []visible) (addresses []string, why string) {
 		case len(seen) == 1: // one process with several GPUs, or the ranks of another launcher
 			return []string{""}, ""
 		default:
-			return nil, fmt.Sprintf("it names %s for %s", agree(len(v.gpus), "GPU", "GPUs"), ranks(len(seen)))
+			return nil, fmt.Sprintf("it names %s for %s", ledger.Plural(len(v.gpus), "GPU"), ranks(len(seen)))
 		}
 	}
 	for i, address := range addresses {

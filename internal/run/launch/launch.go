@@ -23,6 +23,7 @@ import (
 
 	"k8s.io/utils/cpuset"
 
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/safe"
 	"plimsoll/internal/machine/host"
 	"plimsoll/internal/run/watch"
@@ -377,7 +378,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 				}
 			}
 		case <-deadline:
-			j.Logf("%s not ended within %v; sending SIGKILL", agree(running, "rank has", "ranks have"), j.Grace)
+			j.Logf("%s did not end within %v; sending SIGKILL", ledger.Plural(running, "rank"), j.Grace)
 			overdue = true
 			all(syscall.SIGKILL)
 		case <-proving.C:
@@ -393,15 +394,7 @@ func (j *Job) watch(processes []*process, ends <-chan end, signals <-chan os.Sig
 	return first, byUser
 }
 
-// agree returns a number followed by the word in the right form.
-func agree(n int, one, several string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, several)
-}
-
-func ranks(n int) string { return agree(n, "rank", "ranks") }
+func ranks(n int) string { return ledger.Plural(n, "rank") }
 
 func others(n int) string {
 	if n == 1 {

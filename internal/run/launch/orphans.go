@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/ledger"
 )
 
 // adoptOrphans makes this process, instead of init, the parent of every descendant
@@ -49,7 +50,7 @@ func endOrphans(patience time.Duration, spared int, logf func(string, ...any)) {
 		}
 	}
 	if len(ended) > 0 {
-		logf("ended %s that the ranks had left behind", agree(len(ended), "process", "processes"))
+		logf("ended %s that the ranks had left behind", ledger.Plural(len(ended), "process"))
 	}
 }
 

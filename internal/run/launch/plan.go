@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/machine/host"
 )
@@ -386,7 +387,7 @@ func (p *Launch) threads(bound binding.Rank, ofTorchrun bool, lookup Environment
 			threadsVariable, cores)
 	case set:
 		p.noteOnce("%s stays %s, as it was set, although a rank has %s for its threads", threadsVariable, given,
-			agree(bound.OMPNumThreads, "core", "cores"))
+			ledger.Plural(bound.OMPNumThreads, "core"))
 		return nil
 	}
 	return []string{threadsVariable + "=" + cores}
@@ -435,7 +436,7 @@ func (p *Launch) noteShared(h *host.Host, all []binding.Rank, first, last int) {
 	if len(between) > 0 {
 		p.Notes = append(p.Notes, fmt.Sprintf("%s on a core: %s for %s of this host",
 			whose(between, "takes turns", "take turns"),
-			agree(len(h.UsableCores()), "usable core", "usable cores"), ranks(len(all))))
+			ledger.Plural(len(h.UsableCores()), "usable core"), ranks(len(all))))
 	}
 	if len(within) > 0 {
 		p.Notes = append(p.Notes, whose(within, "has", "have")+" one core for the program and the optimizer, which "+

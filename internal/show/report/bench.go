@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/measure/bench"
+	"plimsoll/internal/measure/summary"
 )
 
 // BenchmarkSchema is the schema of the JSON document.
@@ -43,12 +44,12 @@ type BenchmarkCase struct {
 	PassesOfSample int     `json:"passes_per_sample"`           // whole steps
 
 	// Fraction is traffic time over update time in turns beside each other: 1 is the speed limit of the memory.
-	Fraction bench.Spread `json:"fraction_of_limit"`
+	Fraction summary.Spread `json:"fraction_of_limit"`
 	// Modes are the speeds at which memory served the turns of traffic.
-	Modes  []bench.Mode `json:"memory_modes"`
-	Limit  bench.Spread `json:"limit_bytes_per_second"`
-	Update bench.Spread `json:"update_bytes_per_second"`
-	Time   bench.Spread `json:"update_seconds_per_parameter"`
+	Modes  []bench.Mode   `json:"memory_modes"`
+	Limit  summary.Spread `json:"limit_bytes_per_second"`
+	Update summary.Spread `json:"update_bytes_per_second"`
+	Time   summary.Spread `json:"update_seconds_per_parameter"`
 
 	Job     *BenchmarkJob     `json:"job,omitempty"`
 	Step    *BenchmarkStep    `json:"step,omitempty"` // absent where the case runs in a core's cache
@@ -72,31 +73,31 @@ type BenchmarkJob struct {
 	SharedCores bool    `json:"shared_cores"`
 	// Traffic is the bytes that an update reads or writes.
 	Traffic ledger.Bytes       `json:"update_traffic_bytes"`
-	Limit   bench.Spread       `json:"limit_seconds"`
-	Update  bench.Spread       `json:"update_seconds"`
-	Step    bench.Spread       `json:"step_seconds"` // norm and update
+	Limit   summary.Spread     `json:"limit_seconds"`
+	Update  summary.Spread     `json:"update_seconds"`
+	Step    summary.Spread     `json:"step_seconds"` // norm and update
 	Peer    []BenchmarkPeerJob `json:"peer,omitempty"`
 }
 
 // BenchmarkPeerJob is the time of a variant of the peer's step for all parameters.
 type BenchmarkPeerJob struct {
-	Name string       `json:"name"`
-	Time bench.Spread `json:"seconds"`
+	Name string         `json:"name"`
+	Time summary.Spread `json:"seconds"`
 }
 
 // BenchmarkStep is the cost that the norm of the gradients adds to the update.
 type BenchmarkStep struct {
-	Time bench.Spread `json:"seconds_per_parameter"` // norm and update
+	Time summary.Spread `json:"seconds_per_parameter"` // norm and update
 	// Exposed is the norm in a pass of its own. Hidden is what the norm still costs when gradients are added up as
 	// they arrive. Both are in units of the update.
-	Exposed bench.Spread  `json:"norm_exposed"`
-	Hidden  *bench.Spread `json:"norm_hidden,omitempty"`
+	Exposed summary.Spread  `json:"norm_exposed"`
+	Hidden  *summary.Spread `json:"norm_hidden,omitempty"`
 }
 
 // BenchmarkJournal is an update with an undo log, which another process could finish.
 type BenchmarkJournal struct {
-	Time  bench.Spread `json:"update_seconds_per_parameter"`
-	Added bench.Spread `json:"added"` // in units of the update without an undo log
+	Time  summary.Spread `json:"update_seconds_per_parameter"`
+	Added summary.Spread `json:"added"` // in units of the update without an undo log
 }
 
 // BenchmarkPeer compares with another implementation in the same run.
@@ -108,26 +109,26 @@ type BenchmarkPeer struct {
 
 // BenchmarkPeerVariant is one variant of the peer's step.
 type BenchmarkPeerVariant struct {
-	Name      string       `json:"name"`
-	WholeStep bool         `json:"whole_step"` // compared with our whole step, otherwise with our update
-	Time      bench.Spread `json:"seconds_per_parameter"`
-	Ratio     bench.Spread `json:"time_over_ours"` // in each round
-	Extra     float64      `json:"peak_extra_bytes_per_parameter"`
+	Name      string         `json:"name"`
+	WholeStep bool           `json:"whole_step"` // compared with our whole step, otherwise with our update
+	Time      summary.Spread `json:"seconds_per_parameter"`
+	Ratio     summary.Spread `json:"time_over_ours"` // in each round
+	Extra     float64        `json:"peak_extra_bytes_per_parameter"`
 }
 
 // BenchmarkCheck is the result of the checks.
 type BenchmarkCheck struct {
-	Collections          int          `json:"forced_collections"`
-	Stop                 float64      `json:"stop_seconds"` // nine in ten stops take at most this long
-	IdleStop             float64      `json:"stop_without_steps_seconds"`
-	LongestStop          float64      `json:"longest_stop_seconds"`
-	LongestIdleStop      float64      `json:"longest_stop_without_steps_seconds"`
-	StopAdded            float64      `json:"stop_added_seconds"`
-	MostStopAdded        float64      `json:"stop_added_seconds_target"`
-	DenormalSlowdown     bench.Spread `json:"denormal_slowdown"`
-	MostDenormalSlowdown float64      `json:"denormal_slowdown_target"`
-	Disturbed            bench.Rounds `json:"disturbed_rounds"`
-	WithinTargets        bool         `json:"within_targets"`
+	Collections          int            `json:"forced_collections"`
+	Stop                 float64        `json:"stop_seconds"` // nine in ten stops take at most this long
+	IdleStop             float64        `json:"stop_without_steps_seconds"`
+	LongestStop          float64        `json:"longest_stop_seconds"`
+	LongestIdleStop      float64        `json:"longest_stop_without_steps_seconds"`
+	StopAdded            float64        `json:"stop_added_seconds"`
+	MostStopAdded        float64        `json:"stop_added_seconds_target"`
+	DenormalSlowdown     summary.Spread `json:"denormal_slowdown"`
+	MostDenormalSlowdown float64        `json:"denormal_slowdown_target"`
+	Disturbed            bench.Rounds   `json:"disturbed_rounds"`
+	WithinTargets        bool           `json:"within_targets"`
 }
 
 // NewBenchmark makes the document of a benchmark.
@@ -143,7 +144,7 @@ func NewBenchmark(version string, p *bench.Suite, results []bench.Result) *Bench
 
 func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 	f, n := r.Format(), float64(r.Held)
-	over := func(quantity func(bench.Sample) float64) bench.Spread { return bench.Over(r.Samples, quantity) }
+	over := func(quantity func(bench.Sample) float64) summary.Spread { return summary.Over(r.Samples, quantity) }
 	resident, bytes := float64(r.StateBytes()), float64(r.TrafficBytes())
 	c := BenchmarkCase{
 		Optimizer:      r.Name,
@@ -201,8 +202,8 @@ func newBenchmarkCase(r bench.Result, hidden bool) BenchmarkCase {
 }
 
 func newBenchmarkJob(r bench.Result) *BenchmarkJob {
-	over := func(quantity func(bench.Sample) float64) bench.Spread {
-		return bench.Over(r.Samples, func(s bench.Sample) float64 { return r.Scale() * quantity(s) })
+	over := func(quantity func(bench.Sample) float64) summary.Spread {
+		return summary.Over(r.Samples, func(s bench.Sample) float64 { return r.Scale() * quantity(s) })
 	}
 	j := &BenchmarkJob{
 		Parameters: r.Parameters, WorldSize: r.WorldSize, Ranks: len(r.Shards), Scale: r.Scale(),
@@ -226,8 +227,8 @@ func newBenchmarkPeer(r bench.Result) *BenchmarkPeer {
 	for _, v := range r.Compared.Variants {
 		p.Variants = append(p.Variants, BenchmarkPeerVariant{
 			Name: v.Name, WholeStep: v.WholeStep, Extra: float64(v.Extra) / n,
-			Time: bench.Over(r.Samples, func(s bench.Sample) float64 { return s.Peer[v.Name] / n }),
-			Ratio: bench.Over(r.Samples, func(s bench.Sample) float64 {
+			Time: summary.Over(r.Samples, func(s bench.Sample) float64 { return s.Peer[v.Name] / n }),
+			Ratio: summary.Over(r.Samples, func(s bench.Sample) float64 {
 				if v.WholeStep {
 					return s.Peer[v.Name] / s.Step
 				}
@@ -345,7 +346,7 @@ func (c BenchmarkCase) isLike(other BenchmarkCase) bool {
 }
 
 // bound writes the share of the limit that an update reaches.
-func bound(fraction bench.Spread) string {
+func bound(fraction summary.Spread) string {
 	if fraction.Median > 1 {
 		return fmt.Sprintf("memory-bound (%.0f..%.0f)", 100*fraction.Min, 100*fraction.Max)
 	}
@@ -364,7 +365,7 @@ func (b *Benchmark) jobs() Section {
 		if j == nil {
 			continue
 		}
-		row := func(step string, moved any, time bench.Spread, share any) {
+		row := func(step string, moved any, time summary.Spread, share any) {
 			t.add(c.Optimizer, c.State, c.Moments, strconv.FormatInt(j.Parameters, 10), j.Ranks, c.Workers, step, moved,
 				1e3*time.Median, 1e12*time.Median/float64(j.Parameters), share)
 		}
@@ -446,11 +447,11 @@ func (t *Table) explained(text string) Section {
 }
 
 // spread writes a median with the least and the most.
-func spread(decimals int, s bench.Spread) string {
+func spread(decimals int, s summary.Spread) string {
 	return fmt.Sprintf("%.*f (%.*f..%.*f)", decimals, s.Median, decimals, s.Min, decimals, s.Max)
 }
 
 // shares writes a spread in percent, with the decimals of the median.
-func shares(decimals int, s bench.Spread) string {
+func shares(decimals int, s summary.Spread) string {
 	return fmt.Sprintf("%.*f %% (%.0f..%.0f)", decimals, 100*s.Median, 100*s.Min, 100*s.Max)
 }

@@ -3,9 +3,8 @@
 package report
 
 import (
-	"slices"
-
 	"plimsoll/internal/measure/rehearse"
+	"plimsoll/internal/measure/summary"
 	"plimsoll/internal/plan/overlap"
 )
 
@@ -46,14 +45,7 @@ func newOverlap(p *rehearse.Placement, m *rehearse.Measurement) *Overlap {
 	if len(warm) > 1 {
 		warm = warm[1:]
 	}
-	of := func(value func(rehearse.PacedStep) float64) float64 {
-		var values []float64
-		for _, s := range warm {
-			values = append(values, value(s))
-		}
-		slices.Sort(values)
-		return median(values)
-	}
+	of := func(value func(rehearse.PacedStep) float64) float64 { return summary.Over(warm, value).Median }
 	o.ExposedSeconds = of(func(s rehearse.PacedStep) float64 { return s.ExposedSeconds })
 	o.WorkSeconds = of(func(s rehearse.PacedStep) float64 { return s.WorkSeconds })
 	o.PredictedSeconds = of(func(s rehearse.PacedStep) float64 { return s.PredictedSeconds })

@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/binding"
 	"plimsoll/internal/measure/rehearse"
+	"plimsoll/internal/measure/summary"
 )
 
 // Rehearsal is the document of a rehearsal; its table shows the same data.
@@ -201,35 +202,20 @@ func (r *Rehearsal) measured(p *rehearse.Placement, m *rehearse.Measurement) {
 	if len(warm) > 1 {
 		warm = warm[1:]
 	}
-	of := func(value func(rehearse.Step) float64) []float64 {
-		var values []float64
-		for _, s := range warm {
-			values = append(values, value(s))
-		}
-		slices.Sort(values)
-		return values
-	}
+	of := func(value func(rehearse.Step) float64) summary.Spread { return summary.Over(warm, value) }
 	seconds := of(func(s rehearse.Step) float64 { return s.Seconds })
-	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = median(seconds), seconds[0], seconds[len(seconds)-1]
+	r.StepSecondsMedian, r.StepSecondsMin, r.StepSecondsMax = seconds.Median, seconds.Min, seconds.Max
 	updateBytes := float64(p.TrafficBytes())
 	fractions := of(func(s rehearse.Step) float64 { return s.TrafficSeconds / s.UpdateSeconds })
 	withNorm := 1 + float64(p.Format.Gradient.Size())/r.TrafficBytesPerParameter
-	limit := median(of(func(s rehearse.Step) float64 { return s.TrafficSeconds }))
+	limit := of(func(s rehearse.Step) float64 { return s.TrafficSeconds }).Median
 	r.MemoryBandwidth = MemoryBandwidth{
 		Limit:    updateBytes / limit,
-		Update:   updateBytes / median(of(func(s rehearse.Step) float64 { return s.UpdateSeconds })),
-		Fraction: median(fractions), least: fractions[0], most: fractions[len(fractions)-1],
+		Update:   updateBytes / of(func(s rehearse.Step) float64 { return s.UpdateSeconds }).Median,
+		Fraction: fractions.Median, least: fractions.Min, most: fractions.Max,
 
-		WholeStepFraction: median(of(func(s rehearse.Step) float64 { return withNorm * s.TrafficSeconds / s.Seconds })),
+		WholeStepFraction: of(func(s rehearse.Step) float64 { return withNorm * s.TrafficSeconds / s.Seconds }).Median,
 	}
-}
-
-func median(sorted []float64) float64 {
-	n := len(sorted)
-	if n%2 == 1 {
-		return sorted[n/2]
-	}
-	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
 // WithinTolerance reports whether the arenas hold the planned bytes, page rounding included.

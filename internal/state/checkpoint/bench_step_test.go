@@ -19,6 +19,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/host"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
@@ -88,7 +89,7 @@ func stepped(b *testing.B, parameters int64, workers int) Shard {
 		b.Skipf("%d CPUs", len(cpus))
 	}
 	pieces := []shard.Piece{{Name: "mlp.weight", Shape: []int64{parameters}, Range: shard.Range{Count: parameters}}}
-	l, err := layoutOfPieces(splitFormat, pieces)
+	l, err := layoutOfPieces(shardtest.SplitFormat, pieces)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func stepped(b *testing.B, parameters int64, workers int) Shard {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { state.Close() })
-	s := Shard{World: 1, Part: "bf16", Format: splitFormat, Pieces: pieces, State: state}
+	s := Shard{World: 1, Part: "bf16", Format: shardtest.SplitFormat, Pieces: pieces, State: state}
 	begin(b, s, 1)
 	s.State.Wait()
 	return s
@@ -159,7 +160,8 @@ func median(values []float64) float64 {
 
 func timedStep(b *testing.B, s Shard) float64 {
 	began := time.Now()
-	if err := s.State.Begin(s.State.Steps()+1, 1, []optim.Optimizer{optimizerOf(s.Format.Algorithm)}); err != nil {
+	if err := s.State.Begin(s.State.Steps()+1, 1,
+		[]optim.Optimizer{shardtest.OptimizerOf(s.Format.Algorithm)}); err != nil {
 		b.Fatal(err)
 	}
 	s.State.Wait()
@@ -238,7 +240,7 @@ func writeByThreads(b *testing.B, path string, s Shard, back bool) (copied, writ
 
 // discardSaving removes saved files that are no checkpoint.
 func discardSaving(b *testing.B, directory string) {
-	folders, err := filepath.Glob(filepath.Join(directory, savingPrefix+"*"))
+	folders, err := filepath.Glob(filepath.Join(directory, SavingPrefix+"*"))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -22,13 +23,16 @@ func TestFilesKeepTheirBytes(t *testing.T) {
 		format kernel.Format
 		want   string
 	}{
-		"split": {splitFormat, "22204c74507869326876b5a0b2bc8052"},
-		"fp32":  {format(kernel.Lion, kernel.FP32, kernel.MomentsBF16, dtype.F16), "7dbd36a5c3e422b918fb3139b59e4741"},
-		"int8":  {format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.BF16), "e9d3eba410eea4bc5156e48fa0b0c239"},
+		"split": {shardtest.SplitFormat, "22204c74507869326876b5a0b2bc8052"},
+		"fp32": {shardtest.Format(kernel.Lion, kernel.FP32, kernel.MomentsBF16, dtype.F16),
+			"7dbd36a5c3e422b918fb3139b59e4741"},
+		"int8": {shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsInt8, dtype.BF16),
+			"e9d3eba410eea4bc5156e48fa0b0c239"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			job := replicate(t, test.format, cutModel(smallModel, mixed(test.format.Moments), 5000, 15000), 2)
+			job := replicate(t, test.format,
+				shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(test.format.Moments), 5000, 15000), 2)
 			for i := range job {
 				job[i].Identity = "golden"
 				saving, err := Save(directory, job[i], jsontext.Value(fmt.Sprintf(`{"rank":%d}`, job[i].Rank)))

@@ -77,7 +77,7 @@ var partName = lazyregexp.New(`^[a-zA-Z0-9._-]{1,64}$`)
 // Names of files and folders.
 const (
 	indexName       = "plimsoll.index.json"
-	savingPrefix    = ".saving-"
+	SavingPrefix    = ".saving-"
 	discardedPrefix = ".discarded-"
 	replacedMark    = ".replaced"
 	dataSuffix      = ".safetensors"
@@ -112,13 +112,13 @@ func validateName(rank, world int, part string) error {
 	return nil
 }
 
-// broken returns the error for a file that has changed since it was written.
-func broken(path, format string, arguments ...any) error {
+// Broken returns the error for a file that has changed since it was written.
+func Broken(path, format string, arguments ...any) error {
 	return fault.File(path).Inputf(format, arguments...).
 		WithHint("use another checkpoint, or restore the file from a copy")
 }
 
-// cause returns the error for a file that cannot be used.
-func cause(path, what string, err error) error {
+// Cause returns the error for a file that cannot be used.
+func Cause(path, what string, err error) error {
 	return &fault.Input{Where: fault.Position{File: path}, What: what, Err: err}
 }

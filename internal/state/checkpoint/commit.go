@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
 )
 
 // Commit makes a checkpoint of the files that all ranks have saved at a step, in one
@@ -19,22 +20,22 @@ import (
 // leftovers of earlier attempts. The ranks in without have no state and save nothing:
 // the model has too few parameters for all ranks.
 func Commit(directory string, step int64, identity string, without ...int) (string, error) {
-	saving, path := filepath.Join(directory, savingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
+	saving, path := filepath.Join(directory, SavingPrefix+folderOf(step)), filepath.Join(directory, folderOf(step))
 	switch alone, err := lockFolder(saving, alone); {
 	case err == nil:
 		defer alone.Close()
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", cause(saving, "", err)
+		return "", Cause(saving, "", err)
 	}
-	if exists(filepath.Join(saving, replacedMark)) { // a commit died before it removed this
+	if Exists(filepath.Join(saving, replacedMark)) { // a commit died before it removed this
 		if err := discard(saving); err != nil {
 			return "", err
 		}
 	}
 	there, err := openFolder(path)
 	switch {
-	case err == nil && there.common().identity == identity && (identity != "" || !exists(saving)):
-	case exists(saving):
+	case err == nil && there.common().identity == identity && (identity != "" || !Exists(saving)):
+	case Exists(saving):
 		if err := writeIndex(saving, identity, without); err != nil {
 			return "", err
 		}
@@ -50,7 +51,7 @@ func Commit(directory string, step int64, identity string, without ...int) (stri
 		}
 	}
 	// For an existing checkpoint, too: its commit may have died just before this.
-	if err := syncFolder(directory); err != nil {
+	if err := files.SyncFolder(directory); err != nil {
 		return "", fmt.Errorf("%s: %w", directory, err)
 	}
 	return path, sweep(directory, step)
@@ -72,7 +73,7 @@ func writeIndex(folder, identity string, without []int) error {
 		return err
 	}
 	x := &index{Schema: IndexSchema, Identity: identity, Without: without}
-	var files []savedFile
+	var saved []savedFile
 	var left []string // by processes that died while they wrote a small file
 	for _, e := range entries {
 		name := e.Name()
@@ -86,20 +87,20 @@ func writeIndex(folder, identity string, without []int) error {
 			if f.of().Identity != identity {
 				return otherSave(path, f.of().Identity, identity)
 			}
-			files = append(files, f)
+			saved = append(saved, f)
 			x.Manifests = append(x.Manifests, found)
 			x.Bytes += f.size()
 		case strings.HasPrefix(name, "."):
 			left = append(left, path)
-		case strings.HasSuffix(name, dataSuffix) && !exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
+		case strings.HasSuffix(name, dataSuffix) && !Exists(strings.TrimSuffix(path, dataSuffix)+manifestEnd):
 			return fault.File(path).Inputf("the checkpoint is not complete: this file was begun and not finished").
 				WithHint("save that rank again")
 		}
 	}
-	if len(files) == 0 {
+	if len(saved) == 0 {
 		return fault.File(folder).Inputf("the checkpoint is not complete: no rank has saved here")
 	}
-	c, err := assemble(folder, files, without)
+	c, err := assemble(folder, saved, without)
 	if err != nil {
 		return err
 	}
@@ -107,8 +108,8 @@ func writeIndex(folder, identity string, without []int) error {
 	if of, ok := c.(*Checkpoint); ok {
 		x.Algorithm = of.Algorithm().String()
 	}
-	if want := savingPrefix + folderOf(x.Step); filepath.Base(folder) != want {
-		return broken(folder, "the files are of step %d", x.Step)
+	if want := SavingPrefix + folderOf(x.Step); filepath.Base(folder) != want {
+		return Broken(folder, "the files are of step %d", x.Step)
 	}
 	for _, path := range left {
 		if err := os.Remove(path); err != nil {
@@ -118,7 +119,7 @@ func writeIndex(folder, identity string, without []int) error {
 	if err := writeSealed(filepath.Join(folder, indexName), x); err != nil {
 		return err
 	}
-	return syncFolder(folder)
+	return files.SyncFolder(folder)
 }
 
 // replace renames a folder. If an older checkpoint of the same step has that name,
@@ -128,7 +129,7 @@ func replace(folder, path string) error {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if !exists(filepath.Join(path, indexName)) {
+	if !Exists(filepath.Join(path, indexName)) {
 		if removeFolder(path) == nil { // it was empty
 			return replace(folder, path)
 		}
@@ -173,7 +174,7 @@ func exchange(newer, older string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(mark.Close(), syncFolder(older)); err != nil {
+	if err := errors.Join(mark.Close(), files.SyncFolder(older)); err != nil {
 		return err
 	}
 	return swap(newer, older)
@@ -191,7 +192,7 @@ func discard(folder string) error {
 
 // putAside gives a folder the name of a folder that is being removed.
 func putAside(folder string) (gone string, err error) {
-	gone = filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), savingPrefix))
+	gone = filepath.Join(filepath.Dir(folder), discardedPrefix+strings.TrimPrefix(filepath.Base(folder), SavingPrefix))
 	return gone, errors.Join(os.RemoveAll(gone), os.Rename(folder, gone))
 }
 
@@ -214,7 +215,7 @@ func sweep(directory string, step int64) error {
 
 // begunBefore reports whether an earlier step was saved in a folder.
 func begunBefore(name string, step int64) bool {
-	name, saving := strings.CutPrefix(name, savingPrefix)
+	name, saving := strings.CutPrefix(name, SavingPrefix)
 	number := stepName.FindStringSubmatch(name)
 	if !saving || number == nil {
 		return false

@@ -38,7 +38,7 @@ const smallTensor = 4096
 func (c *Checkpoint) Convert(
 	ctx context.Context, directory string, to Conversion, progress func(bytes int64),
 ) (path string, err error) {
-	if path := filepath.Join(directory, folderOf(c.step)); exists(path) {
+	if path := filepath.Join(directory, folderOf(c.step)); Exists(path) {
 		return "", fault.File(path).Inputf("a checkpoint of this step is here already").WithHint("name another folder")
 	}
 	shards, err := c.converted(to)
@@ -46,11 +46,11 @@ func (c *Checkpoint) Convert(
 		return "", err
 	}
 	if err := os.MkdirAll(directory, 0o755); err != nil {
-		return "", cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
+		return "", Cause(directory, "checkpoints cannot be written here", errors.Unwrap(err))
 	}
-	folder := filepath.Join(directory, savingPrefix+folderOf(c.step))
+	folder := filepath.Join(directory, SavingPrefix+folderOf(c.step))
 	if err := removeLeftovers(folder); err != nil {
-		return "", cause(directory, "the files left here by an earlier conversion cannot be removed", err)
+		return "", Cause(directory, "the files left here by an earlier conversion cannot be removed", err)
 	}
 	identity := rand.Text()
 	for _, s := range shards {

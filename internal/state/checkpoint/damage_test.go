@@ -19,6 +19,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
@@ -33,8 +34,8 @@ type spoiled struct {
 }
 
 func newSpoiled(t *testing.T) *spoiled {
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	cuts := cutModel(smallModel, mixed(f.Moments), 9000)
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(f.Moments), 9000)
 	job := newJob(t, f, 700, cuts)
 	train(t, job, 1, 2)
 	s := &spoiled{path: save(t, t.TempDir(), job, `{"epoch":1}`), others: newJob(t, f, 700, cuts),
@@ -66,7 +67,7 @@ func (s *spoiled) verify() error {
 }
 
 // loads loads all ranks. The state of a rank that cannot be loaded must not change.
-func (s *spoiled) loads(t failer) error {
+func (s *spoiled) loads(t shardtest.Failer) error {
 	t.Helper()
 	c, err := Open(s.path)
 	if err != nil {
@@ -75,7 +76,7 @@ func (s *spoiled) loads(t failer) error {
 	var all error
 	for rank, o := range s.others {
 		if _, _, err := c.Load(context.Background(), o); err != nil {
-			equalState(t, bytesOfState(o), s.before[rank])
+			shardtest.EqualState(t, bytesOfState(o), s.before[rank])
 			if o.State.Steps() != 3 {
 				t.Fatalf("the state was not loaded, and is at step %d", o.State.Steps())
 			}
@@ -97,7 +98,7 @@ func restore(s Shard, state map[ledger.Component][]byte) {
 }
 
 // loadsNew loads all ranks into shards that hold nothing. They may be filled in part.
-func (s *spoiled) loadsNew(t failer) error {
+func (s *spoiled) loadsNew(t shardtest.Failer) error {
 	t.Helper()
 	c, err := Open(s.path)
 	if err != nil {
@@ -132,11 +133,11 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		}
 		at := rapid.IntRange(0, len(text)-1).Draw(t, "byte")
 		bit := byte(1) << rapid.IntRange(0, 7).Draw(t, "bit")
-		poke(t, path, at, text[at]^bit)
-		defer poke(t, path, at, text[at])
+		shardtest.Poke(t, path, at, text[at]^bit)
+		defer shardtest.Poke(t, path, at, text[at])
 
 		err = s.verify()
-		mustSay(t, err, name)
+		shardtest.MustSay(t, err, name)
 		if strings.HasSuffix(name, dataSuffix) {
 			found := between.FindStringSubmatch(err.Error())
 			if found == nil {
@@ -156,20 +157,9 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		if anew := s.loadsNew(t); (anew == nil) != (loaded == nil) {
 			t.Fatalf("load says %v, and into an empty shard %v", loaded, anew)
 		} else if anew != nil {
-			mustSay(t, anew, name)
+			shardtest.MustSay(t, anew, name)
 		}
 	})
-}
-
-// poke changes a byte of a file.
-func poke(t failer, path string, at int, b byte) {
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err == nil {
-		_, err = file.WriteAt([]byte{b}, int64(at))
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		t.Fatalf("%v", err)
-	}
 }
 
 func TestTruncatedAndMissingFilesAreFound(t *testing.T) {
@@ -184,20 +174,20 @@ func TestTruncatedAndMissingFilesAreFound(t *testing.T) {
 			if err := os.WriteFile(path, text[:length], 0o644); err != nil {
 				t.Fatal(err)
 			}
-			mustSay(t, s.verify(), name)
-			mustSay(t, s.loads(t), name)
+			shardtest.MustSay(t, s.verify(), name)
+			shardtest.MustSay(t, s.loads(t), name)
 		}
 		if err := os.WriteFile(path, append(text, 0), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		mustSay(t, s.verify(), name)
+		shardtest.MustSay(t, s.verify(), name)
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
 		if name == indexName {
-			mustSay(t, s.verify(), s.path, "no complete checkpoint")
+			shardtest.MustSay(t, s.verify(), s.path, "no complete checkpoint")
 		} else {
-			mustSay(t, s.verify(), name, "not complete", "no such file")
+			shardtest.MustSay(t, s.verify(), name, "not complete", "no such file")
 		}
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)
@@ -211,11 +201,12 @@ func TestTruncatedAndMissingFilesAreFound(t *testing.T) {
 func TestOpenTakesTheNewestComplete(t *testing.T) {
 	directory := t.TempDir()
 	_, err := Open(directory)
-	mustSay(t, err, directory, "no complete checkpoint is here")
+	shardtest.MustSay(t, err, directory, "no complete checkpoint is here")
 	_, err = Open(filepath.Join(directory, "nothing"))
-	mustSay(t, err, "nothing", "no such file")
+	shardtest.MustSay(t, err, "nothing", "no such file")
 
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	train(t, job, 1, 2)
 	save(t, directory, job, "")
 	train(t, job, 1, 1)
@@ -233,7 +224,7 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 		t.Fatalf("%+v, %v, want step 3", c, err)
 	}
 	_, err = Open(filepath.Join(directory, ".saving-"+folderOf(4)))
-	mustSay(t, err, "no complete checkpoint")
+	shardtest.MustSay(t, err, "no complete checkpoint")
 	// One that cannot be looked into is not passed over for an older one.
 	if err := os.WriteFile(filepath.Join(directory, folderOf(12)), nil, 0o644); err != nil { // no folder
 		t.Fatal(err)
@@ -242,13 +233,14 @@ func TestOpenTakesTheNewestComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Open(directory)
-	mustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
+	shardtest.MustSay(t, err, filepath.Join(folderOf(9), indexName), "symbolic links")
 }
 
 // TestRanksWithoutState: if a model has too few parameters for all ranks, ranks without
 // state save nothing, and the commit names them.
 func TestRanksWithoutState(t *testing.T) {
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 3000))
 	train(t, job, 3, 2)
 	saved := func() string {
 		directory := t.TempDir()
@@ -271,44 +263,47 @@ func TestRanksWithoutState(t *testing.T) {
 		{[]int{2, 3, 4}, "the index says that rank 4 of 4 has no state: expected a rank of the job"},
 	} {
 		_, err := Commit(saved(), 2, "", c.without...)
-		mustSay(t, err, c.want)
+		shardtest.MustSay(t, err, c.want)
 	}
 	path, err := Commit(saved(), 2, "", 2, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+	others := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 3000))
 	c := load(t, path, others)
 	for i := range job {
-		equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+		shardtest.EqualState(t, bytesOfState(others[i]), bytesOfState(job[i]))
 	}
 	for ranks, want := range map[int]int{0: 4, 3: 3} { // 0: as it is
 		path, err := c.Convert(t.Context(), t.TempDir(), Conversion{Ranks: ranks}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		others := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000))
+		others := newJob(t, shardtest.SplitFormat, 700,
+			shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 3000))
 		if converted := load(t, path, others); converted.World() != want {
 			t.Errorf("converted for %d ranks, it is of %d, want %d", ranks, converted.World(), want)
 		}
 		for i := range job {
-			equalState(t, bytesOfState(others[i]), bytesOfState(job[i]))
+			shardtest.EqualState(t, bytesOfState(others[i]), bytesOfState(job[i]))
 		}
 	}
 }
 
 func TestCommitWaitsForAllRanks(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 3000, 6000, 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 3000, 6000, 9000))
 	_, err := Commit(directory, 0, "")
-	mustSay(t, err, directory, "nothing was saved here at step 0")
+	shardtest.MustSay(t, err, directory, "nothing was saved here at step 0")
 	for i, rank := range []int{2, 0} {
 		saving, err := Save(directory, job[rank], nil)
 		if err != nil || saving.Wait() != nil {
 			t.Fatal(err, saving.Wait())
 		}
 		_, err = Commit(directory, 0, "")
-		mustSay(t, err, []string{"ranks 0, 1, 3 of 4", "ranks 1, 3 of 4"}[i])
+		shardtest.MustSay(t, err, []string{"ranks 0, 1, 3 of 4", "ranks 1, 3 of 4"}[i])
 	}
 	path := save(t, directory, job, "")
 	if again, err := Commit(directory, 0, ""); err != nil || again != path {
@@ -320,7 +315,8 @@ func TestCommitWaitsForAllRanks(t *testing.T) {
 // steps, which may be under way.
 func TestCommitSweeps(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	for _, step := range []int64{3, 5, 9} {
 		job[0].State.SetSteps(step)
 		if saving, err := Save(directory, job[0], nil); err != nil || saving.Wait() != nil {
@@ -334,7 +330,7 @@ func TestCommitSweeps(t *testing.T) {
 	// was killed while it wrote a manifest.
 	for _, name := range []string{"rank-00000-of-00007-bf16.safetensors", "rank-00000-of-00007-bf16.json",
 		".rank-00000-of-00002-bf16.json123"} {
-		if err := os.WriteFile(filepath.Join(directory, savingPrefix+folderOf(5), name), nil, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(directory, SavingPrefix+folderOf(5), name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -359,7 +355,7 @@ func TestCommitSweeps(t *testing.T) {
 	}
 }
 
-func filesOf(t failer, directory string) []string {
+func filesOf(t shardtest.Failer, directory string) []string {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		t.Fatalf("%v", err)
@@ -374,28 +370,28 @@ func filesOf(t failer, directory string) []string {
 // TestSameStepAgain replaces the checkpoint of a step by another.
 func TestSameStepAgain(t *testing.T) {
 	directory := t.TempDir()
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32), 9000)
-	job := newJob(t, splitFormat, 700, cuts)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000)
+	job := newJob(t, shardtest.SplitFormat, 700, cuts)
 	train(t, job, 1, 1)
 	save(t, directory, job, "")
-	other := newJob(t, splitFormat, 700, cuts)
+	other := newJob(t, shardtest.SplitFormat, 700, cuts)
 	train(t, other, 2, 1)
 	save(t, directory, other, "")
 	if got := filesOf(t, directory); len(got) != 1 {
 		t.Errorf("the folder has %v", got)
 	}
-	loaded := newJob(t, splitFormat, 700, cuts)
+	loaded := newJob(t, shardtest.SplitFormat, 700, cuts)
 	load(t, directory, loaded)
-	equalState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
+	shardtest.EqualState(t, bytesOfState(loaded[0]), bytesOfState(other[0]))
 }
 
 // twoOfAStep returns two states of one step, and a job to load either. The older is saved
 // at a path.
 func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Shard) {
 	directory = t.TempDir()
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	older, newer, loaded = newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts),
-		newJob(t, splitFormat, 700, cuts)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))
+	older, newer, loaded = newJob(t, shardtest.SplitFormat, 700, cuts), newJob(t, shardtest.SplitFormat, 700, cuts),
+		newJob(t, shardtest.SplitFormat, 700, cuts)
 	train(t, older, 1, 1)
 	train(t, newer, 2, 1)
 	return directory, save(t, directory, older, ""), older, newer, loaded
@@ -405,7 +401,8 @@ func twoOfAStep(t *testing.T) (directory, path string, older, newer, loaded []Sh
 // like a checkpoint, for an older checkpoint.
 func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	folder := filepath.Join(directory, folderOf(0))
 	weights := filepath.Join(folder, "model.pt")
 	if err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(weights, []byte("weights"), 0o644)); err != nil {
@@ -413,7 +410,7 @@ func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 	}
 	writeShard(t, directory, job[0])
 	_, err := Commit(directory, 0, "")
-	mustSay(t, err, folder, "a folder of that name exists and is no checkpoint", "move it away")
+	shardtest.MustSay(t, err, folder, "a folder of that name exists and is no checkpoint", "move it away")
 	if _, err := os.Stat(weights); err != nil {
 		t.Error(err)
 	}
@@ -429,7 +426,7 @@ func TestCommitLeavesWhatIsNoCheckpoint(t *testing.T) {
 // step stays, when the process died before the older was removed.
 func TestCommitAfterACrash(t *testing.T) {
 	directory, path, older, newer, loaded := twoOfAStep(t)
-	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	saving := filepath.Join(directory, SavingPrefix+folderOf(1))
 	crash := func() {
 		writeShard(t, directory, newer[0])
 		if err := writeIndex(saving, "", nil); err != nil {
@@ -451,7 +448,7 @@ func TestCommitAfterACrash(t *testing.T) {
 			t.Errorf("the folder has %v", got)
 		}
 		load(t, directory, loaded)
-		equalState(t, bytesOfState(loaded[0]), bytesOfState(want[0]))
+		shardtest.EqualState(t, bytesOfState(loaded[0]), bytesOfState(want[0]))
 	}
 	crash()
 	commit(newer)
@@ -471,7 +468,7 @@ func TestReplaceInTwo(t *testing.T) {
 		}
 	}
 	writeShard(t, directory, newer[0])
-	saving := filepath.Join(directory, savingPrefix+folderOf(1))
+	saving := filepath.Join(directory, SavingPrefix+folderOf(1))
 	if err := errors.Join(writeIndex(saving, "", nil),
 		os.MkdirAll(filepath.Join(directory, discardedPrefix+folderOf(1), "left"), 0o755)); err != nil {
 		t.Fatal(err)
@@ -502,7 +499,7 @@ func TestReplaceInTwo(t *testing.T) {
 		t.Errorf("the folder has %v", got)
 	}
 	load(t, directory, loaded)
-	equalState(t, bytesOfState(loaded[0]), bytesOfState(newer[0]))
+	shardtest.EqualState(t, bytesOfState(loaded[0]), bytesOfState(newer[0]))
 }
 
 // writeShard saves a shard, and does not commit it.
@@ -519,15 +516,16 @@ func writeShard(t *testing.T, directory string, s Shard) {
 
 func TestSaveRefuses(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	_, err := Save(filepath.Join(directory, "nothing"), job[0], nil)
-	mustSay(t, err, "nothing", "does not exist", "mkdir -p")
+	shardtest.MustSay(t, err, "nothing", "does not exist", "mkdir -p")
 	file := filepath.Join(directory, "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Save(file, job[0], nil)
-	mustSay(t, err, file, "this is a file")
+	shardtest.MustSay(t, err, file, "this is a file")
 	pieces := func(change func([]shard.Piece) []shard.Piece) func(*Shard) {
 		return func(s *Shard) { s.Pieces = change(slices.Clone(s.Pieces)) }
 	}
@@ -540,9 +538,13 @@ func TestSaveRefuses(t *testing.T) {
 		`has no name`:                      pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = ""; return p }),
 		`a name that is not UTF-8`:         pieces(func(p []shard.Piece) []shard.Piece { p[0].Name = "\xff"; return p }),
 		`expected a range within the 9600`: pieces(func(p []shard.Piece) []shard.Piece { p[0].First = 9000; return p }),
-		`the shape [300 -1]`:               pieces(func(p []shard.Piece) []shard.Piece { p[0].Shape = []int64{300, -1}; return p }),
-		`than the shard, 9000`:             pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 9500; return p }),
-		`of group 7 with fp32 moments do`:  pieces(func(p []shard.Piece) []shard.Piece { p[0].Group = 7; return p }),
+		`the shape [300 -1]`: pieces(func(p []shard.Piece) []shard.Piece {
+			p[0].Shape = []int64{300,
+				-1}
+			return p
+		}),
+		`than the shard, 9000`:            pieces(func(p []shard.Piece) []shard.Piece { p[0].Count = 9500; return p }),
+		`of group 7 with fp32 moments do`: pieces(func(p []shard.Piece) []shard.Piece { p[0].Group = 7; return p }),
 		`of group 0 with bf16 moments do`: pieces(func(p []shard.Piece) []shard.Piece {
 			p[0].Moments = kernel.MomentsBF16
 			return p
@@ -567,8 +569,8 @@ func TestSaveRefuses(t *testing.T) {
 // or like what safetensors has beside tensors, would be in the file twice.
 func TestNamesOfTensorsDiffer(t *testing.T) {
 	for _, name := range []string{"a/exp_avg", "__metadata__"} {
-		model := []tensorOf{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
-		job := newJob(t, splitFormat, 700, cutModel(model, alike(kernel.MomentsFP32)))
+		model := []shardtest.Tensor{{"a", []int64{4}, 0}, {name, []int64{4}, 0}}
+		job := newJob(t, shardtest.SplitFormat, 700, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsFP32)))
 		if _, err := Save(t.TempDir(), job[0], nil); err == nil ||
 			!strings.Contains(err.Error(), fmt.Sprintf("two tensors would have the name %q", name)) {
 			t.Errorf("%s: %v", name, err)
@@ -586,8 +588,8 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("no file system can be mounted here: ", err)
 	}
 	t.Cleanup(func() { unix.Unmount(directory, unix.MNT_DETACH) })
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	job := newJob(t, splitFormat, 700, cuts)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))
+	job := newJob(t, shardtest.SplitFormat, 700, cuts)
 	train(t, job, 1, 1)
 	path := save(t, directory, job, "")
 	before := bytesOfState(job[0])
@@ -628,13 +630,13 @@ func TestFullDisk(t *testing.T) {
 	if err != nil || c.Path() != path {
 		t.Fatalf("%v, %v, want %s", c, err, path)
 	}
-	loaded := newJob(t, splitFormat, 700, cuts)
+	loaded := newJob(t, shardtest.SplitFormat, 700, cuts)
 	load(t, directory, loaded)
-	equalState(t, bytesOfState(loaded[0]), before)
+	shardtest.EqualState(t, bytesOfState(loaded[0]), before)
 }
 
 // newTestWriter begins to write a shard.
-func newTestWriter(f failer, directory string, s Shard) *writer {
+func newTestWriter(f shardtest.Failer, directory string, s Shard) *writer {
 	l, err := layoutOf(s)
 	if err != nil {
 		f.Fatalf("%v", err)
@@ -662,7 +664,8 @@ func writeAll(w *writer, s Shard) error {
 // TestFailedWriteLeavesNothing: every write fails, as the file is open for reading only.
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	w := newTestWriter(t, directory, job[0])
 	readOnly, err := os.Open(w.file.Name())
 	if err != nil {
@@ -685,28 +688,30 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 // TestTwoSavesAtOnce: the second save is refused and does not damage the first.
 func TestTwoSavesAtOnce(t *testing.T) {
 	directory := t.TempDir()
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	job, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))
+	job, other := newJob(t, shardtest.SplitFormat, 700, cuts), newJob(t, shardtest.SplitFormat, 700, cuts)
 	train(t, job, 1, 1)
 	train(t, other, 2, 1)
 	w := newTestWriter(t, directory, job[0])
 	_, err := Save(directory, other[0], nil)
-	mustSay(t, err, "rank-00000-of-00001-bf16.safetensors", "another job is saving the same step in this folder")
+	shardtest.MustSay(t, err, "rank-00000-of-00001-bf16.safetensors",
+		"another job is saving the same step in this folder")
 	if err := errors.Join(writeAll(w, job[0]), w.finish()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Commit(directory, 1, ""); err != nil {
 		t.Fatal(err)
 	}
-	loaded := newJob(t, splitFormat, 700, cuts)
+	loaded := newJob(t, shardtest.SplitFormat, 700, cuts)
 	load(t, directory, loaded)
-	equalState(t, bytesOfState(loaded[0]), bytesOfState(job[0]))
+	shardtest.EqualState(t, bytesOfState(loaded[0]), bytesOfState(job[0]))
 	save(t, directory, other, "") // afterwards it may
 }
 
 func TestCancel(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 1, cutModel(smallModel, alike(kernel.MomentsFP32))) // many chunks
+	job := newJob(t, shardtest.SplitFormat, 1,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))) // many chunks
 	saving, err := Save(directory, job[0], nil)
 	if err != nil {
 		t.Fatal(err)
@@ -724,20 +729,21 @@ func TestCancel(t *testing.T) {
 // TestCommitRefuses what is not all of one save: files of another save, and files that were begun and not finished.
 func TestCommitRefuses(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	for _, rank := range job {
 		if saving, err := Save(directory, rank, nil); err != nil || saving.Wait() != nil {
 			t.Fatal(err, saving.Wait())
 		}
 	}
 	_, err := Commit(directory, 0, "another")
-	mustSay(t, err, `but the commit is of save "another" of the same step`)
-	begun := filepath.Join(directory, savingPrefix+folderOf(0), "rank-00007-of-00008-bf16.safetensors")
+	shardtest.MustSay(t, err, `but the commit is of save "another" of the same step`)
+	begun := filepath.Join(directory, SavingPrefix+folderOf(0), "rank-00007-of-00008-bf16.safetensors")
 	if err := os.WriteFile(begun, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Commit(directory, 0, "")
-	mustSay(t, err, begun, "this file was begun and not finished")
+	shardtest.MustSay(t, err, begun, "this file was begun and not finished")
 }
 
 func TestBegunBefore(t *testing.T) {

@@ -186,7 +186,7 @@ func readSealed(path string, limit int64, into any) (stamp, error) {
 		return stamp{}, err
 	}
 	if err := unseal(text, into); err != nil {
-		return stamp{}, broken(path, "damaged: %v", err)
+		return stamp{}, Broken(path, "damaged: %v", err)
 	}
 	return stampOf(path, text), nil
 }
@@ -196,16 +196,16 @@ func readSealed(path string, limit int64, into any) (stamp, error) {
 func readBegun(path, begin string, limit int64) ([]byte, error) {
 	file, info, err := files.Open(path)
 	if err != nil {
-		return nil, cause(path, "the checkpoint is not complete", errors.Unwrap(err))
+		return nil, Cause(path, "the checkpoint is not complete", errors.Unwrap(err))
 	}
 	defer file.Close()
 	head := make([]byte, len(begin))
 	if n, err := file.ReadAt(head, 0); err == nil && string(head) != begin || err == io.EOF && n < len(begin) {
-		return nil, broken(path, "damaged: it does not begin with %s", begin)
+		return nil, Broken(path, "damaged: it does not begin with %s", begin)
 	}
 	text, err := files.ReadOpen(file, info, limit)
 	if err != nil {
-		return nil, cause(path, "the file cannot be read", errors.Unwrap(err))
+		return nil, Cause(path, "the file cannot be read", errors.Unwrap(err))
 	}
 	return text, nil
 }

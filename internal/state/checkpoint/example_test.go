@@ -3,31 +3,30 @@
 package checkpoint
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/base/goldentest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
-
-var updateExample = flag.Bool("update", false, "write the checkpoint in examples")
 
 // TestExampleIsRead: the checkpoint in the repository was written once. Every later
 // version has to read it. Its moments keep their bits where sections are cut as they
 // were then: adjacent pieces that are alike made one.
 func TestExampleIsRead(t *testing.T) {
 	directory := filepath.Join("../../..", "examples", "checkpoints")
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	model := []tensorOf{
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []shardtest.Tensor{
 		{"model.embed_tokens.weight", []int64{96, 16}, 0},
 		{"model.layers.0.mlp.weight", []int64{16, 40}, 0},
 		{"model.norm.weight", []int64{16}, 1},
 	}
-	cuts := cutModel(model, mixed(f.Moments), 1200)
-	if *updateExample {
+	cuts := shardtest.CutModel(model, shardtest.Mixed(f.Moments), 1200)
+	if *goldentest.Update {
 		job := newJob(t, f, 512, cuts)
 		train(t, job, 300, 3)
 		if err := os.RemoveAll(directory); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -41,9 +42,9 @@ func folderOnHosts(t *testing.T) []string {
 // mistake the cache for the folder.
 func TestHosts(t *testing.T) {
 	folders := folderOnHosts(t)
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32), 9000)
-	jobs := [][]Shard{newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)}
-	loaded := newJob(t, splitFormat, 700, cuts)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000)
+	jobs := [][]Shard{newJob(t, shardtest.SplitFormat, 700, cuts), newJob(t, shardtest.SplitFormat, 700, cuts)}
+	loaded := newJob(t, shardtest.SplitFormat, 700, cuts)
 	for i, job := range jobs {
 		train(t, job, uint64(1+i), 1)
 	}
@@ -55,7 +56,7 @@ func TestHosts(t *testing.T) {
 				t.Error(err)
 			}
 			for rank, s := range loaded {
-				equalState(t, bytesOfState(s), bytesOfState(want[rank]))
+				shardtest.EqualState(t, bytesOfState(s), bytesOfState(want[rank]))
 			}
 		}
 	}
@@ -94,7 +95,8 @@ func TestHosts(t *testing.T) {
 // not write into each other's files.
 func TestHostsWriteOneFile(t *testing.T) {
 	folders := folderOnHosts(t)
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	train(t, job, 1, 1)
 	writer := newTestWriter(t, folders[0], job[0])
 	if _, err := Save(folders[1], job[0], nil); err == nil ||

@@ -72,8 +72,8 @@ func leftovers(directory string, step int64) []Leftover {
 	}
 	var left []Leftover
 	for _, e := range entries {
-		isLeft := strings.HasPrefix(e.Name(), savingPrefix) || strings.HasPrefix(e.Name(), discardedPrefix)
-		if path := filepath.Join(directory, e.Name()); isLeft && e.IsDir() && e.Name() != savingPrefix+folderOf(step) {
+		isLeft := strings.HasPrefix(e.Name(), SavingPrefix) || strings.HasPrefix(e.Name(), discardedPrefix)
+		if path := filepath.Join(directory, e.Name()); isLeft && e.IsDir() && e.Name() != SavingPrefix+folderOf(step) {
 			left = append(left, Leftover{path, sizeOf(path)})
 		}
 	}
@@ -99,12 +99,12 @@ func clearLeftovers(directory string, of owner) []Leftover {
 		name := filepath.Base(l.Path)
 		if step, discarded := strings.CutPrefix(name, discardedPrefix); discarded {
 			// It was replaced if another checkpoint has its place.
-			if exists(filepath.Join(directory, step, indexName)) && os.RemoveAll(l.Path) == nil {
+			if Exists(filepath.Join(directory, step, indexName)) && os.RemoveAll(l.Path) == nil {
 				removed = append(removed, l)
 			}
 			continue
 		}
-		if stepName.MatchString(strings.TrimPrefix(name, savingPrefix)) {
+		if stepName.MatchString(strings.TrimPrefix(name, SavingPrefix)) {
 			removed = append(removed, clearFolder(l, of)...)
 		}
 	}
@@ -118,14 +118,14 @@ func clearFolder(l Leftover, of owner) []Leftover {
 		return nil // a file is being begun there, or a checkpoint made
 	}
 	defer folder.Close()
-	if exists(filepath.Join(l.Path, replacedMark)) { // its commit died then: another has its place
+	if Exists(filepath.Join(l.Path, replacedMark)) { // its commit died then: another has its place
 		if discard(l.Path) != nil {
 			return nil
 		}
 		return []Leftover{l}
 	}
 	entries, err := os.ReadDir(l.Path)
-	if err != nil || exists(filepath.Join(l.Path, indexName)) { // a complete checkpoint without its name
+	if err != nil || Exists(filepath.Join(l.Path, indexName)) { // a complete checkpoint without its name
 		return nil
 	}
 	var ours []string

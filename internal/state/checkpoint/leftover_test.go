@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -64,7 +65,8 @@ func TestClearLeftovers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+			job := newJob(t, shardtest.SplitFormat, 700,
+				shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 			job[0].State.SetSteps(5)
 			put := func(folder string, names ...string) {
 				if err := os.MkdirAll(filepath.Join(directory, folder), 0o755); err != nil {
@@ -83,14 +85,14 @@ func TestClearLeftovers(t *testing.T) {
 			}
 			removed := clearLeftovers(directory, job[0].owner(job[0].State.Steps()))
 			var left []string
-			if exists(filepath.Join(directory, c.folder)) {
+			if Exists(filepath.Join(directory, c.folder)) {
 				left = filesOf(t, filepath.Join(directory, c.folder))
 			}
 			if strings.Join(left, " ") != strings.Join(c.left, " ") ||
 				len(removed) > 0 != (len(c.left) < len(c.there)) {
 				t.Errorf("it has left %v, want %v; it says that it has removed %v", left, c.left, removed)
 			}
-			if len(c.left) == 0 && exists(filepath.Join(directory, c.folder)) {
+			if len(c.left) == 0 && Exists(filepath.Join(directory, c.folder)) {
 				t.Error("the folder is left")
 			}
 		})
@@ -126,7 +128,8 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 		t.Skip("no file system can be mounted here: ", err)
 	}
 	t.Cleanup(func() { unix.Unmount(directory, unix.MNT_DETACH) })
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	saveStep := func(step int64) (*Saving, error) {
 		job[0].State.SetSteps(step)
 		saving, err := Save(directory, job[0], nil)
@@ -152,7 +155,7 @@ func TestBrokenSavesLeaveRoom(t *testing.T) {
 		}
 	}
 	// Another part: the save cannot know whether a job is about to commit it.
-	kept := filepath.Join(directory, savingPrefix+folderOf(5))
+	kept := filepath.Join(directory, SavingPrefix+folderOf(5))
 	for _, suffix := range []string{dataSuffix, manifestEnd} {
 		name := filepath.Join(kept, "rank-00000-of-00001-")
 		if err := os.Rename(name+"bf16"+suffix, name+"other"+suffix); err != nil {

@@ -17,8 +17,8 @@ import (
 	"pgregory.net/rapid"
 
 	"plimsoll/internal/base/dtype"
-	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
@@ -36,32 +36,34 @@ func drawFormat(t *rapid.T, algorithm kernel.Algorithm, label string) kernel.For
 }
 
 // drawModel draws a model of a few parameters, around the size of a block.
-func drawModel(t *rapid.T) []tensorOf {
-	var model []tensorOf
+func drawModel(t *rapid.T) []shardtest.Tensor {
+	var model []shardtest.Tensor
 	for i := range rapid.IntRange(1, 6).Draw(t, "parameters") {
 		shape := rapid.SliceOfN(rapid.Int64Range(1, 40), 0, 3).Draw(t, "shape")
-		model = append(model, tensorOf{fmt.Sprintf("layer.%d.weight", i), shape, rapid.IntRange(0, 1).Draw(t, "group")})
+		model = append(model,
+			shardtest.Tensor{fmt.Sprintf("layer.%d.weight", i), shape, rapid.IntRange(0, 1).Draw(t, "group")})
 	}
 	return model
 }
 
 // drawCuts cuts a model for a few ranks.
-func drawCuts(t *rapid.T, model []tensorOf, label string) []int64 {
-	elements := int64(0)
+func drawCuts(t *rapid.T, model []shardtest.Tensor, label string) []int64 {
+	count := int64(0)
 	for _, p := range model {
-		elements += p.elements()
+		count += shardtest.Elements(p)
 	}
-	if elements < 2 {
+	if count < 2 {
 		return nil
 	}
-	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, elements-1), 0, int(min(3, elements-1)),
+	cuts := rapid.SliceOfNDistinct(rapid.Int64Range(1, count-1), 0, int(min(3, count-1)),
 		rapid.ID[int64]).Draw(t, label)
 	slices.Sort(cuts)
 	return cuts
 }
 
 // drawMoments gives the moments of some parameters another type than the format's.
-func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) func(tensorOf) kernel.MomentType {
+func drawMoments(t *rapid.T, model []shardtest.Tensor, f kernel.Format,
+	label string) func(shardtest.Tensor) kernel.MomentType {
 	chosen := map[string]kernel.MomentType{}
 	for _, p := range model {
 		moments := f.Moments
@@ -72,9 +74,9 @@ func drawMoments(t *rapid.T, model []tensorOf, f kernel.Format, label string) fu
 		if !moments.Suits(f.Algorithm) {
 			moments = f.Moments
 		}
-		chosen[p.name] = moments
+		chosen[p.Name] = moments
 	}
-	return func(p tensorOf) kernel.MomentType { return chosen[p.name] }
+	return func(p shardtest.Tensor) kernel.MomentType { return chosen[p.Name] }
 }
 
 // TestLoadIntoAnyCutAndFormat: the loaded state is the saved state, by name. It is
@@ -87,7 +89,7 @@ func TestLoadIntoAnyCutAndFormat(t *testing.T) {
 		chunk := rapid.IntRange(1, 600)
 		from := drawFormat(rt, algorithm, "from")
 		job := newJob(rt, from, chunk.Draw(rt, "chunk"),
-			cutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
+			shardtest.CutModel(model, drawMoments(rt, model, from, "moments"), drawCuts(rt, model, "cuts")...))
 		train(rt, job, rapid.Uint64().Draw(rt, "seed"), 2)
 		directory := temporary(rt)
 		save(rt, directory, job, "")
@@ -95,7 +97,8 @@ func TestLoadIntoAnyCutAndFormat(t *testing.T) {
 		shuffled := rapid.Permutation(model).Draw(rt, "other order")
 		to := drawFormat(rt, algorithm, "to")
 		others := newJob(rt, to, chunk.Draw(rt, "other chunk"),
-			cutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"), drawCuts(rt, shuffled, "other cuts")...))
+			shardtest.CutModel(shuffled, drawMoments(rt, shuffled, to, "other moments"),
+				drawCuts(rt, shuffled, "other cuts")...))
 		load(rt, directory, others)
 		compareValues(rt, job, others)
 	})
@@ -111,7 +114,7 @@ func temporary(t *rapid.T) string {
 }
 
 // compareValues compares a loaded job with the saved one.
-func compareValues(t failer, job, others []Shard) {
+func compareValues(t shardtest.Failer, job, others []Shard) {
 	t.Helper()
 	want, got := values(job), values(others)
 	held := map[string][]kernel.MomentType{} // of every element, where it came from
@@ -142,7 +145,8 @@ func at(streams [3][]float32, i int64) [3]float32 {
 
 // compareElement compares the master weight and the moments of an element with the saved
 // ones.
-func compareElement(t failer, name string, format kernel.Format, from, to kernel.MomentType, want, got [3]float32) {
+func compareElement(t shardtest.Failer, name string, format kernel.Format, from, to kernel.MomentType, want,
+	got [3]float32) {
 	t.Helper()
 	if format.State == kernel.Split24 {
 		want[0] = kernel.RoundTo24(want[0])
@@ -178,7 +182,7 @@ func compareElement(t failer, name string, format kernel.Format, from, to kernel
 }
 
 // checkParameters compares the trainer's parameters with the master weights.
-func checkParameters(t failer, s Shard) {
+func checkParameters(t shardtest.Failer, s Shard) {
 	s.State.Each(func(at shard.Chunk, c kernel.Chunk) {
 		for i, master := range c.Master {
 			switch s.Format.Parameter {
@@ -197,13 +201,13 @@ func checkParameters(t failer, s Shard) {
 
 // TestInt8BlocksStayAsTheyAre if a block is cut out of a larger shard.
 func TestInt8BlocksStayAsTheyAre(t *testing.T) {
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	model := []tensorOf{{"a", []int64{512}, 0}, {"b", []int64{1024}, 0}, {"c", []int64{300}, 0}}
-	job := newJob(t, f, 512, cutModel(model, alike(kernel.MomentsInt8)))
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []shardtest.Tensor{{"a", []int64{512}, 0}, {"b", []int64{1024}, 0}, {"c", []int64{300}, 0}}
+	job := newJob(t, f, 512, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsInt8)))
 	train(t, job, 3, 4)
 	directory := t.TempDir()
 	save(t, directory, job, "")
-	others := newJob(t, f, 256, cutModel(model, alike(kernel.MomentsInt8), 512, 1024))
+	others := newJob(t, f, 256, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsInt8), 512, 1024))
 	load(t, directory, others)
 	var joined []byte
 	for _, s := range others {
@@ -219,9 +223,9 @@ func TestInt8BlocksStayAsTheyAre(t *testing.T) {
 // TestInt8BlocksOfOtherElements: a block that is parts of two blocks of the file has values of both, which differ a
 // thousandfold.
 func TestInt8BlocksOfOtherElements(t *testing.T) {
-	f := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	model := []tensorOf{{"a", []int64{4 * kernel.Block}, 0}}
-	job := newJob(t, f, 2*kernel.Block, cutModel(model, alike(kernel.MomentsInt8)))
+	f := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	model := []shardtest.Tensor{{"a", []int64{4 * kernel.Block}, 0}}
+	job := newJob(t, f, 2*kernel.Block, shardtest.CutModel(model, shardtest.Alike(kernel.MomentsInt8)))
 	train(t, job, 3, 1)
 	var firsts, seconds []float32
 	for i := range 4 * kernel.Block {
@@ -232,7 +236,8 @@ func TestInt8BlocksOfOtherElements(t *testing.T) {
 	job[0].State.WriteMoment(1, 0, seconds)
 	directory := t.TempDir()
 	save(t, directory, job, "")
-	others := newJob(t, f, 2*kernel.Block, cutModel(model, alike(kernel.MomentsInt8), kernel.Block/2))
+	others := newJob(t, f, 2*kernel.Block,
+		shardtest.CutModel(model, shardtest.Alike(kernel.MomentsInt8), kernel.Block/2))
 	load(t, directory, others)
 	compareValues(t, job, others)
 }
@@ -250,81 +255,72 @@ func compareRaw(t *testing.T, job, others []Shard, component ledger.Component) {
 // TestLoadRefuses checkpoints that do not suit the shard, and does not change the state.
 func TestLoadRefuses(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	train(t, job, 1, 1)
 	save(t, directory, job, "")
 	c, err := Open(directory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed := func(change func(*tensorOf)) []tensorOf {
-		model := slices.Clone(smallModel)
+	changed := func(change func(*shardtest.Tensor)) []shardtest.Tensor {
+		model := slices.Clone(shardtest.SmallModel)
 		change(&model[1])
 		return model
 	}
 	for name, test := range map[string]struct {
 		format kernel.Format
-		model  []tensorOf
+		model  []shardtest.Tensor
 		says   []string
 	}{
-		"another name": {splitFormat, changed(func(p *tensorOf) { p.name = "model.layers.0.k_proj.weight" }),
+		"another name": {shardtest.SplitFormat,
+			changed(func(p *shardtest.Tensor) { p.Name = "model.layers.0.k_proj.weight" }),
 			[]string{directory, `no parameter "model.layers.0.k_proj.weight"`,
 				`it has "model.layers.0.q_proj.weight"`}},
-		"another shape": {splitFormat, changed(func(p *tensorOf) { p.shape = []int64{32, 64} }),
+		"another shape": {shardtest.SplitFormat, changed(func(p *shardtest.Tensor) { p.Shape = []int64{32, 64} }),
 			[]string{directory, `"model.layers.0.q_proj.weight" has the shape [64 32] there, expected [32 64]`}},
-		"another optimizer": {format(kernel.Lion, kernel.Split, kernel.MomentsFP32, dtype.BF16), smallModel,
+		"another optimizer": {shardtest.Format(kernel.Lion, kernel.Split, kernel.MomentsFP32, dtype.BF16),
+			shardtest.SmallModel,
 			[]string{directory, "the state of Adam, but the optimizer is Lion"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			other := newJob(t, test.format, 700, cutModel(test.model, alike(kernel.MomentsFP32)))
+			other := newJob(t, test.format, 700, shardtest.CutModel(test.model, shardtest.Alike(kernel.MomentsFP32)))
 			train(t, other, 2, 1)
 			before := bytesOfState(other[0])
 			_, _, err := c.Load(t.Context(), other[0])
-			mustSay(t, err, test.says...)
-			equalState(t, bytesOfState(other[0]), before)
+			shardtest.MustSay(t, err, test.says...)
+			shardtest.EqualState(t, bytesOfState(other[0]), before)
 		})
-	}
-}
-
-// mustSay requires an input error with certain texts.
-func mustSay(t failer, err error, says ...string) {
-	t.Helper()
-	var input *fault.Input
-	if !errors.As(err, &input) {
-		t.Fatalf("%v is no input error", err)
-	}
-	for _, text := range says {
-		if !strings.Contains(err.Error(), text) {
-			t.Fatalf("%q does not say %q", err, text)
-		}
 	}
 }
 
 // TestRanksMayHoldTheSame: then each rank loads its own.
 func TestRanksMayHoldTheSame(t *testing.T) {
-	pieces := cutModel(smallModel, alike(kernel.MomentsFP32))[0]
-	job := newJob(t, splitFormat, 700, [][]shard.Piece{pieces, pieces})
+	pieces := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))[0]
+	job := newJob(t, shardtest.SplitFormat, 700, [][]shard.Piece{pieces, pieces})
 	train(t, job[:1], 1, 1)
 	train(t, job[1:], 2, 1)
 	directory := t.TempDir()
 	save(t, directory, job, "")
-	others := newJob(t, splitFormat, 700, [][]shard.Piece{pieces, pieces})
+	others := newJob(t, shardtest.SplitFormat, 700, [][]shard.Piece{pieces, pieces})
 	load(t, directory, others)
 	for rank := range job {
-		equalState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
+		shardtest.EqualState(t, bytesOfState(others[rank]), bytesOfState(job[rank]))
 	}
 }
 
 func TestTrainingDocument(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	const document = `{"epoch":3,"seed":18446744073709551615,"text":"<&>"}`
 	save(t, directory, job, document)
 	c, err := Open(directory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000, 10000)) {
+	for _, s := range newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000, 10000)) {
 		if _, training, err := c.Load(t.Context(), s); err != nil || string(training) != document {
 			t.Errorf("rank %d: %s, %v", s.Rank, training, err)
 		}
@@ -336,7 +332,8 @@ func TestTrainingDocument(t *testing.T) {
 
 func TestLoadIsInterrupted(t *testing.T) {
 	directory := t.TempDir()
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	save(t, directory, job, "")
 	train(t, job, 1, 1)
 	before := bytesOfState(job[0])
@@ -349,30 +346,33 @@ func TestLoadIsInterrupted(t *testing.T) {
 	if _, _, err := c.Load(ctx, job[0]); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want an interruption", err)
 	}
-	equalState(t, bytesOfState(job[0]), before)
+	shardtest.EqualState(t, bytesOfState(job[0]), before)
 }
 
 // TestConvert writes a checkpoint again, and loads it.
 func TestConvert(t *testing.T) {
 	split, fp32, split24 := kernel.Split, kernel.FP32, kernel.Split24
 	bf16, int8 := kernel.MomentsBF16, kernel.MomentsInt8
-	large := append(slices.Clone(smallModel), tensorOf{"mlp.weight", []int64{70, 100}, 0})
+	large := append(slices.Clone(shardtest.SmallModel), shardtest.Tensor{"mlp.weight", []int64{70, 100}, 0})
 	for name, test := range map[string]struct {
 		from kernel.Format
 		to   Conversion
 	}{
-		"as it is": {splitFormat, Conversion{}},
-		"fp32":     {splitFormat, Conversion{State: &fp32}},
-		"split":    {format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16), Conversion{State: &split}},
-		"split24":  {splitFormat, Conversion{State: &split24, Moments: &int8}},
-		"from 24":  {format(kernel.Adam, kernel.Split24, kernel.MomentsInt8, dtype.BF16), Conversion{State: &fp32}},
-		"widened":  {format(kernel.Adam, kernel.Split24, kernel.MomentsFP32, dtype.BF16), Conversion{State: &split}},
-		"bf16":     {splitFormat, Conversion{Moments: &bf16, Ranks: 3}},
-		"int8":     {splitFormat, Conversion{Moments: &int8, Ranks: 1}},
-		"ranks":    {format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.F32), Conversion{Ranks: 5}},
+		"as it is": {shardtest.SplitFormat, Conversion{}},
+		"fp32":     {shardtest.SplitFormat, Conversion{State: &fp32}},
+		"split": {shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
+			Conversion{State: &split}},
+		"split24": {shardtest.SplitFormat, Conversion{State: &split24, Moments: &int8}},
+		"from 24": {shardtest.Format(kernel.Adam, kernel.Split24, kernel.MomentsInt8, dtype.BF16),
+			Conversion{State: &fp32}},
+		"widened": {shardtest.Format(kernel.Adam, kernel.Split24, kernel.MomentsFP32, dtype.BF16),
+			Conversion{State: &split}},
+		"bf16":  {shardtest.SplitFormat, Conversion{Moments: &bf16, Ranks: 3}},
+		"int8":  {shardtest.SplitFormat, Conversion{Moments: &int8, Ranks: 1}},
+		"ranks": {shardtest.Format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.F32), Conversion{Ranks: 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			job := newJob(t, test.from, 700, cutModel(large, alike(test.from.Moments), 9000, 11700))
+			job := newJob(t, test.from, 700, shardtest.CutModel(large, shardtest.Alike(test.from.Moments), 9000, 11700))
 			train(t, job, 4, 2)
 			c, err := Open(save(t, t.TempDir(), job, `{"epoch":1}`))
 			if err != nil {
@@ -399,11 +399,11 @@ func TestConvert(t *testing.T) {
 			compareValues(t, job, loaded)
 			if name == "as it is" {
 				for rank := range job {
-					equalState(t, bytesOfState(loaded[rank]), bytesOfState(job[rank]))
+					shardtest.EqualState(t, bytesOfState(loaded[rank]), bytesOfState(job[rank]))
 				}
 			}
 			_, err = c.Convert(t.Context(), out, test.to, nil)
-			mustSay(t, err, path, "here already")
+			shardtest.MustSay(t, err, path, "here already")
 		})
 	}
 }
@@ -411,10 +411,11 @@ func TestConvert(t *testing.T) {
 // TestConvertAfterAConversionThatWasKilled: the leftovers of the conversion of another
 // file are no part of this one, whether they are finished or not.
 func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
-	cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-	job, other := newJob(t, splitFormat, 700, cuts),
-		newJob(t, splitFormat, 700, cutModel([]tensorOf{{"other", []int64{7}, 0}}, alike(kernel.MomentsFP32)))
-	other[0].Part = torchPart
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))
+	job, other := newJob(t, shardtest.SplitFormat, 700, cuts),
+		newJob(t, shardtest.SplitFormat, 700,
+			shardtest.CutModel([]shardtest.Tensor{{"other", []int64{7}, 0}}, shardtest.Alike(kernel.MomentsFP32)))
+	other[0].Part = "torch"
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
 		t.Fatal(err)
@@ -438,7 +439,7 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		converted, err := Open(path)
-		if err != nil || len(converted.names) != len(smallModel) {
+		if err != nil || len(converted.names) != len(shardtest.SmallModel) {
 			t.Errorf("the parameters are %v (%v), those of the other file among them", converted.names, err)
 		}
 	}
@@ -447,7 +448,8 @@ func TestConvertAfterAConversionThatWasKilled(t *testing.T) {
 // TestConvertBesideASave: files that a job is saving are no leftovers, and no part of the
 // conversion that finds them.
 func TestConvertBesideASave(t *testing.T) {
-	job := newJob(t, splitFormat, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	job := newJob(t, shardtest.SplitFormat, 700,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
 		t.Fatal(err)
@@ -461,7 +463,7 @@ func TestConvertBesideASave(t *testing.T) {
 				begin()
 			}
 			_, err = c.Convert(t.Context(), out, Conversion{}, func(int64) { begin() })
-			mustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
+			shardtest.MustSay(t, err, "another job is saving the same step", w.path(dataSuffix))
 			if err := errors.Join(writeAll(w, job[1]), w.finish()); err != nil {
 				t.Fatal(err)
 			}

@@ -85,7 +85,7 @@ type file struct {
 	path     string // of the safetensors file
 	manifest *manifest
 	layout   *layout
-	foreign  *foreign // where the numbers lie, if another program has written them
+	foreign  *ForeignShard // where the numbers lie, if another program has written them
 }
 
 // parameter is a parameter and its ranges in files.
@@ -164,7 +164,7 @@ func OpenAny(path string) (Opened, error) {
 	return openFolder(filepath.Join(path, folderOf(newest)))
 }
 
-func exists(path string) bool {
+func Exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
@@ -176,7 +176,7 @@ func openFolder(folder string) (Opened, error) {
 		return nil, err
 	}
 	if err := x.validate(); err != nil {
-		return nil, broken(path, "this is no index of a checkpoint: %v", err)
+		return nil, Broken(path, "this is no index of a checkpoint: %v", err)
 	}
 	var files []savedFile
 	for _, want := range x.Manifests {
@@ -185,7 +185,7 @@ func openFolder(folder string) (Opened, error) {
 			return nil, err
 		}
 		if got.Bytes != want.Bytes || got.Sum[0] != want.Sum[0] {
-			return nil, broken(filepath.Join(folder, want.File),
+			return nil, Broken(filepath.Join(folder, want.File),
 				"this is not the file that %s names: %d bytes with the checksum %08x, expected %d with %08x",
 				indexName, got.Bytes, got.Sum[0], want.Bytes, want.Sum[0])
 		}
@@ -198,7 +198,7 @@ func openFolder(folder string) (Opened, error) {
 	c := opened.common()
 	c.identity = x.Identity
 	if c.step != x.Step {
-		return nil, broken(path, "the index is of step %d, but the files are of step %d", x.Step, c.step)
+		return nil, Broken(path, "the index is of step %d, but the files are of step %d", x.Step, c.step)
 	}
 	return opened, nil
 }
@@ -212,26 +212,26 @@ func readManifest(path string) (savedFile, stamp, error) {
 	found := stampOf(path, text)
 	head := &manifestHead{}
 	if err := unseal(text, head); err != nil {
-		return nil, found, broken(path, "damaged: %v", err)
+		return nil, found, Broken(path, "damaged: %v", err)
 	}
 	read, what := readShard, "shard"
 	if head.Schema == StatesSchema {
 		read, what = readStates, "rank's states"
 	}
 	if want := fileName(head.Rank, head.World, head.Part) + manifestEnd; filepath.Base(path) != want {
-		return nil, found, broken(path, "the manifest is of another file, %s", want)
+		return nil, found, Broken(path, "the manifest is of another file, %s", want)
 	}
 	f, err := read(strings.TrimSuffix(path, manifestEnd)+dataSuffix, text)
 	if err != nil {
-		return nil, found, broken(path, "this is no manifest of a %s: %v", what, err)
+		return nil, found, Broken(path, "this is no manifest of a %s: %v", what, err)
 	}
 	data, info, err := files.Open(f.name())
 	if err != nil {
-		return nil, found, cause(f.name(), "the checkpoint is not complete", errors.Unwrap(err))
+		return nil, found, Cause(f.name(), "the checkpoint is not complete", errors.Unwrap(err))
 	}
 	_ = data.Close()
 	if info.Size() != f.size() {
-		return nil, found, broken(f.name(), "damaged: the file has %d bytes, expected %d", info.Size(), f.size())
+		return nil, found, Broken(f.name(), "damaged: the file has %d bytes, expected %d", info.Size(), f.size())
 	}
 	return f, found, nil
 }
@@ -266,7 +266,7 @@ func assemble(path string, files []savedFile, without []int) (Opened, error) {
 		m := f.of()
 		if m.Step != first.Step || m.World != first.World ||
 			(m.Schema == StatesSchema) != (first.Schema == StatesSchema) {
-			return nil, broken(f.name(), "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
+			return nil, Broken(f.name(), "step %d of a job of %d ranks with %s, but %s has step %d of %d ranks with %s",
 				m.Step, m.World, m.Schema, filepath.Base(files[0].name()), first.Step, first.World, first.Schema)
 		}
 		ranks[m.Rank] = true
@@ -286,10 +286,10 @@ func (c *folder) checkRanks(ranks map[int]bool) error {
 	for _, rank := range c.without {
 		switch {
 		case rank < 0 || rank >= c.world:
-			return broken(c.path, "the index says that rank %d of %d has no state: expected a rank of the job", rank,
+			return Broken(c.path, "the index says that rank %d of %d has no state: expected a rank of the job", rank,
 				c.world)
 		case ranks[rank]:
-			return broken(c.path, "the index says that rank %d has no state, but the rank has saved some", rank)
+			return Broken(c.path, "the index says that rank %d has no state, but the rank has saved some", rank)
 		}
 	}
 	for _, rank := range c.without {
@@ -310,7 +310,7 @@ func assembleShards(own folder, files []savedFile) (*Checkpoint, error) {
 	first := c.files[0].manifest
 	for i, f := range c.files {
 		if f.manifest.Algorithm != first.Algorithm {
-			return nil, broken(f.path, "it is the state of %s, but %s of %s", f.manifest.Algorithm,
+			return nil, Broken(f.path, "it is the state of %s, but %s of %s", f.manifest.Algorithm,
 				filepath.Base(c.files[0].path), first.Algorithm)
 		}
 		if err := c.add(i, f); err != nil {
@@ -396,7 +396,7 @@ func (c *Checkpoint) add(number int, f *file) error {
 			c.names = append(c.names, p.Name)
 		}
 		if !slices.Equal(p.Shape, known.Shape) || p.Group != known.Group {
-			return broken(f.path, "parameter %q has the shape %v and is in group %d, but in %s it has %v and is in "+
+			return Broken(f.path, "parameter %q has the shape %v and is in group %d, but in %s it has %v and is in "+
 				"group %d", p.Name, p.Shape, p.Group,
 				filepath.Base(c.files[known.sources[0].file].path), known.Shape, known.Group)
 		}

@@ -35,14 +35,14 @@ func (c *Checkpoint) setSteps(s Shard) error {
 	var had []int64
 	for _, p := range s.Pieces {
 		if p.Count > 0 {
-			had = append(had, c.stepOf(p.Name))
+			had = append(had, c.StepOf(p.Name))
 		}
 	}
 	return s.State.SetOwnSteps(0, had)
 }
 
-// stepOf returns how many steps a parameter has had.
-func (c *Checkpoint) stepOf(name string) int64 {
+// StepOf returns how many steps a parameter has had.
+func (c *Checkpoint) StepOf(name string) int64 {
 	if had, ok := c.ownSteps[name]; ok {
 		return had
 	}
@@ -67,9 +67,9 @@ func (c *Checkpoint) addSteps(f *file) error {
 		if !ok {
 			had = c.step
 		}
-		if known := c.parameters[p.Name]; len(known.sources) > 1 && c.stepOf(p.Name) != had {
-			return broken(f.path, "parameter %q has had %d steps here, and %d in an earlier file", p.Name, had,
-				c.stepOf(p.Name))
+		if known := c.parameters[p.Name]; len(known.sources) > 1 && c.StepOf(p.Name) != had {
+			return Broken(f.path, "parameter %q has had %d steps here, and %d in an earlier file", p.Name, had,
+				c.StepOf(p.Name))
 		}
 		if ok {
 			c.ownSteps[p.Name] = had
@@ -78,8 +78,8 @@ func (c *Checkpoint) addSteps(f *file) error {
 	return nil
 }
 
-// oneStep refuses a state whose parameters have had different numbers of steps, for a format that has one for all.
-func (c *Checkpoint) oneStep(format string) error {
+// OneStep refuses a state whose parameters have had different numbers of steps, for a format that has one for all.
+func (c *Checkpoint) OneStep(format string) error {
 	if len(c.ownSteps) == 0 {
 		return nil
 	}

@@ -3,12 +3,12 @@
 package checkpoint
 
 import (
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
@@ -25,7 +25,7 @@ func leaveAlone(t *testing.T, job []Shard, names ...string) {
 				sections = append(sections, i)
 			}
 		}
-		of := optimizerOf(s.Format.Algorithm)
+		of := shardtest.OptimizerOf(s.Format.Algorithm)
 		u := engine.Update{Step: s.State.Steps() + 1, GradScale: 1, Optimizers: []optim.Optimizer{of, of, of},
 			LeftAlone: sections}
 		if err := s.State.BeginThen(u, nil); err != nil {
@@ -54,71 +54,49 @@ func wantSteps(t *testing.T, job []Shard, fewer map[string]int64) {
 // TestOwnStepsAreSaved saves a state whose parameters have had one, two and three steps. They have as many in another
 // cut, after a conversion, and in PyTorch's formats. Formats with one number for all refuse the state.
 func TestOwnStepsAreSaved(t *testing.T) {
-	once, twice := smallModel[1].name, smallModel[3].name
+	once, twice := shardtest.SmallModel[1].Name, shardtest.SmallModel[3].Name
 	fewer := map[string]int64{once: 1, twice: 2}
-	f := format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32)
-	job := newJob(t, f, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	f := shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32)
+	job := newJob(t, f, 700, shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	train(t, job, 1, 1)
 	leaveAlone(t, job, once)
 	leaveAlone(t, job, once, twice)
 	wantSteps(t, job, fewer)
 	path := save(t, t.TempDir(), job, "")
-	others := newJob(t, f, 300, cutModel(smallModel, alike(kernel.MomentsFP32), 2000, 7000, 11700))
+	others := newJob(t, f, 300,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 2000, 7000, 11700))
 	c := load(t, path, others)
 	wantSteps(t, others, fewer)
-	again := newJob(t, f, 700, cutModel(smallModel, alike(kernel.MomentsFP32), 9000))
+	again := newJob(t, f, 700, shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32), 9000))
 	load(t, path, again)
 	for i := range job {
-		equalState(t, bytesOfState(again[i]), bytesOfState(job[i]))
+		shardtest.EqualState(t, bytesOfState(again[i]), bytesOfState(job[i]))
 		step(t, job[i], 1)
 		step(t, again[i], 1)
-		equalState(t, bytesOfState(again[i]), bytesOfState(job[i])) // the bias corrections are the same
+		shardtest.EqualState(t, bytesOfState(again[i]), bytesOfState(job[i])) // the bias corrections are the same
 	}
 	converted, err := c.Convert(t.Context(), t.TempDir(), Conversion{Ranks: 1}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := newJob(t, f, 0, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	one := newJob(t, f, 0, shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	load(t, converted, one)
 	wantSteps(t, one, fewer)
-
-	folder := t.TempDir()
-	if err := c.WriteTorch(t.Context(), filepath.Join(folder, "state.pt"), nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.WriteDistributed(t.Context(), filepath.Join(folder, "distributed"), nil); err != nil {
-		t.Fatal(err)
-	}
-	fromTorch, err := OpenTorch(t.Context(), filepath.Join(folder, "state.pt"), BesideTorch{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fromDistributed, err := OpenDistributed(t.Context(), filepath.Join(folder, "distributed"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, from := range []*Checkpoint{fromTorch, fromDistributed} {
-		for _, p := range smallModel {
-			if got, want := from.stepOf(p.name), c.stepOf(p.name); got != want || from.Step() != 3 {
-				t.Errorf("%s: %s has had %d of %d steps, want %d of 3", from.Path(), p.name, got, from.Step(), want)
-			}
-		}
-	}
-	mustSay(t, c.WriteUniversal(t.Context(), folder, nil), "has had", "one number of steps for all parameters",
-		"--to torch")
 }
 
 // TestSharesHaveTheirOwnSteps saves a state that two ranks hold, each a share of it.
 func TestSharesHaveTheirOwnSteps(t *testing.T) {
-	once := smallModel[1].name
-	job := replicate(t, splitFormat, cutModel(smallModel, alike(kernel.MomentsFP32)), 2)
+	once := shardtest.SmallModel[1].Name
+	job := replicate(t, shardtest.SplitFormat,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)), 2)
 	for _, s := range job {
 		s.State.SetSteps(1)
 	}
 	leaveAlone(t, job, once)
 	leaveAlone(t, job, once)
 	path := save(t, t.TempDir(), job, "")
-	one := newJob(t, splitFormat, 0, cutModel(smallModel, alike(kernel.MomentsFP32)))
+	one := newJob(t, shardtest.SplitFormat, 0,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32)))
 	load(t, path, one)
 	wantSteps(t, one, map[string]int64{once: 1})
 }
@@ -141,5 +119,5 @@ func TestOwnStepsAreChecked(t *testing.T) {
 		"w": {sources: make([]source, 2)}}}
 	f := &file{path: "rank1", layout: &layout{pieces: []shard.Piece{{Name: "w"}}},
 		manifest: &manifest{OwnSteps: map[string]int64{"w": 1}}}
-	mustSay(t, c.addSteps(f), `"w" has had 1 steps here, and 3 in an earlier file`)
+	shardtest.MustSay(t, c.addSteps(f), `"w" has had 1 steps here, and 3 in an earlier file`)
 }

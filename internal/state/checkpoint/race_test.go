@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -25,8 +26,8 @@ func TestSaveBesideACommit(t *testing.T) {
 	for name, replaces := range map[string]bool{"the first of its step": false, "in place of another": true} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			cuts := cutModel(smallModel, alike(kernel.MomentsFP32))
-			one, other := newJob(t, splitFormat, 700, cuts), newJob(t, splitFormat, 700, cuts)
+			cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Alike(kernel.MomentsFP32))
+			one, other := newJob(t, shardtest.SplitFormat, 700, cuts), newJob(t, shardtest.SplitFormat, 700, cuts)
 			train(t, one, 1, 1)
 			train(t, other, 2, 1)
 			other[0].Identity = "other"

@@ -28,7 +28,7 @@ type reader struct {
 	forget bool
 
 	file   *os.File
-	others openFiles // of another program
+	others OpenFiles // of another program
 	number int       // of the open file
 	chunk  int       // in memory; -1 for none
 	state  kernel.Chunk
@@ -41,12 +41,12 @@ type reader struct {
 type walk struct{ begin, end, ahead int64 }
 
 func (c *Checkpoint) newReader() *reader {
-	return &reader{c: c, number: -1, chunk: -1, others: openFiles{}, memory: map[kernel.Role][]byte{}}
+	return &reader{c: c, number: -1, chunk: -1, others: OpenFiles{}, memory: map[kernel.Role][]byte{}}
 }
 
 // Close closes the files that are open.
 func (r *reader) Close() error {
-	err := r.others.close()
+	err := r.others.Close()
 	if r.file != nil {
 		err = errors.Join(err, r.file.Close())
 	}
@@ -69,7 +69,7 @@ func (r *reader) open(number int) error {
 	}
 	file, _, err := files.Open(f.path)
 	if err != nil {
-		return cause(f.path, "", errors.Unwrap(err))
+		return Cause(f.path, "", errors.Unwrap(err))
 	}
 	r.file, r.number, r.walks = file, number, make([]walk, len(f.layout.saved))
 	return nil
@@ -104,12 +104,12 @@ func (r *reader) read(number, chunk int) (kernel.Chunk, error) {
 func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
 	if f.foreign != nil { // the files were verified when they were opened
 		role := f.layout.saved[region.stream].Role
-		return f.foreign.read(r.others.open, role, f.layout.Chunk(chunk).First, b)
+		return f.foreign.read(r.others.Open, role, f.layout.Chunk(chunk).First, b)
 	}
 	at := f.manifest.Header + region.offset
 	r.advise(region.stream, at, region.bytes)
 	if _, err := r.file.ReadAt(b, at); err != nil {
-		return cutShort(f.path, err)
+		return CutShort(f.path, err)
 	}
 	if got, want := checksum(b), f.manifest.Streams[region.stream].Sums[region.sum]; got != want {
 		return f.damage(chunk, region, got, want)
@@ -117,19 +117,19 @@ func (r *reader) fetch(f *file, chunk int, region region, b []byte) error {
 	return nil
 }
 
-// cutShort returns the error for a file that could not be read, or not to its end.
-func cutShort(path string, err error) error {
+// CutShort returns the error for a file that could not be read, or not to its end.
+func CutShort(path string, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return broken(path, "damaged: the file ends too early")
+		return Broken(path, "damaged: the file ends too early")
 	}
-	return cause(path, "the file cannot be read", err)
+	return Cause(path, "the file cannot be read", err)
 }
 
 // damage returns the error for a region whose checksum differs.
 func (f *file) damage(chunk int, r region, got, want uint32) error {
 	stream := f.layout.saved[r.stream]
 	from := f.manifest.Header + r.offset
-	return broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, expected %08x",
+	return Broken(f.path, "damaged between bytes %d and %d: %s of %s has the checksum %08x, expected %08x",
 		from, from+r.bytes, stream.Arena, f.pieceNames(chunk), got, want)
 }
 
@@ -222,15 +222,15 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) err
 func verifyHeader(path string, length int64, sum checksums) error {
 	file, _, err := files.Open(path)
 	if err != nil {
-		return cause(path, "", errors.Unwrap(err))
+		return Cause(path, "", errors.Unwrap(err))
 	}
 	defer file.Close()
 	header := make([]byte, length)
 	if _, err := io.ReadFull(file, header); err != nil {
-		return cutShort(path, err)
+		return CutShort(path, err)
 	}
 	if got, want := checksum(header), sum[0]; got != want {
-		return broken(path, "damaged between bytes 0 and %d: the header has the checksum %08x, expected %08x",
+		return Broken(path, "damaged between bytes 0 and %d: the header has the checksum %08x, expected %08x",
 			len(header), got, want)
 	}
 	return nil

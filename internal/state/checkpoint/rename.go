@@ -27,6 +27,9 @@ func (r Rename) String() string { return r.From + "=" + r.To }
 // anyPart stands for any part of a name, and partEnd is between two parts.
 const anyPart, partEnd = "*", "."
 
+// maxRules is far above the size of a file of rules.
+const maxRules = 64 << 20
+
 // ReadRenames reads rules. Each text is FROM=TO, or the name of a file of rules: a JSON object, or lines of FROM=TO.
 func ReadRenames(texts []string) ([]Rename, error) {
 	var rules []Rename
@@ -46,7 +49,7 @@ func ReadRenames(texts []string) ([]Rename, error) {
 
 // renamesIn reads the rules in a file.
 func renamesIn(path string) ([]Rename, error) {
-	text, err := files.Read(path, maxNames)
+	text, err := files.Read(path, maxRules)
 	if err != nil {
 		return nil, &fault.Input{
 			Where: fault.File(path), What: "the rules of --rename cannot be read", Err: errors.Unwrap(err),
@@ -229,9 +232,9 @@ func (c *Checkpoint) unused(r Rename) error {
 	return e.WithHint("plimsoll checkpoint inspect shows its names: FROM is a name there, and TO the one it gets")
 }
 
-// absent is the error for a parameter of a template that the checkpoint does not have. A parameter that is in the
+// Absent is the error for a parameter of a template that the checkpoint does not have. A parameter that is in the
 // template, too, is not the absent one by another name.
-func (c *Checkpoint) absent(template, name string, isInTemplate func(string) bool) error {
+func (c *Checkpoint) Absent(template, name string, isInTemplate func(string) bool) error {
 	left := slices.DeleteFunc(slices.Clone(c.names), isInTemplate)
 	e := fault.File(template).Inputf("it has the parameter %q, which the checkpoint %s does not have", name, c.path)
 	if nearest := fault.NearestParameter(name, left); nearest != "" {

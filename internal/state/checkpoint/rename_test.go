@@ -3,98 +3,56 @@
 package checkpoint
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
+	"plimsoll/internal/state/optim/kernel"
 )
 
-// fusedKeys map the layer norms of Megatron to the names of their modules.
-const fusedKeys = `{
-"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "decoder.layers.*.input_layernorm.weight",
-"decoder.layers.*.self_attention.linear_qkv.layer_norm_bias": "decoder.layers.*.input_layernorm.bias",
-"decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "decoder.layers.*.pre_mlp_layernorm.weight",
-"decoder.layers.*.mlp.linear_fc1.layer_norm_bias": "decoder.layers.*.pre_mlp_layernorm.bias"}`
-
-// renamesOf reads rules in a file.
-func renamesOf(t *testing.T, text string) []Rename {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "names")
-	write(t, path, text)
-	rules, err := ReadRenames([]string{path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rules
-}
-
-// localLayers returns the example of Megatron with the names of modules, as a folder of three ranks.
+// localLayers returns a checkpoint of two layers. A weight of the first has had a step less.
 func localLayers(t *testing.T) *Checkpoint {
 	t.Helper()
-	local, err := OpenMegatron(t.Context(), filepath.Join("../../..", "examples", "megatron"), nil)
+	model := []shardtest.Tensor{{"decoder.final_layernorm.weight", []int64{8}, 0},
+		{"output_layer.weight", []int64{16, 8}, 0}}
+	for layer := range 2 {
+		of := fmt.Sprintf("decoder.layers.%d.", layer)
+		model = append(model, shardtest.Tensor{of + "input_layernorm.weight", []int64{8}, 0},
+			shardtest.Tensor{of + "input_layernorm.bias", []int64{8},
+				0}, shardtest.Tensor{of + "mlp.linear_fc2.weight", []int64{8, 32}, 0})
+	}
+	job := newJob(t, shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsFP32, dtype.F32), 0,
+		shardtest.CutModel(model, shardtest.Alike(kernel.MomentsFP32), 200))
+	train(t, job, 1, 1)
+	leaveAlone(t, job, "decoder.layers.0.mlp.linear_fc2.weight")
+	c, err := Open(save(t, t.TempDir(), job, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := local.Rename(renamesOf(t, fusedKeys)); err != nil {
-		t.Fatal(err)
-	}
-	return reopened(t, local, Conversion{Ranks: 3})
+	return c
 }
 
-// expertNorms map the layer norm before experts of Megatron's own layers to that of Transformer Engine's.
-const expertNorms = `# layer norms
-
-decoder.layers.*.mlp.linear_fc1.layer_norm_weight = decoder.layers.*.pre_mlp_layernorm.weight
-decoder.layers.*.mlp.linear_fc1.layer_norm_bias = decoder.layers.*.pre_mlp_layernorm.bias
-`
-
-// TestRenameMegatron fills a template of Transformer Engine's names from a checkpoint of Megatron's own layers with
-// experts. Megatron-core has written both. The layer norm before experts is the only one that has two names.
-func TestRenameMegatron(t *testing.T) {
-	open := func(path string) *Checkpoint {
-		t.Helper()
-		c, err := OpenMegatron(t.Context(), path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-	states := filepath.Join("testdata", "megatron")
-	like, out := filepath.Join(states, "fused_experts"), t.TempDir()
-	own, fused := open(filepath.Join(states, "own_experts")), open(like)
-	mustSay(t, own.WriteMegatron(t.Context(), out, like, nil), "which the checkpoint", "does not have",
-		"=decoder.layers.0.pre_mlp_layernorm.bias")
-	if err := own.Rename(renamesOf(t, expertNorms)); err != nil {
+// masterOf returns the master weights of a parameter.
+func masterOf(t *testing.T, c *Checkpoint, name string) string {
+	t.Helper()
+	var text strings.Builder
+	p, _ := c.Piece(name)
+	if err := c.Export(t.Context(), p, kernel.MasterRole, &text, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := own.WriteMegatron(t.Context(), out, like, nil); err != nil {
-		t.Fatal(err)
-	}
-	got, before := open(out), open(filepath.Join(states, "own_experts"))
-	if len(got.names) != len(before.names) || len(got.names) != len(fused.names) {
-		t.Fatal(got.names)
-	}
-	for _, name := range got.names {
-		of := strings.Replace(name, ".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_", 1)
-		for component, role := range componentRoles {
-			want := digestOf(t, before, of, role)
-			if digestOf(t, got, name, role) != want {
-				t.Errorf("%s of %s has other numbers than %s", component, name, of)
-			}
-			if digestOf(t, fused, name, role) == want {
-				t.Errorf("%s of %s has had these numbers before: the test cannot fail", component, name)
-			}
-		}
-	}
+	return text.String()
 }
 
 // TestRenameExchanges: all rules go by the names before, and steps of a parameter stay its own.
 func TestRenameExchanges(t *testing.T) {
 	local := localLayers(t)
 	first, second := "decoder.layers.0.mlp.linear_fc2.weight", "decoder.layers.1.mlp.linear_fc2.weight"
-	digests := [2]string{digestOf(t, local, first, componentRoles["master"]),
-		digestOf(t, local, second, componentRoles["master"])}
-	local.ownSteps[first] = 2
+	digests := [2]string{masterOf(t, local, first), masterOf(t, local, second)}
 	rules, err := ReadRenames([]string{first + "=" + second, second + "=" + first})
 	if err == nil {
 		err = local.Rename(rules)
@@ -102,11 +60,11 @@ func TestRenameExchanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if digests[0] == digests[1] || digestOf(t, local, second, componentRoles["master"]) != digests[0] ||
-		digestOf(t, local, first, componentRoles["master"]) != digests[1] {
+	if digests[0] == digests[1] || masterOf(t, local, second) != digests[0] ||
+		masterOf(t, local, first) != digests[1] {
 		t.Error("the numbers have not changed places")
 	}
-	if local.stepOf(second) != 2 || local.stepOf(first) != 3 {
+	if local.StepOf(second) != 1 || local.StepOf(first) != 2 {
 		t.Errorf("steps %v", local.ownSteps)
 	}
 }
@@ -114,7 +72,7 @@ func TestRenameExchanges(t *testing.T) {
 // TestRenameRefused: what a rule leaves open is refused, with the rule, and names stay as they were.
 func TestRenameRefused(t *testing.T) {
 	local := localLayers(t)
-	before := slices.Clone(local.names)
+	before := slices.Clone(local.Names())
 	for name, test := range map[string]struct {
 		rules []string
 		says  []string
@@ -139,8 +97,8 @@ func TestRenameRefused(t *testing.T) {
 			if err == nil {
 				err = local.Rename(rules)
 			}
-			mustSay(t, err, test.says...)
-			if !slices.Equal(local.names, before) {
+			shardtest.MustSay(t, err, test.says...)
+			if !slices.Equal(local.Names(), before) {
 				t.Error("names have changed")
 			}
 		})
@@ -150,9 +108,11 @@ func TestRenameRefused(t *testing.T) {
 		`{"a": "b", "a": "c"}`: "JSON object", `{"a": "*"}`: "FROM has 0 *", `{}`: "it has no rules",
 	} {
 		path := filepath.Join(t.TempDir(), "names")
-		write(t, path, text)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		_, err := ReadRenames([]string{path})
-		mustSay(t, err, says)
+		shardtest.MustSay(t, err, says)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/shard"
 )
@@ -61,12 +62,12 @@ func saveDuringSteps(t *testing.T, directory string, job []Shard) string {
 // more replicas than chunks. Every rank keeps its document.
 func TestReplicasSaveOnce(t *testing.T) {
 	for name, f := range map[string]kernel.Format{
-		"split": splitFormat,
-		"fp32":  format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
-		"int8":  format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
+		"split": shardtest.SplitFormat,
+		"fp32":  shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
+		"int8":  shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
 	} {
 		t.Run(name, func(t *testing.T) {
-			cuts := cutModel(smallModel, mixed(f.Moments), 15000)
+			cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(f.Moments), 15000)
 			for _, replicas := range []int{2, 15} {
 				job := replicate(t, f, cuts, replicas)
 				var want []map[ledger.Component][]byte
@@ -77,7 +78,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 				others := newJob(t, f, 700, cuts)
 				c := load(t, path, others)
 				for rank := range others {
-					equalState(t, bytesOfState(others[rank]), want[rank])
+					shardtest.EqualState(t, bytesOfState(others[rank]), want[rank])
 				}
 				if err := c.Verify(t.Context(), nil); err != nil {
 					t.Error(err)
@@ -100,7 +101,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 					string(document) != fmt.Sprintf(`{"rank":%d}`, last.Rank) {
 					t.Errorf("rank %d has the document %s (%v)", last.Rank, document, err)
 				}
-				equalState(t, bytesOfState(last), want[1])
+				shardtest.EqualState(t, bytesOfState(last), want[1])
 			}
 		})
 	}
@@ -116,7 +117,7 @@ func elementsOf(ranks [][]shard.Piece) int64 {
 
 // TestReplicasAreNeededAll: without the share of a replica there is no checkpoint.
 func TestReplicasAreNeededAll(t *testing.T) {
-	cuts := cutModel(smallModel, mixed(kernel.MomentsFP32), 9000)
+	cuts := shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(kernel.MomentsFP32), 9000)
 	for name, c := range map[string]struct {
 		spoil func(job []Shard) []Shard
 		want  string
@@ -130,7 +131,7 @@ func TestReplicasAreNeededAll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			for _, s := range c.spoil(replicate(t, splitFormat, cuts, 2)) {
+			for _, s := range c.spoil(replicate(t, shardtest.SplitFormat, cuts, 2)) {
 				saving, err := Save(directory, s, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -150,7 +151,8 @@ func TestReplicasAreNeededAll(t *testing.T) {
 }
 
 func TestReplicaThatThereIsNot(t *testing.T) {
-	job := replicate(t, splitFormat, cutModel(smallModel, mixed(kernel.MomentsFP32)), 1)
+	job := replicate(t, shardtest.SplitFormat,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(kernel.MomentsFP32)), 1)
 	for _, replica := range []int{-1, 1} {
 		job[0].Replica = replica
 		directory := t.TempDir()

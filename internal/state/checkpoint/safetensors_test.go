@@ -10,6 +10,8 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/torchtest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -31,12 +33,12 @@ func TestSafetensorsReadsTheFiles(t *testing.T) {
 	var paths []string
 	want := map[string]int{}
 	for _, f := range []kernel.Format{
-		splitFormat,
-		format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
-		format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
-		format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.F32),
+		shardtest.SplitFormat,
+		shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
+		shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
+		shardtest.Format(kernel.SGD, kernel.FP32, kernel.MomentsFP32, dtype.F32),
 	} {
-		job := newJob(t, f, 700, cutModel(smallModel, mixed(f.Moments), 9000))
+		job := newJob(t, f, 700, shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(f.Moments), 9000))
 		train(t, job, 1, 2)
 		path := save(t, t.TempDir(), job, "")
 		for _, s := range job {
@@ -46,7 +48,11 @@ func TestSafetensorsReadsTheFiles(t *testing.T) {
 			addTensors(want, s)
 		}
 	}
-	for line := range strings.Lines(python(t, readSafetensors, paths...)) {
+	out, err := torchtest.Imported(t, "safetensors.torch").Output(append([]string{"-c", readSafetensors}, paths...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
 		line = strings.TrimSpace(line)
 		if want[line]--; want[line] < 0 {
 			t.Errorf("%.100s is not what was saved", line)

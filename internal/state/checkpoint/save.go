@@ -166,23 +166,23 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 		return nil, fault.File(directory).Inputf("the folder for checkpoints does not exist").
 			WithHint("make it: mkdir -p " + directory)
 	case err != nil:
-		return nil, cause(directory, "", err)
+		return nil, Cause(directory, "", err)
 	case !info.IsDir():
 		return nil, fault.File(directory).Inputf("this is a file, expected a folder for checkpoints")
 	case step < 0 || step > maxStep:
 		return nil, fmt.Errorf("step %d, expected 0 to %d", step, int64(maxStep))
 	}
-	path := filepath.Join(directory, savingPrefix+folderOf(step))
+	path := filepath.Join(directory, SavingPrefix+folderOf(step))
 	var folder *os.File
 	err = fs.ErrNotExist
 	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ { // a commit may rename it
 		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, cause(directory, "checkpoints cannot be saved here", err)
+			return nil, Cause(directory, "checkpoints cannot be saved here", err)
 		}
 		folder, err = lockFolder(path, together)
 	}
 	if err != nil {
-		return nil, cause(path, "", err)
+		return nil, Cause(path, "", err)
 	}
 	if err := removeOthers(path, world); err != nil {
 		return nil, errors.Join(err, folder.Close())
@@ -194,13 +194,13 @@ func savingFolder(directory string, step int64, world int) (*os.File, error) {
 func removeOthers(folder string, world int) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return cause(folder, "", err)
+		return Cause(folder, "", err)
 	}
 	for _, e := range entries {
 		otherJob := strings.HasPrefix(e.Name(), "rank-") && !strings.Contains(e.Name(), fmt.Sprintf("-of-%05d-", world))
 		if otherJob || e.Name() == replacedMark {
 			if err := os.Remove(filepath.Join(folder, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return cause(folder, "the files left here by another job cannot be removed", err)
+				return Cause(folder, "the files left here by another job cannot be removed", err)
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checkpoint/shardtest"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -24,13 +25,13 @@ import (
 // meanwhile.
 func TestSaveWhileStepsRun(t *testing.T) {
 	for name, f := range map[string]kernel.Format{
-		"split": splitFormat,
-		"fp32":  format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
-		"int8":  format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
+		"split": shardtest.SplitFormat,
+		"fp32":  shardtest.Format(kernel.Adam, kernel.FP32, kernel.MomentsBF16, dtype.F16),
+		"int8":  shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16),
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			cuts := cutModel(largerModel, mixed(f.Moments))
+			cuts := shardtest.CutModel(largerModel, shardtest.Mixed(f.Moments))
 			job := newJob(t, f, 256, cuts)
 			train(t, job, 1, 1)
 			loaded := newJob(t, f, 256, cuts)
@@ -54,13 +55,13 @@ func TestSaveWhileStepsRun(t *testing.T) {
 					t.Fatal(err)
 				}
 				load(t, path, loaded)
-				equalState(t, bytesOfState(loaded[0]), before)
+				shardtest.EqualState(t, bytesOfState(loaded[0]), before)
 			}
 		})
 	}
 }
 
-var largerModel = []tensorOf{
+var largerModel = []shardtest.Tensor{
 	{"embed_tokens.weight", []int64{1000, 64}, 0},
 	{"norm.weight", []int64{64}, 1},
 	{"mlp.weight", []int64{64, 1024}, 0},
@@ -88,9 +89,9 @@ func (process) Fatalf(format string, arguments ...any) {
 
 const crashSeed = 77
 
-func crashJob(f failer) []Shard {
-	moments := format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
-	return newJob(f, moments, 4096, cutModel(largerModel, mixed(moments.Moments), 70000))
+func crashJob(f shardtest.Failer) []Shard {
+	moments := shardtest.Format(kernel.Adam, kernel.Split, kernel.MomentsInt8, dtype.BF16)
+	return newJob(f, moments, 4096, shardtest.CutModel(largerModel, shardtest.Mixed(moments.Moments), 70000))
 }
 
 // trainForEver goes on from the newest checkpoint, and saves every step while
@@ -144,7 +145,7 @@ func TestKilledAnywhere(t *testing.T) {
 	for kill := range kills {
 		killChild(t, directory, 1+rand.N(24))
 		names := filesOf(t, directory)
-		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, savingPrefix) }) {
+		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, SavingPrefix) }) {
 			underway++
 		}
 		c, err := Open(directory)
@@ -168,7 +169,7 @@ func TestKilledAnywhere(t *testing.T) {
 			t.Fatalf("kill %d: the checkpoint of step %d is not the state of that step", kill, newest)
 		}
 		for _, name := range names { // the disk is not for all of them
-			if !strings.HasPrefix(name, savingPrefix) && name != folderOf(newest) {
+			if !strings.HasPrefix(name, SavingPrefix) && name != folderOf(newest) {
 				if err := os.RemoveAll(filepath.Join(directory, name)); err != nil {
 					t.Fatal(err)
 				}

@@ -12,6 +12,7 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files/filestest"
+	"plimsoll/internal/state/checkpoint/shardtest"
 )
 
 // eachSpecial replaces a file by each kind of file that is no document, tries, and puts
@@ -59,10 +60,11 @@ func TestSpecialFilesInACheckpoint(t *testing.T) {
 // and where a rank is about to save.
 func TestSpecialFilesInASave(t *testing.T) {
 	directory := t.TempDir()
-	s := newShard(t, 0, 1, splitFormat, 100, cutModel(smallModel, mixed(splitFormat.Moments))[0])
+	s := newShard(t, 0, 1, shardtest.SplitFormat, 100,
+		shardtest.CutModel(shardtest.SmallModel, shardtest.Mixed(shardtest.SplitFormat.Moments))[0])
 	train(t, []Shard{s}, 1, 2)
 	writeShard(t, directory, s)
-	folder := filepath.Join(directory, savingPrefix+folderOf(s.State.Steps()))
+	folder := filepath.Join(directory, SavingPrefix+folderOf(s.State.Steps()))
 	name := filepath.Join(folder, fileName(0, 1, s.Part))
 	commit := func() error { _, err := Commit(directory, s.State.Steps(), s.Identity); return err }
 	eachSpecial(t, name+manifestEnd, commit)
@@ -87,5 +89,5 @@ func TestIndexNamesEachManifestOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(directory)
-	mustSay(t, err, indexName, `"rank-00000-of-00001-bf16.json" is named twice`)
+	shardtest.MustSay(t, err, indexName, `"rank-00000-of-00001-bf16.json" is named twice`)
 }

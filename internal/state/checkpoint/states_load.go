@@ -146,7 +146,7 @@ func (c *States) each(ctx context.Context, pieces []piece, progress func(bytes i
 		}
 		file, _, err := files.Open(p.file.path)
 		if err != nil {
-			return cause(p.file.path, "", errors.Unwrap(err))
+			return Cause(p.file.path, "", errors.Unwrap(err))
 		}
 		defer file.Close()
 		opened[p.file] = file
@@ -185,10 +185,10 @@ func (p piece) read(ctx context.Context, file *os.File, memory *[]byte, progress
 		}
 		at := m.Header + p.tensor.offset + from
 		if _, err := file.ReadAt(block, at); err != nil {
-			return cutShort(p.file.path, err)
+			return CutShort(p.file.path, err)
 		}
 		if got := checksum(block); got != want {
-			return broken(p.file.path, "damaged between bytes %d and %d: %q has the checksum %08x, expected %08x", at,
+			return Broken(p.file.path, "damaged between bytes %d and %d: %q has the checksum %08x, expected %08x", at,
 				at+n, p.tensor.Name, got, want)
 		}
 		if progress != nil {

@@ -183,7 +183,8 @@ func TestStatesOfReplicas(t *testing.T) {
 // TestStatesUnderAnotherNameAreNamed tells a program which name its optimizer had.
 func TestStatesUnderAnotherNameAreNamed(t *testing.T) {
 	for _, test := range []struct{ saved, wanted, hint string }{
-		{"first.states", "second.states", `part first.states has it: the optimizer that saved it had name="first"; give`},
+		{"first.states", "second.states",
+			`part first.states has it: the optimizer that saved it had name="first"; give`},
 		{"first.states", "states", `had name="first"; give this one the same name`},
 		{"states", "second.states", `had no name; make this one without its name "second"`},
 	} {

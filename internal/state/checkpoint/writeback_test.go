@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"plimsoll/internal/state/checkpoint/shardtest"
 )
 
 // stuckDisk brings nothing to the disk until it is released. It may fail then.
@@ -44,7 +46,7 @@ func stuckSave(t *testing.T, directory string, s Shard, spare int64) (*writer, *
 }
 
 // writeBackTo gives a writer another disk.
-func writeBackTo(f failer, w *writer, disk disk, window int64, spare *spare) {
+func writeBackTo(f shardtest.Failer, w *writer, disk disk, window int64, spare *spare) {
 	if err := w.back.close(); err != nil {
 		f.Fatalf("%v", err)
 	}
@@ -97,12 +99,12 @@ func underway(x *Saving) bool {
 // TestStepsDoNotWaitForTheDisk while there is spare memory. They wait when it is used up,
 // not before.
 func TestStepsDoNotWaitForTheDisk(t *testing.T) {
-	cuts := cutModel(largerModel, alike(splitFormat.Moments))
-	loaded := newJob(t, splitFormat, 256, cuts)
+	cuts := shardtest.CutModel(largerModel, shardtest.Alike(shardtest.SplitFormat.Moments))
+	loaded := newJob(t, shardtest.SplitFormat, 256, cuts)
 	for name, spare := range map[string]int64{"memory to spare": 1 << 40, "some": 256 << 10, "none": 0} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			s := newJob(t, splitFormat, 256, cuts)[0]
+			s := newJob(t, shardtest.SplitFormat, 256, cuts)[0]
 			train(t, []Shard{s}, 1, 1)
 			want := bytesOfState(s)
 			w, disk, saving := stuckSave(t, directory, s, spare)
@@ -134,7 +136,7 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			load(t, path, loaded)
-			equalState(t, bytesOfState(loaded[0]), want)
+			shardtest.EqualState(t, bytesOfState(loaded[0]), want)
 		})
 	}
 }
@@ -153,7 +155,8 @@ func TestStepsOutliveTheDisk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
-			s := newJob(t, splitFormat, 256, cutModel(largerModel, alike(splitFormat.Moments)))[0]
+			s := newJob(t, shardtest.SplitFormat, 256,
+				shardtest.CutModel(largerModel, shardtest.Alike(shardtest.SplitFormat.Moments)))[0]
 			train(t, []Shard{s}, 1, 1)
 			w, disk, saving := stuckSave(t, directory, s, 0)
 			begin(t, s, 1)

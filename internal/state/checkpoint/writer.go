@@ -228,7 +228,7 @@ func (w *dataFile) writeAt(b []byte, offset int64) error {
 func (w *dataFile) finish() error {
 	err := w.back.close()
 	if err == nil {
-		err = toDisk(w.file)
+		err = files.ToDisk(w.file)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", w.file.Name(), err)
@@ -237,7 +237,7 @@ func (w *dataFile) finish() error {
 	if err := writeSealed(w.path(manifestEnd), w.document); err != nil {
 		return err
 	}
-	return errors.Join(syncFolder(w.folder), w.file.Close())
+	return errors.Join(files.SyncFolder(w.folder), w.file.Close())
 }
 
 var errDiscarded = errors.New("the file is discarded")
@@ -255,26 +255,4 @@ func (w *dataFile) discard() error {
 	_ = w.file.Close()      // it may be closed already; from here on another writer may have the name
 	_ = os.Remove(w.folder) // succeeds if nothing else is in it
 	return err
-}
-
-// toDisk brings a file or a folder to the disk. A test notes what it has brought there.
-var toDisk = (*os.File).Sync
-
-// syncFolder makes the names in a folder safe.
-func syncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(toDisk(folder), folder.Close())
-}
-
-// syncFolders makes the names in a folder safe, and those in the folders in it.
-func syncFolders(path string) error {
-	return filepath.WalkDir(path, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return err
-		}
-		return syncFolder(path)
-	})
 }

@@ -4,11 +4,11 @@ package states
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"plimsoll/internal/base/goldentest"
 )
 
 // model is an arena in which every byte says which chunk and which step it is of.
@@ -134,8 +134,6 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the expected results anew")
-
 // arithmetic is what the Python client must compute, too.
 type arithmetic struct {
 	Sizes     []int64   `json:"sizes"`
@@ -174,14 +172,5 @@ func TestPythonComputesTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const name = "testdata/arithmetic.json"
-	if *update {
-		if err := os.WriteFile(name, append(got, '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(name)
-	if err != nil || string(want) != string(got)+"\n" {
-		t.Errorf("%s differs (%v): go test ./states -update writes it anew", name, err)
-	}
+	goldentest.Compare(t, "testdata/arithmetic.json", string(got)+"\n")
 }

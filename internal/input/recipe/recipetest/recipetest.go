@@ -3,17 +3,16 @@ package recipetest
 
 import (
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"plimsoll/internal/base/fault"
-	"plimsoll/internal/input/recipe/strict"
-
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
+
+	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/goldentest"
+	"plimsoll/internal/input/recipe/strict"
 )
 
 // errorOf is the end of the name of a file with the error that another file of the
@@ -95,16 +94,7 @@ func Refused[T any](t *testing.T, kind string, least int, load func(string) (*T,
 	if cases < least {
 		t.Errorf("only %d files in %s", cases, path)
 	}
-	if *update {
-		if err := os.WriteFile(path, txtar.Format(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	lines := func(a *txtar.Archive) []string { return strings.Split(string(txtar.Format(a)), "\n") }
-	if diff := cmp.Diff(lines(archive), lines(got)); diff != "" {
-		t.Errorf("errors differ from those in %s (-want +got), see -update:\n%s", path, diff)
-	}
+	goldentest.Compare(t, path, string(txtar.Format(got)))
 }
 
 // RequireNotes compares each note with an expected part of it.
@@ -119,8 +109,6 @@ func RequireNotes(t *testing.T, got []strict.Note, want []string) {
 		}
 	}
 }
-
-var update = flag.Bool("update", false, "rewrite the errors in testdata/bad")
 
 // RequireInput fails unless err is a *fault.Input.
 func RequireInput(t *testing.T, err error) {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -14,14 +13,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"plimsoll/internal/base/goldentest"
 )
 
 // goldenBits is in the binary, so that emulated machines need no files.
 //
 //go:embed testdata/bits.golden
 var goldenBits string
-
-var updateGolden = flag.Bool("update", false, "write the golden files")
 
 // TestBitsAreTheSameEverywhere compares the results of every format with hashes that were
 // made once, on x86-64. Every other processor, compiler and build must give the same.
@@ -40,7 +39,7 @@ func TestBitsAreTheSameEverywhere(t *testing.T) {
 		}
 		fmt.Fprintf(&lines, "%v %s\n", f, prints[0])
 	}
-	if *updateGolden {
+	if *goldentest.Update {
 		if err := os.WriteFile(golden, []byte(lines.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -9,9 +9,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-
-class Refused(Exception):
-    """A launch that cannot be played."""
+from plimsoll_stage import Refused
 
 
 class More(BaseException):

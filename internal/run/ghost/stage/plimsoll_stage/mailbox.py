@@ -15,14 +15,10 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from plimsoll_stage import values
+from plimsoll_stage import Refused, values
 
 MOST = 1 << 20  # bytes of a message: copies of the device are made up to there
 _open, _replace, _remove = builtins.open, os.replace, os.remove  # the folder is not the program's
-
-
-class Refused(Exception):
-    """Values that only a rank has which is not played."""
 
 
 class Mailbox:

@@ -10,6 +10,8 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
+from plimsoll_stage import Refused
+
 _WEIGHTS = ("model", "pytorch_model", "diffusion_pytorch_model")
 _FILES = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 _FILE = 1 << 30  # bytes: a mapping far larger than the memory of the host may be refused
@@ -20,10 +22,6 @@ _TYPES = {
 # Options of from_pretrained that are none of the configuration.
 _LOADING = {"dtype", "torch_dtype", "device_map", "quantization_config", "attn_implementation", "max_memory", "config",
             "low_cpu_mem_usage", "load_in_4bit", "load_in_8bit", "output_loading_info", "state_dict", "key_mapping"}  # fmt: skip
-
-
-class Refused(Exception):
-    """Weights that cannot be stood in for."""
 
 
 def install(module: Any, settings: Dict[str, Any], recorder: Any) -> None:
