@@ -213,10 +213,10 @@ var gpuPatterns = []pattern{
 		name: "driver out of memory",
 		literals: []string{
 			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
-			"hipErrorOutOfMemory", "cuda runtime error (2)", "rror [CUDA]: out of memory", "rror [HIP]: out of memory",
+			"hipErrorOutOfMemory", "cuda runtime error (2)", "CUresult error: 2", "rror [CUDA]: out of memory", "rror [HIP]: out of memory",
 		},
 		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|HIP)\]): (?:out of memory|memory allocation)|` +
-			`cuda runtime error \(2\) : out of memory|` +
+			`cuda runtime error \(2\) : out of memory|CUresult error: 2 \(out of memory\)|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},

@@ -10,6 +10,7 @@ import (
 
 // Signals of Linux, whatever system reads about them.
 const (
+	SIGHUP  = 1
 	SIGINT  = 2
 	SIGILL  = 4
 	SIGBUS  = 7
@@ -45,7 +46,7 @@ var signals = map[string]int{
 	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
 	// as strsignal and shells describe them
 	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "illegal instruction": 4,
-	"floating point exception": 8,
+	"floating point exception": 8, "abort": 6, "illegal hardware instruction": 4, "hangup": 1,
 }
 
 // signalOf returns the number of a signal in any notation, or 0.
@@ -263,6 +264,26 @@ var launcherPatterns = []pattern{
 			return f
 		},
 	},
+	{ // zsh
+		name:       "zsh: a process ended",
+		literals:   []string{"zsh: "},
+		expression: `^zsh: (?P<sig>killed|abort|segmentation fault|bus error|terminated|illegal hardware instruction|hangup)\b`,
+		kind:       TrainerLog, fact: ended("shell"),
+	},
+	{ // make and other programs that name the signal, and shells that say it behind the number of a process
+		name:     "a signal by its number",
+		literals: []string{"erminated by signal", "illed by signal", "aught signal", "signal: killed", "xited on signal"},
+		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on) signal:? (?P<sig>\d{1,2}|SIG[A-Z]+)\b|` +
+			`\bsignal: (?P<sig2>killed)$`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			f, _ := ended("shell")(m).(ProcessEnded)
+			if m.get("sig2") != "" {
+				f.Signal = SIGKILL
+			}
+			return f
+		},
+	},
 	{ // CPython: Modules/faulthandler.c
 		name:       "faulthandler",
 		literals:   []string{"Fatal Python error:"},
@@ -276,6 +297,14 @@ var launcherPatterns = []pattern{
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
+	},
+	{ // NCCL: what it says of an error of a system call
+		name:     "NCCL: a call failed",
+		literals: []string{"NCCL WARN"},
+		expression: `NCCL WARN (?P<what>.*(?:No such file or directory|Permission denied|Operation not permitted|` +
+			`Invalid argument|No such device|Address already in use|Protocol not supported).*)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Exception{Type: "an error in NCCL", Message: m.get("what")} },
 	},
 	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
 		name: "NCCL: peer gone",

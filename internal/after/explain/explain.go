@@ -22,6 +22,8 @@ func Explain(in Inputs) *Explanation {
 		s.conclude(e, claims)
 	case len(s.victims) > 0 || s.peersOnly() != nil:
 		s.concludeVictims(e)
+	case len(s.unexplained()) > 0:
+		s.concludeUnexplained(e, s.unexplained())
 	case s.unended() != nil && !s.index.endedWell:
 		s.concludeUnended(e)
 	default:
