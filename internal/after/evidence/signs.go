@@ -15,6 +15,7 @@ type (
 		What   string
 		Memory bool // it speaks of missing memory, and not of which
 		Faint  bool // programs that go on print such lines, too
+		Reach  int  // how many lines before the end of a file it counts; 0 for all
 	}
 
 	// TooManyFiles is EMFILE or ENFILE.
@@ -58,7 +59,7 @@ var signPatterns = []pattern{
 			`\bsignal: (?:killed|aborted|segmentation fault|terminated)|^(?:\S+ )?panic: |` +
 			`\b[Ff]atal error(?:: |\b.*:)|\bFATAL(?: ERROR)?\b|Fatal Python error|INTERNAL ASSERT FAILED|` +
 			`\bCheck failed: |\bunrecoverable\b`,
-		kind: Unknown, fact: signOf(false),
+		kind: Unknown, fact: signOf(0),
 	},
 	{ // the words in which shells and frameworks speak of the end of another process
 		name: "sign of a death",
@@ -71,7 +72,7 @@ var signPatterns = []pattern{
 			`\b(?:[Ww]as|got|been) killed\b|^[Aa]borted\b|\bzsh: abort\b|\bSIG(?:ABRT|KILL|SEGV)\b|` +
 			`(?:^|[\]|>) ]\s*)(?:Killed|Terminated|Aborted)\s*$|\bNodeDied\w*|` +
 			`\b(?:actor|node|worker|engine|process)\b.* is dead\b|\bdead or unavailable\b|(?i:\bdevice[ _]?(?:has been )?lost\b)`,
-		kind: Unknown, fact: signOf(false),
+		kind: Unknown, fact: signOf(0),
 	},
 	{ // codes of vendors, and codes that are not 0
 		name: codeSign,
@@ -86,14 +87,14 @@ var signPatterns = []pattern{
 			`\bERROR +(?:TDRV|NRT|NMGR|HAL):|\bsynStatus\w*(?:Fail|Error|OutOf)\w*|\bCNRT\w*(?:error|ERROR|FAIL)\w*|` +
 			`\b[Ee]xit code -?[1-9]\d{3,}|\bERR! code [1-9]|: (?:command )?not found$|\binitialization error\b|\baborted: |` +
 			`\bsynStatus=[1-9]|\bexceeded (?:\S+ ){0,3}memory\b|^\s*OOMKilled\b`,
-		kind: Unknown, fact: signOf(false),
+		kind: Unknown, fact: signOf(0),
 	},
 	{ // the last line of a traceback whose beginning is missing, and exceptions of other languages
 		name:     "sign of an exception",
 		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
 			`(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure)(?:: .*|\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
-		kind: Unknown, fact: signOf(false),
+		kind: Unknown, fact: signOf(exceptionReach),
 	},
 	{ // words for missing memory
 		name:       "sign of missing memory",
@@ -111,17 +112,17 @@ var signPatterns = []pattern{
 		name:       "sign of an error",
 		literals:   []string{"ERROR", "CRITICAL", "Error", "error:", "failed", "Failed", "FAILED"},
 		expression: `\b(?:ERROR|CRITICAL)\b|^(?:\w+: )?(?:[Ee]rror|fatal): |\bfailed (?:to|with)\b|^Failed\b`,
-		kind:       Unknown, fact: signOf(true),
+		kind:       Unknown, fact: signOf(faintReach),
 	},
 }
 
-func signOf(faint bool) func(*match) Fact {
+func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
 		if supposes.MatchString(m.whole) {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
-		return Sign{What: found[:min(len(found), 80)], Faint: faint, Memory: lackText.MatchString(m.whole) && isError(m.whole)}
+		return Sign{What: found[:min(len(found), 80)], Faint: reach == faintReach, Reach: reach, Memory: lackText.MatchString(m.whole) && isError(m.whole)}
 	}
 }
 
@@ -142,7 +143,7 @@ var (
 	// supposes are words of lines that speak of errors that may be, or that were no errors.
 	supposes = lazyregexp.New(`(?i)\b(?:if|may|might|could cause|can cause|to avoid|avoids?|prevents?|in case|potential(?:ly)?|possibl[ey]|probably|likely|suggest\w*|consider|should you|` +
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|without errors?|errors=|` +
-		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|not found, using|optional)\b`)
+		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|not found, using|optional)\b`)
 )
 
 func isError(line string) bool {
@@ -173,8 +174,10 @@ const (
 	mostSigns = 16
 	// stepsAfter is after how many later steps a line of an error counts as overcome.
 	stepsAfter = 2
-	// faintDistance is how many lines before the end of a file a faint sign counts.
-	faintDistance = 40
+	// faintReach and exceptionReach are how many lines before the end of a file a faint sign counts, and an exception
+	// without calls.
+	faintReach     = 40
+	exceptionReach = 150
 )
 
 // sign takes what a line without other facts says of a failure.
@@ -201,7 +204,7 @@ func (r *reader) sign(t *text, m *match) {
 func (h *heldSigns) drop(line int) {
 	for i := len(h.list) - 1; i >= 0; i-- {
 		sign, _ := h.list[i].Fact.(Sign)
-		if h.step-h.steps[i] >= stepsAfter || sign.Faint && line-h.list[i].Number > faintDistance {
+		if h.step-h.steps[i] >= stepsAfter || sign.Reach > 0 && line-h.list[i].Number > sign.Reach {
 			h.list, h.steps = slices.Delete(h.list, i, i+1), slices.Delete(h.steps, i, i+1)
 		}
 	}
