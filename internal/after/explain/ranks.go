@@ -333,6 +333,7 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
+	masked := map[stream]bool{} // the end may be that of another program than the one that failed
 	handled := map[stream]int{} // the line that says that the error before was dealt with
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
@@ -340,7 +341,7 @@ func (s *scene) setRecoveriesAside() {
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
-			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact)) ||
+			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) || !ended && later[key] >= enoughSteps(f.Fact)) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
@@ -349,6 +350,8 @@ func (s *scene) setRecoveriesAside() {
 			}
 		case evidence.ProcessEnded:
 			end[key] = mannerOfProcess(fact)
+			// The exit code of a pipe or of a script is that of its last program.
+			masked[key] = fact.By == recorder && later[key] == 0
 		case evidence.Restarted:
 			restarted[f.File] = true
 		case evidence.Handled:
@@ -365,6 +368,9 @@ func (s *scene) setRecoveriesAside() {
 	}
 	s.findings = kept
 }
+
+// lastWords is how many lines a shell or another rank may write after a program has died.
+const lastWords = 3
 
 // handledDistance is how many lines may stand between an error and the word that it was dealt with.
 const handledDistance = 10
