@@ -156,6 +156,7 @@ type index struct {
 	patterns []*pattern
 	owner    [][]int // of each literal: the patterns that have it
 	shortest int     // literal, in bytes
+	signs    int     // the place of the first pattern that is a sign
 	machine  ahocorasick.AhoCorasick
 }
 
@@ -183,6 +184,9 @@ var patternIndex = sync.OnceValue(func() *index {
 					x.owner = append(x.owner, nil)
 				}
 				x.owner[place] = append(x.owner[place], len(x.patterns))
+			}
+			if !p.sign {
+				x.signs = len(x.patterns) + 1
 			}
 			x.patterns = append(x.patterns, p)
 		}

@@ -192,6 +192,12 @@ func (r *reader) line(line []byte, number int) {
 		r.last[number%len(r.last)].keep(line, number)
 		return
 	}
+	if n := len(r.hits); n > 0 && r.hits[n-1] >= r.index.signs && r.signs.delays(line, number) {
+		if !hidden && r.active == 0 && r.hits[0] >= r.index.signs {
+			r.last[number%len(r.last)].keep(line, number)
+			return
+		}
+	}
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
 	for _, t := range unglued(unpack(clean(string(line), number), 0)) {
 		t.string = t.string[:min(len(t.string), longestMatched)]
@@ -248,14 +254,11 @@ func (r *reader) text(t *text) {
 	if !joined {
 		before, inTrace := len(r.source.Findings), s.trace != nil
 		ignored := inTrace && s.trace.ignored
-		found, sign := r.find(s, t)
+		found := r.find(s, t)
 		r.trace(s, t, found, before)
-		switch {
-		case sign == nil || ignored || inTrace && strings.HasPrefix(t.string, " ") || len(r.source.Findings) > before:
-		case !found:
-			r.sign(t, sign)
-		case s.wrapped != nil && s.wrapped.first.number == t.number:
-			s.wrapped.sign = sign
+		quiet := ignored || inTrace && strings.HasPrefix(t.string, " ") || len(r.source.Findings) > before
+		if !quiet && r.signs.looked <= eagerSigns && (!found || s.wrapped != nil && s.wrapped.first.number == t.number) {
+			r.notice(s, t, found)
 		}
 	}
 	r.settle(s)
@@ -291,13 +294,13 @@ func (r *reader) settle(s *stream) {
 	}
 }
 
-// find looks for patterns in the text. It returns whether there is one, and the first sign of a failure.
-func (r *reader) find(s *stream, t *text) (found bool, sign *match) {
+// find looks for patterns in the text. It returns whether there is one.
+func (r *reader) find(s *stream, t *text) bool {
 	var broken []*pattern
 	var first *match
 	for _, hit := range r.hits {
 		p := r.index.patterns[hit]
-		if p.sign && sign != nil {
+		if p.sign {
 			break
 		}
 		m := p.in(t.string)
@@ -308,12 +311,6 @@ func (r *reader) find(s *stream, t *text) (found bool, sign *match) {
 			continue
 		}
 		m.text, m.stream = *t, s
-		if p.sign {
-			if p.fact(m) != nil {
-				sign = m
-			}
-			continue
-		}
 		if p.picky && p.fact(m) == nil {
 			continue
 		}
@@ -323,12 +320,12 @@ func (r *reader) find(s *stream, t *text) (found bool, sign *match) {
 	switch {
 	case len(broken) > 0 && s.wrapped == nil && (first == nil || !first.pattern.wrapped):
 		s.wrapped = r.newWrapped(broken, t, first)
-		return true, sign
+		return true
 	case first != nil:
 		r.take(first)
-		return true, sign
+		return true
 	}
-	return false, sign
+	return false
 }
 
 // in returns the match of the pattern in a text, or nil.
@@ -418,6 +415,7 @@ func (r *reader) end() {
 	if most == 0 && r.binary {
 		r.source.Kind = Binary
 	}
+	r.delayed()
 	r.signs.drop(r.source.Lines)
 	if r.source.Kind != Binary && r.source.Kind != Recording {
 		r.source.Signs = r.signs.list

@@ -168,6 +168,75 @@ type heldSigns struct {
 	list  []Finding
 	steps []int // of the file, when each sign was found
 	step  int   // how many steps the file has shown
+	// late are lines that may be signs, the last ones, in a file that has too many of them to look at each.
+	late   [lateSigns]lateSign
+	looked int // how many lines that may be signs there were
+}
+
+// lateSign is a line that may be a sign.
+type lateSign struct {
+	line         []byte
+	number, step int
+}
+
+const (
+	// eagerSigns is how many lines that may be signs are looked at one by one. Of the others the last ones count.
+	eagerSigns = 2000
+	lateSigns  = 64
+)
+
+// delays keeps a line that may be a sign for the end. It reports whether it does.
+func (h *heldSigns) delays(line []byte, number int) bool {
+	if h.looked++; h.looked <= eagerSigns {
+		return false
+	}
+	l := &h.late[h.looked%lateSigns]
+	l.line = append(l.line[:0], line[:min(len(line), longestShown)]...)
+	l.number, l.step = number, h.step
+	return true
+}
+
+// notice takes what a line speaks of. One that may begin a wrapped text counts if it begins none.
+func (r *reader) notice(s *stream, t *text, wrapped bool) {
+	for _, hit := range r.hits {
+		p := r.index.patterns[hit]
+		if !p.sign {
+			continue
+		}
+		m := p.in(t.string)
+		if m == nil || p.fact(m) == nil {
+			continue
+		}
+		m.text, m.stream = *t, s
+		if wrapped {
+			s.wrapped.sign = m
+		} else {
+			r.sign(t, m)
+		}
+		return
+	}
+}
+
+// delayed looks at the lines that were kept for the end.
+func (r *reader) delayed() {
+	h := &r.signs
+	step := h.step
+	for i := range h.late {
+		l := &h.late[(h.looked+1+i)%lateSigns]
+		if l.number == 0 || step-l.step >= stepsAfter || r.hasFinding(l.number) {
+			continue
+		}
+		h.step = l.step
+		r.index.find(l.line, &r.hits)
+		t := clean(string(l.line), l.number)
+		r.notice(r.stream(t.stream), &t, false)
+	}
+	h.step = step
+}
+
+// hasFinding reports whether a line has a finding.
+func (r *reader) hasFinding(number int) bool {
+	return slices.ContainsFunc(r.source.Findings, func(f Finding) bool { return f.Number == number })
 }
 
 const (
