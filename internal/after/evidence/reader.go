@@ -257,7 +257,8 @@ func (r *reader) text(t *text) {
 		found := r.find(s, t)
 		r.trace(s, t, found, before)
 		quiet := ignored || inTrace && strings.HasPrefix(t.string, " ") || len(r.source.Findings) > before
-		if !quiet && r.signs.looked <= eagerSigns && (!found || s.wrapped != nil && s.wrapped.first.number == t.number) {
+		begins := s.wrapped != nil && s.wrapped.first.number == t.number
+		if !quiet && r.signs.looked <= eagerSigns && (!found || begins) {
 			r.notice(s, t, found)
 		}
 	}

@@ -65,27 +65,34 @@ var signPatterns = []pattern{
 		name: "sign of a death",
 		literals: []string{"ore dumped", "died", "crashed", "killed", "Killed", "bort", "SIGABRT", "SIGKILL", "SIGSEGV",
 			"Terminated", "NodeDied", "is dead", "ead kernel", "ernel died", "anceled future", "panicked at", "egfault",
-			"Segmentation fault", "EXIT STRING", "eceived ", "sending signal", "dead or unavailable", "evice lost", "DEVICE_LOST", "DeviceLost", "has been lost"},
-		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\b(?:has|have) died\b|\bcrashed\b|\b[Dd]ead kernel\b|\b[Kk]ernel died\b|` +
-			`[Cc]anceled future for execute_request|\bpanicked at\b|\b[Ss]egfault|\bSegmentation fault\b|EXIT STRING: |` +
+			"Segmentation fault", "EXIT STRING", "eceived ", "sending signal", "dead or unavailable", "evice " +
+				"lost", "DEVICE_LOST", "DeviceLost", "has been lost"},
+		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\b(?:has|have) died\b|\bcrashed\b|` +
+			`\b[Dd]ead kernel\b|\b[Kk]ernel died\b|` +
+			`[Cc]anceled future for execute_request|\bpanicked at\b|\b[Ss]egfault|\bSegmentation fault\b|` +
+			`EXIT STRING: |` +
 			`\b[Rr]eceived (?:death )?signal:? \d|\bsending signal (?:KILL|TERM)\b|` +
 			`\b(?:[Ww]as|got|been) killed\b|^[Aa]borted\b|\bzsh: abort\b|\bSIG(?:ABRT|KILL|SEGV)\b|` +
 			`(?:^|[\]|>) ]\s*)(?:Killed|Terminated|Aborted)\s*$|\bNodeDied\w*|` +
-			`\b(?:actor|node|worker|engine|process)\b.* is dead\b|\bdead or unavailable\b|(?i:\bdevice[ _]?(?:has been )?lost\b)`,
+			`\b(?:actor|node|worker|engine|process)\b.* is dead\b|\bdead or unavailable\b|` +
+			`(?i:\bdevice[ _]?(?:has been )?lost\b)`,
 		kind: Unknown, fact: signOf(0),
 	},
 	{ // codes of vendors, and codes that are not 0
 		name: codeSign,
-		literals: []string{"_ERROR", "_STATUS_", "_RESULT_", "Error_t", "rror code", "rror: ", "rrno", "ret=", "status ", "NVRM", "Xid",
+		literals: []string{"_ERROR", "_STATUS_", "_RESULT_", "Error_t", "rror code", "rror: ", "rrno", "ret=",
+			"status ", "NVRM", "Xid",
 			"ECC", "EI0", "EL0", "EE9", "EZ9", "ACL", "NRT:", "TDRV:", "CNRT", "synStatus", "CUresult", "hipError",
 			"cudaError", "CL_", "xit code", "ERR!", "ot found", "initialization error", "borted:",
 			"xceeded", "OOMKilled"},
-		expression: `\b(?:[A-Z][A-Z0-9]*_)+(?:ERROR|FAILED|FAILURE|LOST)(?:_[A-Z0-9_]+)?\b|\b[A-Z]+_(?:STATUS|RESULT)_[A-Z_]*(?:ERR|FAIL|LOST|INVALID)\w*|` +
+		expression: `\b(?:[A-Z][A-Z0-9]*_)+(?:ERROR|FAILED|FAILURE|LOST)(?:_[A-Z0-9_]+)?\b|\b[A-Z]+_(?:STATUS|` +
+			`RESULT)_[A-Z_]*(?:ERR|FAIL|LOST|INVALID)\w*|` +
 			`\b[Ee]rror code\b\D{0,12}-?[1-9]\d*|\b(?:hip|cuda|musa|cn|mc)Error[A-Z]\w+|` +
 			`\bCUresult error\b|\bret=-[1-9]|\bXid \(?[\w:. ,()]*\)?: ?\d+|\bNVRM: .*(?:fail|error|fallen)|` +
 			`(?i:uncorrect(?:able|ed) ECC)|\bE[A-Z]\d{4}: |\bACL\w* .*(?:error|fail)|` +
 			`\bERROR +(?:TDRV|NRT|NMGR|HAL):|\bsynStatus\w*(?:Fail|Error|OutOf)\w*|\bCNRT\w*(?:error|ERROR|FAIL)\w*|` +
-			`\b[Ee]xit code -?[1-9]\d{3,}|\bERR! code [1-9]|: (?:command )?not found$|\binitialization error\b|\baborted: |` +
+			`\b[Ee]xit code -?[1-9]\d{3,}|\bERR! code [1-9]|: (?:command )?not found$|` +
+			`\binitialization error\b|\baborted: |` +
 			`\bsynStatus=[1-9]|\bexceeded (?:\S+ ){0,3}memory\b|^\s*OOMKilled\b`,
 		kind: Unknown, fact: signOf(0),
 	},
@@ -93,12 +100,14 @@ var signPatterns = []pattern{
 		name:     "sign of an exception",
 		literals: []string{"Error", "Exception", "exception", "Interrupt", "Exit", "Invalid", "Failure"},
 		expression: `^(?:\S+ ){0,6}?(?:[Uu]ncaught (?:exception )?|[Uu]nhandled (?:exception:? )?)?` +
-			`(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure)(?:: .*|\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
+			`(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Invalid|Failure)(?:: .*|` +
+			`\s*$)|\b(?:[Uu]ncaught|[Uu]nhandled) exception\b`,
 		kind: Unknown, fact: signOf(exceptionReach),
 	},
 	{ // words for missing memory
-		name:       "sign of missing memory",
-		literals:   []string{"memory", "Memory", "MEMORY", "OOM", "lloc", "ALLOC", "RESOURCE_EXHAUSTED", "OutOf", "OUT_OF"},
+		name: "sign of missing memory",
+		literals: []string{"memory", "Memory", "MEMORY", "OOM", "lloc", "ALLOC", "RESOURCE_EXHAUSTED",
+			"OutOf", "OUT_OF"},
 		expression: lackOfMemory,
 		kind:       Unknown,
 		fact: func(m *match) Fact {
@@ -122,7 +131,8 @@ func signOf(reach int) func(*match) Fact {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
-		return Sign{What: found[:min(len(found), 80)], Faint: reach == faintReach, Reach: reach, Memory: lackText.MatchString(m.whole) && isError(m.whole)}
+		return Sign{What: found[:min(len(found), 80)], Faint: reach == faintReach, Reach: reach,
+			Memory: lackText.MatchString(m.whole) && isError(m.whole)}
 	}
 }
 
@@ -130,20 +140,26 @@ func signOf(reach int) func(*match) Fact {
 const shortLine = 40
 
 // lackOfMemory is how programs say that memory is missing.
-const lackOfMemory = `(?i:out[ _-]?of[ _-]?(?:\w+[ _-]){0,2}(?:device|host|gpu)?[ _-]?memory|\b(?:not enough|insufficient|no|lack of)(?: \w+){0,2} memory\b|` +
+const lackOfMemory = `(?i:out[ _-]?of[ _-]?(?:\w+[ _-]){0,2}(?:device|host|gpu)?[ _-]?memory|\b(?:not enough|` +
+	`insufficient|no|lack of)(?: \w+){0,2} memory\b|` +
 	`memory (?:\w+ ){0,2}(?:not enough|isn't enough|is not enough|exhausted|insufficient)|RESOURCE_?EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot|can't|not able) (?:to )?(?:\w+ )?(?:c|m|re)?alloc(?:ate)?\b|` +
-	`\b\w*alloc\w*:? (?:[^ :]+ ){0,4}(?:failed|failure)|memory of \d+ is smaller than requested|(?:attempting|trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bOOM\b)`
+	`\b\w*alloc\w*:? (?:[^ :]+ ){0,4}(?:failed|failure)|memory of \d+ is smaller than requested|(?:attempting|` +
+	`trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bOOM\b)`
 
 var (
 	lackText = lazyregexp.New(lackOfMemory)
 	// errorText is what lines of errors have, and those of advice do not.
-	errorText = lazyregexp.New(`[Ee]rror|ERROR|\bE(?:XXX)?\d{4}\b|FATAL|[Ff]atal|[Ee]xception|EXCEPTION|[Ff]ail(?:ed|ure)|FAILED|panic|` +
+	errorText = lazyregexp.New(`[Ee]rror|ERROR|\bE(?:XXX)?\d{4}\b|FATAL|[Ff]atal|[Ee]xception|EXCEPTION|` +
+		`[Ff]ail(?:ed|ure)|FAILED|panic|` +
 		`\bwhat\(\)|abort|terminat|EXHAUSTED|Exhausted|NCCL WARN|exhausted`)
 	// supposes are words of lines that speak of errors that may be, or that were no errors.
-	supposes = lazyregexp.New(`(?i)\b(?:if|may|might|could cause|can cause|to avoid|avoids?|prevents?|in case|potential(?:ly)?|possibl[ey]|probably|likely|suggest\w*|consider|should you|` +
-		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|without errors?|errors=|` +
-		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|not found, using|optional)\b`)
+	supposes = lazyregexp.New(`(?i)\b(?:if|may|might|could cause|can cause|to avoid|avoids?|prevents?|in case|` +
+		`potential(?:ly)?|possibl[ey]|probably|likely|suggest\w*|consider|should you|` +
+		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
+		`without errors?|errors=|` +
+		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
+		`not found, using|optional)\b`)
 )
 
 func isError(line string) bool {
@@ -154,10 +170,13 @@ func isError(line string) bool {
 var handledPatterns = []pattern{
 	{ // torch/_inductor/select_algorithm.py and others that try again or do without
 		name: "an error was handled",
-		literals: []string{"gnoring this", "etrying", "alling back", "kipping", "ill retry", "ill be retried", "ontinuing", "ecovered from",
+		literals: []string{"gnoring this", "etrying", "alling back", "kipping", "ill retry", "ill be retried",
+			"ontinuing", "ecovered from",
 			"ecover from"},
-		expression: `(?i:\bignoring this \w+|\bretrying\b|\bfalling back (?:to|on)\b|\bskipping (?:this |the |current )?(?:batch|update|step|sample|choice|config|candidate)\b|` +
-			`\bwill (?:be )?retr(?:y|ied)\b|\bcontinuing (?:anyway|without|with)\b|\b(?:recovered|attempting to recover) from\b)`,
+		expression: `(?i:\bignoring this \w+|\bretrying\b|\bfalling back (?:to|on)\b|\bskipping (?:this |the |` +
+			`current )?(?:batch|update|step|sample|choice|config|candidate)\b|` +
+			`\bwill (?:be )?retr(?:y|ied)\b|\bcontinuing (?:anyway|without|with)\b|\b(?:recovered|` +
+			`attempting to recover) from\b)`,
 		kind: Unknown,
 		fact: func(m *match) Fact { return Handled{What: m.whole[m.indices[0]:m.indices[1]]} },
 	},
@@ -291,22 +310,28 @@ const handledDistance = 10
 
 // deviceWords and hostWords tell whose memory a line speaks of.
 var (
-	deviceWords = lazyregexp.New(`(?i)(?:\b|_)(?:gpu|cuda\w*|cu_?mem\w*|CUresult|hip\w*|rocm|xpu|npu|tpu|hpu|mlu|musa|gcu|dcu|mps|metal|` +
-		`vulkan|kIOGPU\w*|hbm\d*|vram|device|nrt|tdrv|synapse|ascend|acl\w*|cnrt|cnnl|bfc|opencl|sycl|level_zero|cublas\w*|` +
+	deviceWords = lazyregexp.New(`(?i)(?:\b|_)(?:gpu|cuda\w*|cu_?mem\w*|CUresult|hip\w*|rocm|xpu|npu|tpu|hpu|` +
+		`mlu|musa|gcu|dcu|mps|metal|` +
+		`vulkan|kIOGPU\w*|hbm\d*|vram|device|nrt|tdrv|synapse|ascend|acl\w*|cnrt|cnnl|bfc|opencl|sycl|` +
+		`level_zero|cublas\w*|` +
 		`cudnn\w*|nccl|rccl|hccl|xla\w*|jaxlib|jax|cupy|rmm)(?:\b|_)|` +
 		`cudaMalloc|kIOGPU|devicememory|aclrt|cnrt|musa|rtMalloc|halMem|DevMem|EL0004|cuda\d|CUDA_|metal::`)
-	hostWords = lazyregexp.New(`(?i)(?:\b|_)(?:cpu|host|ram|system|heap|malloc|calloc|realloc|mmap|java|jvm|physical memory)(?:\b|_)|` +
+	hostWords = lazyregexp.New(`(?i)(?:\b|_)(?:cpu|host|ram|system|heap|malloc|calloc|realloc|mmap|java|jvm|` +
+		`physical memory)(?:\b|_)|` +
 		`\bjava\.lang\b|bad_alloc|defaultcpuallocator`)
-	hostFirst = lazyregexp.New(`(?i)out[ _]of[ _]host|(?:\b|_)(?:host|system|cpu)[ _](?:memory|ram)\b|\bheap (?:space|out|limit)|` +
+	hostFirst = lazyregexp.New(`(?i)out[ _]of[ _]host|(?:\b|_)(?:host|system|cpu)[ _](?:memory|ram)\b|` +
+		`\bheap (?:space|out|limit)|` +
 		`java\.lang\.OutOfMemory|^memory allocation of \d+ bytes failed`)
-	pinWords = lazyregexp.New(`(?i)\b(?:pinned|pin_memory|page-?locked|cu(?:da)?mem(?:host)?alloc_?host|(?:cuda|hip)hostalloc|(?:cuda|hip)mallochost|host_?register)\b`)
+	pinWords = lazyregexp.New(`(?i)\b(?:pinned|pin_memory|page-?locked|cu(?:da)?mem(?:host)?alloc_?host|` +
+		`(?:cuda|hip)hostalloc|(?:cuda|hip)mallochost|host_?register)\b`)
 )
 
 // missingPatterns are lines in which a program says that memory is missing, in any words, and whose memory.
 var missingPatterns = []pattern{
 	{
-		name:       "memory is missing",
-		literals:   []string{"memory", "Memory", "MEMORY", "OOM", "lloc", "ALLOC", "RESOURCE_EXHAUSTED", "OutOf", "OUT_OF", "OutOfMemory"},
+		name: "memory is missing",
+		literals: []string{"memory", "Memory", "MEMORY", "OOM", "lloc", "ALLOC", "RESOURCE_EXHAUSTED",
+			"OutOf", "OUT_OF", "OutOfMemory"},
 		expression: lackOfMemory,
 		kind:       TrainerLog, picky: true,
 		fact: memoryIsMissing,
@@ -316,8 +341,9 @@ var missingPatterns = []pattern{
 // exceptionPatterns are exceptions of C++, which end the process.
 var exceptionPatterns = []pattern{
 	{ // c10/cuda/CUDAException.cpp and its kin for other devices; Metal
-		name:     "error of a device",
-		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ", "Command buffer execution failed: "},
+		name: "error of a device",
+		literals: []string{"CUDA error: ", "HIP error: ", "XPU error: ", "MUSA error: ", "NPU error: ",
+			"Command buffer execution failed: "},
 		expression: `\b(?P<by>CUDA|HIP|XPU|MUSA|NPU) error: (?P<what>(?:an? )?[a-zA-Z][\w' -]{4,80})|` +
 			`(?P<metal>\[METAL\]) Command buffer execution failed: (?P<why>[A-Z][\w ]{4,80})`,
 		kind: TrainerLog, picky: true,
@@ -336,13 +362,15 @@ var exceptionPatterns = []pattern{
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			message := m.get("what") + m.get("message")
-			return Exception{Type: cmp.Or(m.get("type"), "an exception of C++"), Message: message[:min(len(message), 400)]}
+			return Exception{Type: cmp.Or(m.get("type"), "an exception of C++"),
+				Message: message[:min(len(message), 400)]}
 		},
 	},
 }
 
 // internalError are errors of devices that may hide missing memory.
-var internalError = lazyregexp.New(`(?i)initialization error|unknown error|internal error|operation not supported|not permitted`)
+var internalError = lazyregexp.New(`(?i)initialization error|unknown error|internal error|` +
+	`operation not supported|not permitted`)
 
 // ofKernel is what the kernel says of its own allocations.
 var ofKernel = lazyregexp.New(`page allocation failure|\bvmalloc\b|swiotlb|kworker|slab|order:\d|\bkernel: `)
@@ -371,7 +399,8 @@ func memoryIsMissing(m *match) Fact {
 }
 
 // askedFor is a number of bytes that a line says was asked for.
-var askedFor = lazyregexp.New(`(?i)(?:allocat\w*|alloc size|request\w*|tried to allocate|asked for|size)[ :=]+(?:of )?(\d[\d.]*(?: ?[KMGT]i?B?| bytes)?)\b|` +
+var askedFor = lazyregexp.New(`(?i)(?:allocat\w*|alloc size|request\w*|tried to allocate|asked for|` +
+	`size)[ :=]+(?:of )?(\d[\d.]*(?: ?[KMGT]i?B?| bytes)?)\b|` +
 	`(\d[\d.]* ?(?:bytes|[KMGT]i?B))\b`)
 
 // libraries are runtimes by the words of their lines.

@@ -48,7 +48,8 @@ func TestFailures(t *testing.T) {
 		}
 		t.Logf("%s: %d of %d right, %d wrong and certain", set.name, right, len(verdicts), sure)
 		if wrong := len(verdicts) - right; 100*wrong > mostWrong[set.name]*len(verdicts) || sure > 0 {
-			t.Errorf("%s: %d of %d are wrong and %d wrong and certain: expected %d %% at most, and none", set.name, wrong,
+			t.Errorf("%s: %d of %d are wrong and %d wrong and certain: expected %d %% at most, and none",
+				set.name, wrong,
 				len(verdicts), sure, mostWrong[set.name])
 		}
 	}

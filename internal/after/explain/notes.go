@@ -22,7 +22,8 @@ func (s *scene) notes() []string {
 	}
 	for _, r := range s.Recordings {
 		if r.isPipe() {
-			list = append(list, r.Name+": the command is a pipe, and its exit code is that of its last program. Nothing "+
+			list = append(list, r.Name+": the command is a pipe, and its exit code is that of its last "+
+				"program. Nothing "+
 				"shows how the others ended: begin the command with \"set -o pipefail;\".")
 		}
 	}

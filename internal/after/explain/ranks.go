@@ -341,7 +341,8 @@ func (s *scene) setRecoveriesAside() {
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
 			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
-			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) || !ended && later[key] >= enoughSteps(f.Fact)) ||
+			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
+				!ended && later[key] >= enoughSteps(f.Fact)) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:

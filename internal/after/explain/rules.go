@@ -131,9 +131,13 @@ var rules = []rule{
 				return fmt.Sprintf("failed in %s (%s): a fault of the GPU or of a kernel that ran on it, and no "+
 					"missing memory", f.Library, f.Status)
 			}},
-		row[evidence.LibraryFailed]{func(s *scene, f evidence.LibraryFailed) bool { return f.Memory && s.gpuMostlyFree() },
+		row[evidence.LibraryFailed]{func(s *scene,
+			f evidence.LibraryFailed) bool {
+			return f.Memory && s.gpuMostlyFree()
+		},
 			Undetermined, "", Unknown, func(f evidence.LibraryFailed) string {
-				return fmt.Sprintf("got \"out of memory\" from %s with a GPU that was mostly free: memory of the host that "+
+				return fmt.Sprintf("got \"out of memory\" from %s with a GPU that was mostly free: memory of "+
+					"the host that "+
 					"the GPU can reach was missing, or a limit holds", f.Library)
 			}},
 		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Memory }, GPU, "", Likely,
@@ -206,8 +210,9 @@ var rules = []rule{
 		}, Processes, "", Certain, processText},
 		row[evidence.TooManyProcesses]{nil, Processes, "", Likely, processText},
 	),
-	table(row[evidence.TooManyFiles]{nil, NotMemory, "file descriptors", Likely, says[evidence.TooManyFiles]("has too " +
-		"many open files: their number is limited (RLIMIT_NOFILE, ulimit -n), and no memory is missing")}),
+	table(row[evidence.TooManyFiles]{nil, NotMemory, "file descriptors", Likely,
+		says[evidence.TooManyFiles]("has too " +
+			"many open files: their number is limited (RLIMIT_NOFILE, ulimit -n), and no memory is missing")}),
 	table(
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
 			return mannerOfWorker(f.Signal) == faulted
@@ -293,7 +298,8 @@ const (
 )
 
 // lackText is what an exception says that lacks memory of some kind.
-var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
+var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|` +
+	`memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
 
 // judge returns the claims of the scene, the strongest first.

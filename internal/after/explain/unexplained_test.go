@@ -82,7 +82,8 @@ func TestGrowthOfUnended(t *testing.T) {
 				Proportional: samples.Kinds{Anonymous: ledger.Bytes(i) * gib}}}}})
 	}
 	e := Explain(Inputs{Recordings: []*Recording{r}})
-	if len(e.Evidence) != 1 || !strings.Contains(e.Evidence[0].Says, "grew by 1.00 GiB a second") || len(e.Holders) != 1 {
+	if len(e.Evidence) != 1 || !strings.Contains(e.Evidence[0].Says, "grew by 1.00 GiB a "+
+		"second") || len(e.Holders) != 1 {
 		t.Errorf("%+v, %+v", e.Evidence, e.Holders)
 	}
 }
