@@ -176,7 +176,8 @@ func TestExplainTakesFlagsOfPlan(t *testing.T) {
 		{"--model", "qwen3-4b", "--gradient-checkpointing", "full"},
 		{"--config", jobsToExplain + "/axolotl.yml", "--gpu-memory", "39GiB", "--host-memory", "512GiB"},
 	} {
-		if e := explainedJob(t, failures[ledger.GPU], flags...); len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
+		e := explainedJob(t, failures[ledger.GPU], flags...)
+		if len(e.Notes) == 0 || !strings.Contains(e.Notes[0], "were planned for") {
 			t.Errorf("%q: %q, expected a plan of the job", flags, e.Notes)
 		}
 	}
