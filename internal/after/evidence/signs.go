@@ -155,7 +155,7 @@ var (
 		`\bwhat\(\)|abort|terminat|EXHAUSTED|Exhausted|NCCL WARN|exhausted`)
 	// supposes are words of lines that speak of errors that may be, or that were no errors.
 	supposes = lazyregexp.New(`(?i)\b(?:if|may|might|could cause|can cause|to avoid|avoids?|prevents?|in case|` +
-		`potential(?:ly)?|possibl[ey]|probably|likely|suggest\w*|consider|should you|` +
+		`potential(?:ly)?|possibly|possible (?:root )?(?:causes?|reasons?)|probably|likely|suggest\w*|consider|should you|` +
 		`warning|warn|deprecated|no errors?|0 errors?|error(?:s|_rate| rate)?[:= ]+(?:0|[\d.]*\.\d+)\b|` +
 		`without errors?|errors=|` +
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
