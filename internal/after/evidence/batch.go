@@ -248,6 +248,13 @@ var batchPatterns = []pattern{
 		expression: `sending (?P<sig>SIGTERM|SIGKILL) to process (?P<what>(?P<pid>\d+) uid \d+ "[^"]*")`,
 		kind:       SystemdLog, fact: batchKill("earlyoom"),
 	},
+	{ // OOM killers of user space in any words: Talos, nohang, oomd of others
+		name:     "user space: killed for memory",
+		literals: []string{"OOMController", "nohang", "oomd", "oom-killer", "lmkd"},
+		expression: `(?:OOMController|\bnohang\b|\boomd\b|\boom-killer\b|\blmkd\b).*\b(?:SIGKILL|[Kk]ill(?:ed|ing))\b|` +
+			`\b(?:SIGKILL|[Kk]ill(?:ed|ing))\b.*(?:OOMController|\bnohang\b|\boomd\b|\blmkd\b)`,
+		kind: SystemdLog, fact: batchKill(UserSpace),
+	},
 	{ // Ray: src/ray/raylet, python/ray/exceptions.py
 		name: "Ray: killed for memory",
 		literals: []string{
@@ -324,3 +331,6 @@ var batchPatterns = []pattern{
 		kind:       TrainerLog, fact: batchEnd("LSF", "time limit"),
 	},
 }
+
+// UserSpace is an OOM killer that is a program and not the kernel's.
+const UserSpace = "an OOM killer in user space"

@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ type text struct {
 	time   string // in any of the layouts
 	uptime time.Duration
 	kernel bool // a label says that the kernel has written the line
+	glued  bool // the text is the rest of a line, behind a progress bar or before it
 }
 
 // label is what a launcher, a logger or a terminal writes in front of a line.
@@ -106,6 +108,28 @@ var labels = sync.OnceValue(func() []label {
 
 // gluedTrace is the beginning of a rank's traceback behind a progress bar, which has not ended its line.
 var gluedTrace = lazyregexp.New(`[^:\s]\[rank\d+\]: ?Traceback \(most recent call last\)`)
+
+// bar is the end of tqdm's progress bar, which ends no line: what comes next stands behind it.
+var bar = lazyregexp.New(`\d%\|[^|]*\|[^\[\]]*\[[^\[\]]*(?:it/s|s/it)[^\[\]]*\]\s*`)
+
+// unglued returns the texts, and what stands behind a progress bar as a text of its own.
+func unglued(texts []text) []text {
+	for i := 0; i < len(texts); i++ {
+		t := texts[i]
+		if !strings.Contains(t.string, "%|") {
+			continue
+		}
+		place := bar.FindStringIndex(t.string)
+		if place == nil || place[1] == len(t.string) {
+			continue
+		}
+		rest := t
+		texts[i].string, rest.string = t.string[:place[1]], t.string[place[1]:]
+		texts[i].glued, rest.glued = true, true
+		texts = slices.Insert(texts, i+1, rest)
+	}
+	return texts
+}
 
 // clean returns the text of a line.
 func clean(line string, number int) text {

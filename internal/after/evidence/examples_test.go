@@ -93,7 +93,8 @@ func TestEveryPatternHasAnExample(t *testing.T) {
 				var hits []int
 				x.find([]byte(text.string), &hits)
 				for _, hit := range hits {
-					if x.patterns[hit].in(text.string) != nil {
+					m := x.patterns[hit].in(text.string)
+					if m != nil && (!x.patterns[hit].picky || x.patterns[hit].fact(m) != nil) {
 						matched = matched || x.patterns[hit] == p
 						break
 					}

@@ -23,6 +23,8 @@ const NoRank = -1
 type Finding struct {
 	Line
 	Rank int // NoRank if unknown
+	// Left is how many lines its file, or the output of its process, goes on for.
+	Left int
 	// Time is when it happened, or zero. Kernel logs count from the boot: Uptime.
 	Time   time.Time
 	Uptime time.Duration

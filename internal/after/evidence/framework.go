@@ -284,12 +284,19 @@ var progressPatterns = []pattern{
 		expression: `\*{5} Running training \*{5}`,
 		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0} },
 	},
+	{ // pytest, go test: the account of a suite that has passed
+		name:     "tests passed",
+		literals: []string{" passed", "ok  \t"},
+		expression: `^=+ (?:\d+ (?:skipped|deselected|xfailed|xpassed|warnings?), )*\d+ passed(?:, \d+ (?:skipped|deselected|` +
+			`xfailed|xpassed|warnings?))* in [\d.]+s|^ok  \t\S+\t`,
+		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
+	},
 	{ // transformers/trainer.py, Lightning, fairseq, and scripts of one's own
 		name: "training ended well",
-		literals: []string{"'train_runtime':", "` reached.", "raining completed", "raining finished success",
+		literals: []string{"'train_runtime':", "` reached.", "raining complete", "raining finished",
 			"done training in"},
 		expression: "^\\{'train_runtime': |`Trainer\\.fit` stopped: `[^`]+` reached|done training in \\d|" +
-			`[Tt]raining (?:(?:completed|finished) successfully|completed\. Do not forget to share)`,
+			`[Tt]raining (?:(?:completed|finished) successfully|completed\. Do not forget to share|(?:complete|finished)[.!]?$)`,
 		kind: TrainerLog, fact: func(m *match) Fact { return ended("the trainer")(m) },
 	},
 }

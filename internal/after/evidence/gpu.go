@@ -96,18 +96,20 @@ var gpuPatterns = []pattern{
 		fact: func(*match) Fact { return LibraryFailed{Library: "NCCL", Status: "out of memory", Memory: true} },
 	},
 	{ // aten/src/ATen/cuda/Exceptions.cpp
-		name:       "cuBLAS failed",
-		literals:   []string{"CUBLAS_STATUS_"},
-		expression: `(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPPORTED))`,
-		kind:       TrainerLog,
-		fact:       library("cuBLAS"),
+		name:     "cuBLAS failed",
+		literals: []string{"CUBLAS_STATUS_"},
+		expression: `(?P<status>CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR|` +
+			`NOT_SUPPORTED))`,
+		kind: TrainerLog,
+		fact: library("cuBLAS"),
 	},
 	{ // aten/src/ATen/cudnn/Exceptions.h
-		name:       "cuDNN failed",
-		literals:   []string{"CUDNN_STATUS_"},
-		expression: `(?P<status>CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR\w*|NOT_INITIALIZED|EXECUTION_FAILED\w*|NOT_SUPPORTED\w*))`,
-		kind:       TrainerLog,
-		fact:       library("cuDNN"),
+		name:     "cuDNN failed",
+		literals: []string{"CUDNN_STATUS_"},
+		expression: `(?P<status>CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR\w*|NOT_INITIALIZED|` +
+			`EXECUTION_FAILED\w*|NOT_SUPPORTED\w*))`,
+		kind: TrainerLog,
+		fact: library("cuDNN"),
 	},
 	{ // tensorflow/core/framework/op_kernel.cc
 		name:       "TensorFlow out of memory",
@@ -213,10 +215,12 @@ var gpuPatterns = []pattern{
 		name: "driver out of memory",
 		literals: []string{
 			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
-			"hipErrorOutOfMemory", "cuda runtime error (2)", "rror [CUDA]: out of memory", "rror [HIP]: out of memory",
+			"hipErrorOutOfMemory", "cuda runtime error (2)", "CUresult error: 2", "rror [CUDA]: out of " +
+				"memory", "rror [HIP]: out of memory",
 		},
-		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|HIP)\]): (?:out of memory|memory allocation)|` +
-			`cuda runtime error \(2\) : out of memory|` +
+		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|` +
+			`HIP)\]): (?:out of memory|memory allocation)|` +
+			`cuda runtime error \(2\) : out of memory|CUresult error: 2 \(out of memory\)|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},

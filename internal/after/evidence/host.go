@@ -112,8 +112,8 @@ var hostPatterns = []pattern{
 	},
 	{ // datasets/builder.py
 		name:       "too little disk space",
-		literals:   []string{"Not enough disk space. Needed:"},
-		expression: `Not enough disk space\. Needed:`,
+		literals:   []string{"Not enough disk space. Needed:", "disk is full"},
+		expression: `Not enough disk space\. Needed:|\b(?:database or )?disk is full\b`,
 		kind:       TrainerLog,
 		fact:       func(*match) Fact { return DiskFull{} },
 	},
@@ -179,10 +179,18 @@ var hostPatterns = []pattern{
 	{ // strerror(EAGAIN) of fork and clone: bash, Python
 		name:     "fork: try again",
 		literals: []string{"Resource temporarily unavailable"},
-		expression: `(?:fork[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|` +
+		expression: `(?:(?:fork|[Tt]hread|clone|pthread_create)[^:]*: (?:retry: )?(?:Resource temporarily unavailable)|` +
+			`Resource temporarily unavailable \[system:11\]|what\(\): +Resource temporarily unavailable|` +
 			`BlockingIOError: \[Errno 11\] Resource temporarily unavailable)`,
 		kind: TrainerLog,
 		fact: func(*match) Fact { return TooManyProcesses{By: "fork"} },
+	},
+	{ // strerror(EMFILE), strerror(ENFILE); what torch says where a descriptor could not be sent
+		name:       "too many open files",
+		literals:   []string{"oo many open files", "items of ancdata", "[Errno 24]"},
+		expression: `[Tt]oo many open files|received 0 items of ancdata|\[Errno 24\]`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return TooManyFiles{} },
 	},
 	{ // python/plimsoll/torch/transfer.py
 		name:       "plimsoll: an arena could not be pinned",
@@ -234,6 +242,13 @@ var hostPatterns = []pattern{
 		expression: `(?:(?P<pid>\d+) Bus error|Fatal Python error: Bus error|\bSIGBUS\b.*?(?:PID (?P<other>\d+))?$|\bBus error\b)`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BusError{PID: m.integer("pid", m.integer("other", 0))} },
+	},
+	{ // Ray: python/ray/exceptions.py
+		name:       "Ray: object store full",
+		literals:   []string{"ObjectStoreFullError", "object store because it is full"},
+		expression: `\bObjectStoreFullError\b|\bin object store because it is full\b`,
+		kind:       TrainerLog,
+		fact:       func(*match) Fact { return SharedMemoryFull{By: "Ray's object store"} },
 	},
 	{ // CPython: Python/errors.c writes it of destructors and at exit, and goes on
 		name:       "exception ignored",

@@ -10,6 +10,7 @@ import (
 
 // Signals of Linux, whatever system reads about them.
 const (
+	SIGHUP  = 1
 	SIGINT  = 2
 	SIGILL  = 4
 	SIGBUS  = 7
@@ -45,7 +46,7 @@ var signals = map[string]int{
 	"USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15, "XCPU": 24, "XFSZ": 25, "SYS": 31,
 	// as strsignal and shells describe them
 	"killed": 9, "terminated": 15, "segmentation fault": 11, "bus error": 7, "aborted": 6, "illegal instruction": 4,
-	"floating point exception": 8,
+	"floating point exception": 8, "abort": 6, "illegal hardware instruction": 4, "hangup": 1,
 }
 
 // signalOf returns the number of a signal in any notation, or 0.
@@ -132,7 +133,8 @@ var launcherPatterns = []pattern{
 	{ // package launch
 		name:     "plimsoll starts again",
 		literals: []string{"plimsoll starts all ranks again"},
-		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+)).*` +
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|` +
+			`ended with exit code (?P<code>\d+)).*` +
 			`; plimsoll starts all ranks again`,
 		kind: TrainerLog,
 		take: func(r *reader, m *match) {
@@ -213,10 +215,11 @@ var launcherPatterns = []pattern{
 		fact:       func(m *match) Fact { return BatchEnd{By: "DeepSpeed", Reason: "signal " + m.get("sig")} },
 	},
 	{ // Python's subprocess, as accelerate and others raise it
-		name:       "command ended",
-		literals:   []string{"died with <Signals.", "returned non-zero exit status"},
-		expression: `Command .*(?:died with <Signals\.(?P<sig>SIG\w+): \d+>|returned non-zero exit status (?P<code>\d+))`,
-		kind:       TrainerLog, fact: ended("subprocess"),
+		name:     "command ended",
+		literals: []string{"died with <Signals.", "returned non-zero exit status"},
+		expression: `Command .*(?:died with <Signals\.(?P<sig>SIG\w+): \d+>|` +
+			`returned non-zero exit status (?P<code>\d+))`,
+		kind: TrainerLog, fact: ended("subprocess"),
 	},
 	{ // Open MPI: orte/tools/orterun, prte
 		name:     "mpirun: a rank ended",
@@ -232,10 +235,11 @@ var launcherPatterns = []pattern{
 		kind:       TrainerLog, fact: ended("mpiexec"),
 	},
 	{ // package launch
-		name:       "plimsoll: a rank ended",
-		literals:   []string{"was ended by signal", "ended with exit code"},
-		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|ended with exit code (?P<code>\d+))`,
-		kind:       TrainerLog, fact: ended("plimsoll"),
+		name:     "plimsoll: a rank ended",
+		literals: []string{"was ended by signal", "ended with exit code"},
+		expression: `^plimsoll: rank (?P<rank>\d+) (?:was ended by signal (?P<sig>\d+)|` +
+			`ended with exit code (?P<code>\d+))`,
+		kind: TrainerLog, fact: ended("plimsoll"),
 	},
 	{ // package host
 		name:     "plimsoll: the kernel killed",
@@ -263,11 +267,35 @@ var launcherPatterns = []pattern{
 			return f
 		},
 	},
+	{ // zsh
+		name:     "zsh: a process ended",
+		literals: []string{"zsh: "},
+		expression: `^zsh: (?P<sig>killed|abort|segmentation fault|bus error|terminated|` +
+			`illegal hardware instruction|hangup)\b`,
+		kind: TrainerLog, fact: ended("shell"),
+	},
+	{ // make and other programs that name the signal, and shells that say it behind the number of a process
+		name: "a signal by its number",
+		literals: []string{"erminated by signal", "illed by signal", "aught signal", "signal: killed", "xited " +
+			"on signal"},
+		expression: `\b(?:[Tt]erminated by|[Kk]illed by|[Cc]aught|[Ee]xited on) signal:? (?P<sig>\d{1,2}|` +
+			`SIG[A-Z]+)\b|` +
+			`\bsignal: (?P<sig2>killed)$`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			f, _ := ended("shell")(m).(ProcessEnded)
+			if m.get("sig2") != "" {
+				f.Signal = SIGKILL
+			}
+			return f
+		},
+	},
 	{ // CPython: Modules/faulthandler.c
-		name:       "faulthandler",
-		literals:   []string{"Fatal Python error:"},
-		expression: `Fatal Python error: (?P<sig>Segmentation fault|Aborted|Illegal instruction|Floating point exception)`,
-		kind:       TrainerLog, fact: ended("Python"),
+		name:     "faulthandler",
+		literals: []string{"Fatal Python error:"},
+		expression: `Fatal Python error: (?P<sig>Segmentation fault|Aborted|Illegal instruction|` +
+			`Floating point exception)`,
+		kind: TrainerLog, fact: ended("Python"),
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
 		name: "NCCL watchdog",
@@ -277,6 +305,14 @@ var launcherPatterns = []pattern{
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
+	{ // NCCL: what it says of an error of a system call
+		name:     "NCCL: a call failed",
+		literals: []string{"NCCL WARN"},
+		expression: `NCCL WARN (?P<what>.*(?:No such file or directory|Permission denied|Operation not permitted|` +
+			`Invalid argument|No such device|Address already in use|Protocol not supported).*)`,
+		kind: TrainerLog,
+		fact: func(m *match) Fact { return Exception{Type: "an error in NCCL", Message: m.get("what")} },
+	},
 	{ // NCCL: src/transport/net_socket.cc, src/misc/socket.cc; torch/csrc/distributed/c10d/NCCLUtils.hpp
 		name: "NCCL: peer gone",
 		literals: []string{
@@ -285,7 +321,8 @@ var launcherPatterns = []pattern{
 		},
 		expression: `(?P<what>ncclRemoteError|ncclSystemError|ncclInternalError|Connection closed by remote peer|` +
 			`DistBackendError: NCCL error.*unhandled system error|` +
-			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|Broken pipe|timed out))`,
+			`NCCL communicator was aborted|NCCL WARN .*(?:Connection reset by peer|Connection refused|` +
+			`Broken pipe|timed out))`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
 	{ // gloo/transport/tcp/pair.cc, unbound_buffer.cc
@@ -303,7 +340,8 @@ var launcherPatterns = []pattern{
 			"RendezvousConnectionError", "sendBytes failed",
 			"recvVector failed",
 		},
-		expression: `(?P<what>(?:recvValue|recvVector|sendBytes) failed.*|failed to recv, got 0 bytes|DistStoreError: .*|` +
+		expression: `(?P<what>(?:recvValue|recvVector|sendBytes) failed.*|failed to recv, got 0 bytes|` +
+			`DistStoreError: .*|` +
 			`RendezvousConnectionError.*)`,
 		kind: TrainerLog, fact: collective("TCPStore"),
 	},
@@ -314,8 +352,10 @@ var launcherPatterns = []pattern{
 			"return code", "exitcode",
 			"ExitCode", "EXIT_CODE", "Exit Code", "Exit code", "returncode",
 		},
-		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|exited(?: with)?|non-zero status|` +
-			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|after|on|from|\(|-)))`,
+		expression: `(?i:\b(?:exit(?:ed)?(?: with)?(?: non-zero)?(?: exit)?[ _]?(?:code|status)|` +
+			`exited(?: with)?|non-zero status|` +
+			`return ?code|(?P<rc>rc))(?: is| was)?[ =:(]*(?P<code>-?\d{1,3})(?:['".,;:)\]}]|\s*$|\s+(?:ago|at|` +
+			`after|on|from|\(|-)))`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {
 			if m.get("rc") != "" && m.get("code") == "-1" { // what a function returns, and no process
@@ -327,7 +367,8 @@ var launcherPatterns = []pattern{
 	{ // GNU make, just, Weights & Biases, and scripts that print "$?"
 		name:     "runner: a command ended",
 		literals: []string{"] Error ", "was terminated on line", "Program failed with code", "exit="},
-		expression: `(?:make(?:\[\d+\])?: \*\*\* \[.*\] Error |Program failed with code |\bexit=)(?P<code>\d{1,3})[.\s]*$|` +
+		expression: `(?:make(?:\[\d+\])?: \*\*\* \[.*\] Error |Program failed with code |` +
+			`\bexit=)(?P<code>\d{1,3})[.\s]*$|` +
 			`error: Recipe .* was terminated on line \d+ by signal (?P<sig>\d{1,2})`,
 		kind: TrainerLog, fact: ended("shell"),
 	},
@@ -363,7 +404,8 @@ type failures struct {
 	known bool
 }
 
-var failureLine = lazyregexp.New(`^\s*(?:\[\d+\]:|<NO_OTHER_FAILURES>|-+|=+|(time|host|rank|exitcode|error_file|traceback) *: (.*))\s*$`)
+var failureLine = lazyregexp.New(`^\s*(?:\[\d+\]:|<NO_OTHER_FAILURES>|-+|=+|(time|host|rank|exitcode|` +
+	`error_file|traceback) *: (.*))\s*$`)
 
 var (
 	failureRank = lazyregexp.New(`^(\d+) \(local_rank: (\d+)\)`)

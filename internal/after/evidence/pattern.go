@@ -24,6 +24,10 @@ type pattern struct {
 	kind       Kind // of a file with such a text
 	// wrapped is set if the text is long, so that loggers and terminals break it into several lines.
 	wrapped bool
+	// picky is set if a text without a fact is none of the pattern's, and others may match it.
+	picky bool
+	// sign is set if the text only speaks of a failure. It counts where the line has no other fact.
+	sign bool
 	// fact returns what the text says, or nil for nothing after all.
 	fact func(m *match) Fact
 	// take is instead of fact for texts that change what the reader knows, or begin a block of lines.
@@ -152,6 +156,7 @@ type index struct {
 	patterns []*pattern
 	owner    [][]int // of each literal: the patterns that have it
 	shortest int     // literal, in bytes
+	signs    int     // the place of the first pattern that is a sign
 	machine  ahocorasick.AhoCorasick
 }
 
@@ -160,12 +165,13 @@ var patternIndex = sync.OnceValue(func() *index {
 	x := &index{}
 	places := map[string]int{}
 	literals := []string{}
-	for _, table := range tables {
+	for t, table := range tables {
 		for i := range table {
 			p := &table[i]
 			p.compiled = regexp.MustCompile(p.expression)
 			p.groups = p.compiled.SubexpNames()
 			p.required, p.closed = requiredTexts(p.expression)
+			p.sign = t >= firstSign
 			if p.wrapped {
 				p.joined = regexp.MustCompile(unspaced(p.expression))
 			}
@@ -178,6 +184,9 @@ var patternIndex = sync.OnceValue(func() *index {
 					x.owner = append(x.owner, nil)
 				}
 				x.owner[place] = append(x.owner[place], len(x.patterns))
+			}
+			if !p.sign {
+				x.signs = len(x.patterns) + 1
 			}
 			x.patterns = append(x.patterns, p)
 		}

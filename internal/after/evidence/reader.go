@@ -20,6 +20,8 @@ type Source struct {
 	Lines    int       // 0 for a file that was not read line by line
 	Cut      bool      // the file is compressed and damaged, or has more findings than are kept: the rest is missing
 	Findings []Finding // in the order of the file
+	// Signs are lines that speak of a failure in words that no finding explains, after the last steps of a training.
+	Signs []Finding
 }
 
 // Kind is the kind of a file as its content says.
@@ -135,6 +137,7 @@ type reader struct {
 	held    int  // bytes of the lines of all findings
 	full    bool // there are more findings than are kept: the rest is not read
 	binary  bool // the beginning of the file is no text
+	signs   heldSigns
 }
 
 // lastLine is a line as it was read, for texts that began in it.
@@ -189,10 +192,16 @@ func (r *reader) line(line []byte, number int) {
 		r.last[number%len(r.last)].keep(line, number)
 		return
 	}
+	if n := len(r.hits); n > 0 && r.hits[n-1] >= r.index.signs && r.signs.delays(line, number) {
+		if !hidden && r.active == 0 && r.hits[0] >= r.index.signs {
+			r.last[number%len(r.last)].keep(line, number)
+			return
+		}
+	}
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
-	for _, t := range unpack(clean(string(line), number), 0) {
+	for _, t := range unglued(unpack(clean(string(line), number), 0)) {
 		t.string = t.string[:min(len(t.string), longestMatched)]
-		if odd {
+		if odd || t.glued {
 			r.index.find([]byte(t.string), &r.hits)
 		}
 		r.text(&t)
@@ -243,8 +252,15 @@ func (r *reader) text(t *text) {
 	}
 	joined := s.wrapped != nil && r.join(s, t)
 	if !joined {
-		before := len(r.source.Findings)
-		r.trace(s, t, r.find(s, t), before)
+		before, inTrace := len(r.source.Findings), s.trace != nil
+		ignored := inTrace && s.trace.ignored
+		found := r.find(s, t)
+		r.trace(s, t, found, before)
+		quiet := ignored || inTrace && strings.HasPrefix(t.string, " ") || len(r.source.Findings) > before
+		begins := s.wrapped != nil && s.wrapped.first.number == t.number
+		if !quiet && r.signs.looked <= eagerSigns && (!found || begins) {
+			r.notice(s, t, found)
+		}
 	}
 	r.settle(s)
 }
@@ -285,6 +301,9 @@ func (r *reader) find(s *stream, t *text) bool {
 	var first *match
 	for _, hit := range r.hits {
 		p := r.index.patterns[hit]
+		if p.sign {
+			break
+		}
 		m := p.in(t.string)
 		if m == nil {
 			if p.wrapped {
@@ -293,6 +312,9 @@ func (r *reader) find(s *stream, t *text) bool {
 			continue
 		}
 		m.text, m.stream = *t, s
+		if p.picky && p.fact(m) == nil {
+			continue
+		}
 		first = m
 		break
 	}
@@ -330,6 +352,10 @@ func (r *reader) take(m *match) {
 			return
 		}
 		m.stream.progress = progress
+		r.signs.step++
+	}
+	if _, ok := fact.(Handled); ok {
+		r.signs.handled(m.number)
 	}
 	if fact != nil {
 		r.emit(m, fact)
@@ -364,7 +390,7 @@ func (r *reader) add(t *text, fact Fact) {
 // repetitive returns whether the fact is one of many that a long log has.
 func repetitive(fact Fact) bool {
 	switch fact.(type) {
-	case Progress, MemoryUsage, AllocationRetried, CacheFlushed:
+	case Progress, MemoryUsage, AllocationRetried, CacheFlushed, Handled:
 		return true
 	}
 	return false
@@ -389,6 +415,11 @@ func (r *reader) end() {
 	}
 	if most == 0 && r.binary {
 		r.source.Kind = Binary
+	}
+	r.delayed()
+	r.signs.drop(r.source.Lines)
+	if r.source.Kind != Binary && r.source.Kind != Recording {
+		r.source.Signs = r.signs.list
 	}
 }
 
@@ -417,6 +448,7 @@ type wrapped struct {
 	lines    []text
 	weaker   *match // what the first line says by itself, or nil
 	first    text
+	sign     *match // what the first line speaks of if no pattern matches in the end, or nil
 	// exception is what the first line is if no pattern matches in the end, or nil.
 	exception Fact
 }
@@ -504,6 +536,8 @@ func (r *reader) giveUp(s *stream) {
 	} else if e := s.wrapped.exception; e != nil {
 		r.kinds[TrainerLog]++
 		r.add(&s.wrapped.first, e)
+	} else if sign := s.wrapped.sign; sign != nil {
+		r.sign(&s.wrapped.first, sign)
 	}
 	s.wrapped = nil
 }

@@ -3,5 +3,10 @@ package evidence
 // tables are all patterns. Of several in a line, the first counts.
 var tables = [][]pattern{
 	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, slurmPatterns,
-	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, progressPatterns,
+	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, progressPatterns, missingPatterns,
+	exceptionPatterns, handledPatterns,
+	signPatterns,
 }
+
+// firstSign is the place of the table of signs, the last one.
+var firstSign = len(tables) - 1

@@ -94,8 +94,11 @@ var (
 	usualName = lazyregexp.New(`(?:Error|Exception|Interrupt|Exit|Failure|Timeout|OutOfResources)$`)
 	// notebookFrame is a call in a traceback of IPython.
 	notebookFrame = lazyregexp.New(`^(?:-+> \d+ |File \S+:\d+, in |Cell In)`)
-	pinnedText    = lazyregexp.New(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR`)
-	forkText      = lazyregexp.New(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
+	pinnedText    = lazyregexp.New(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR|` +
+		`\.to\(\s*["']cpu["'],.*non_blocking ?= ?True|\.to\(.*non_blocking ?= ?True.*["']cpu["']`)
+	// context is a line of IPython around a call, which was not executed.
+	context  = lazyregexp.New(`^ {2,}\d+ `)
+	forkText = lazyregexp.New(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
 // otherRank is what torch.distributed.checkpoint writes behind the first line of another rank's traceback
@@ -210,7 +213,7 @@ func (c *trace) yields(f *frame) bool {
 // see takes what a line with a call tells.
 func (c *trace) see(t *text) {
 	c.inside = true
-	c.pinned = c.pinned || pinnedText.MatchString(t.string)
+	c.pinned = c.pinned || pinnedText.MatchString(t.string) && !context.MatchString(t.string)
 	c.forked = c.forked || forkText.MatchString(t.string)
 	if wholeStep.MatchString(t.string) {
 		c.phase = ""

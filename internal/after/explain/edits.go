@@ -77,6 +77,14 @@ func (s *scene) fixedEdits(top claim) []Edit {
 					"TasksMax"),
 			edit("OMP_NUM_THREADS", "", "fewer", "every rank and every worker starts that many threads"),
 		}
+	case NotMemory:
+		if _, files := top.at.Fact.(evidence.TooManyFiles); files {
+			return []Edit{
+				edit("ulimit -n", "", "higher", "RLIMIT_NOFILE counts sockets and shared tensors, too"),
+				edit("torch.multiprocessing.set_sharing_strategy", "file_descriptor", "file_system",
+					"shared tensors then keep no descriptor open"),
+			}
+		}
 	case Disk:
 		return []Edit{edit("save_total_limit", "", "fewer",
 			"older checkpoints are then deleted; or save to a file system with more space")}

@@ -22,6 +22,8 @@ func Explain(in Inputs) *Explanation {
 		s.conclude(e, claims)
 	case len(s.victims) > 0 || s.peersOnly() != nil:
 		s.concludeVictims(e)
+	case len(s.unexplained()) > 0:
+		s.concludeUnexplained(e, s.unexplained())
 	case s.unended() != nil && !s.index.endedWell:
 		s.concludeUnended(e)
 	default:
@@ -337,10 +339,31 @@ func (s *scene) concludeUnended(e *Explanation) {
 	e.Confidence = Unknown
 	if s.levels != nil && s.levels.at.File == r.Name {
 		e.Evidence = append(e.Evidence, Evidence{r.Name, s.levels.at.Number, s.levels.at.Text,
-			fmt.Sprintf("the last sample: the host had %v of %v available", s.levels.node.Available,
-				s.levels.node.Memory)})
+			s.lastReading()})
+		for _, h := range s.recordedHolders(Host) {
+			if h.Bytes > 0 && len(e.Holders) < mostHolders {
+				e.Holders = append(e.Holders, h)
+			}
+		}
+		slices.SortStableFunc(e.Holders, func(a, b Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	}
 	e.Collect = append(e.Collect, collectKernel)
+}
+
+// lastReading says what the last sample of a recording shows, and how fast memory grew.
+func (s *scene) lastReading() string {
+	l := s.levels
+	text := fmt.Sprintf("the last sample: the host had %v of %v available", l.node.Available, l.node.Memory)
+	for _, g := range l.groups {
+		if g.Limit > 0 {
+			text += fmt.Sprintf(", and %s held %v of its limit of %v", g.Name, g.Current, g.Limit)
+			break
+		}
+	}
+	if l.rise > 0 {
+		text += fmt.Sprintf("; the memory of all ranks grew by %v a second", l.rise)
+	}
+	return text
 }
 
 // nothingText says that nothing failed, as far as the files tell.

@@ -296,7 +296,7 @@ func byLimit(s *scene, b evidence.BatchKill) bool {
 	switch b.By {
 	case "systemd":
 		return b.Limit.Known || s.peakAtLimit("")
-	case "systemd-oomd", "earlyoom", "Ray", "the kubelet", "the hosting service", recorder:
+	case "systemd-oomd", "earlyoom", "Ray", "the kubelet", "the hosting service", evidence.UserSpace, recorder:
 		return b.Limit.Known
 	}
 	return true

@@ -20,6 +20,13 @@ func (s *scene) notes() []string {
 		list = append(list, fmt.Sprintf("%s:%d: %s, and the program went on (%s of this kind).", f.File, f.Number,
 			f.Fact.Says(), counted(int64(n), "error")))
 	}
+	for _, r := range s.Recordings {
+		if r.isPipe() {
+			list = append(list, r.Name+": the command is a pipe, and its exit code is that of its last "+
+				"program. Nothing "+
+				"shows how the others ended: begin the command with \"set -o pipefail;\".")
+		}
+	}
 	if s.planNote != "" {
 		list = append(list, s.planNote)
 	}

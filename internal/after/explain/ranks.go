@@ -47,7 +47,7 @@ const (
 func mannerOf(fact evidence.Fact) manner {
 	switch f := fact.(type) {
 	case evidence.GPUOutOfMemory, evidence.DriverOutOfMemory, evidence.HostAllocationFailed, evidence.LockFailed,
-		evidence.SharedMemoryFull, evidence.DiskFull:
+		evidence.SharedMemoryFull, evidence.DiskFull, evidence.TooManyFiles:
 		return lacked
 	case evidence.TooManyProcesses:
 		if f.Group == "" { // the kernel's log may speak of another job
@@ -110,8 +110,14 @@ var consequences = []string{"ChildFailedError", "CalledProcessError", "SystemExi
 	"DistBackendError", "DistNetworkError", "DistStoreError", "ActorDiedError", "RayActorError",
 	"ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "ProcessExitedException"}
 
+// peerGone is what an exception of C++ says that follows from the end of another process.
+var peerGone = lazyregexp.New(`(?i)connection (?:reset|refused|closed)|broken pipe|\bpeer\b|timed out|timeout`)
+
 func isConsequence(e evidence.Exception) bool {
-	name := e.Type[strings.LastIndexByte(e.Type, '.')+1:]
+	name := e.Type[strings.LastIndexAny(e.Type, ".:")+1:]
+	if strings.Contains(e.Type, "C++") || strings.Contains(e.Type, "::") {
+		return peerGone.MatchString(e.Message)
+	}
 	if name == "DistNetworkError" && strings.Contains(e.Message, "failed to listen") {
 		return false // no peer takes part in that
 	}
@@ -327,12 +333,16 @@ func (s *scene) setRecoveriesAside() {
 		}
 	}
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
+	masked := map[stream]bool{} // the end may be that of another program than the one that failed
+	handled := map[stream]int{} // the line that says that the error before was dealt with
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
 		how, ended := end[key]
 		recovered[i] = restarted[f.File] && mannerOf(f.Fact) != unended ||
-			s.mayRecover(f) && (ended && how == unended || !ended && later[key] >= enoughSteps(f.Fact)) ||
+			handled[key] > 0 && handled[key]-f.Number <= handledDistance && mannerOf(f.Fact) <= raised ||
+			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
+				!ended && later[key] >= enoughSteps(f.Fact)) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
 		switch fact := f.Fact.(type) {
 		case evidence.Progress:
@@ -341,8 +351,12 @@ func (s *scene) setRecoveriesAside() {
 			}
 		case evidence.ProcessEnded:
 			end[key] = mannerOfProcess(fact)
+			// The exit code of a pipe or of a script is that of its last program.
+			masked[key] = fact.By == recorder && later[key] == 0
 		case evidence.Restarted:
 			restarted[f.File] = true
+		case evidence.Handled:
+			handled[key] = f.Number
 		}
 	}
 	var kept []evidence.Finding
@@ -355,6 +369,12 @@ func (s *scene) setRecoveriesAside() {
 	}
 	s.findings = kept
 }
+
+// lastWords is how many lines a shell or another rank may write after a program has died.
+const lastWords = 3
+
+// handledDistance is how many lines may stand between an error and the word that it was dealt with.
+const handledDistance = 10
 
 // isSlurmWarning reports whether Slurm says only that a limit was reached at some point, which the page cache is enough
 // for. It then names no step.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/base/samples"
 	"plimsoll/internal/machine/binding"
@@ -24,6 +25,8 @@ type levels struct {
 	// falling is by how much the available memory of the host has fallen since the sample, if it went on falling as
 	// between the sample and the one before.
 	falling ledger.Bytes
+	// rise is by how much the memory of all ranks has risen a second, over the last samples.
+	rise ledger.Bytes
 	// bound are the ranks whose memory policy leaves them only some NUMA nodes.
 	bound []samples.BoundRank
 }
@@ -46,13 +49,35 @@ func (r *Recording) findings() []evidence.Finding {
 	}
 	if r.end != nil {
 		at := r.at(r.end)
-		found = append(found, endOf(r.end.End, at, r.began())...)
+		found = append(found, slices.DeleteFunc(endOf(r.end.End, at, r.began()), r.hidesEnd)...)
 		if r.start != nil {
 			found = append(found, countersOf(r.start.Start, r.end.End, at)...)
 		}
 	}
 	return append(output.findings(), found...)
 }
+
+// hidesEnd reports whether a finding is an exit code 0 that is only that of the last program of a pipe.
+func (r *Recording) hidesEnd(f evidence.Finding) bool {
+	end, ok := f.Fact.(evidence.ProcessEnded)
+	return ok && mannerOfProcess(end) == unended && r.isPipe()
+}
+
+// isPipe reports whether the recorded command is a pipe of a shell that hides how its first programs end.
+func (r *Recording) isPipe() bool {
+	if r.start == nil || len(r.start.Start.Command) < 3 {
+		return false
+	}
+	command := r.start.Start.Command
+	script := command[len(command)-1]
+	return shells.MatchString(command[0]) && pipe.MatchString(script) && !strings.Contains(script, "pipefail") &&
+		!strings.Contains(script, "PIPESTATUS")
+}
+
+var (
+	shells = lazyregexp.New(`(?:^|/)(?:ba|da|z|k)?sh$`)
+	pipe   = lazyregexp.New(`[^|]\|[^|]`)
+)
 
 // outputs are the lines that ranks have printed, as one text for each rank.
 type outputs struct {
@@ -91,6 +116,7 @@ func (o *outputs) findings() []evidence.Finding {
 			if ended && end.By == "shell" && end.Signal == 0 && source.Lines == 1 {
 				continue // a number that the rank has printed: the recording knows its exit code
 			}
+			f.Left = source.Lines - f.Number
 			if f.Number > 0 && f.Number <= len(o.lines[rank]) {
 				at := o.lines[rank][f.Number-1]
 				f.Number, f.Time = at.Number, at.Time
@@ -102,6 +128,30 @@ func (o *outputs) findings() []evidence.Finding {
 		}
 	}
 	return found
+}
+
+// signs returns the lines that speak of a failure, in the recorded output.
+func (r *Recording) signs() []evidence.Finding {
+	output := newOutputs(r.Name)
+	for _, record := range r.outputs.all() {
+		output.add(record.Output, r.at(&record))
+	}
+	var signs []evidence.Finding
+	for _, rank := range output.ranks {
+		source, err := evidence.Read(output.name, strings.NewReader(output.texts[rank].String()))
+		if err != nil {
+			continue // the rank has printed nothing that is text
+		}
+		for _, f := range source.Signs {
+			if f.Number > 0 && f.Number <= len(output.lines[rank]) {
+				at := output.lines[rank][f.Number-1]
+				f.Number, f.Time = at.Number, at.Time
+			}
+			f.Rank = rank
+			signs = append(signs, f)
+		}
+	}
+	return signs
 }
 
 // limitsOf returns the limits that the ranks started with.
@@ -175,6 +225,7 @@ func (r *Recording) lastLevels() *levels {
 		})
 	}
 	firstEnd := r.firstEnd()
+	var trend trend
 	found, before := false, time.Duration(0)
 	for _, record := range r.samples.all() {
 		if firstEnd > 0 && record.Time > firstEnd {
@@ -187,14 +238,50 @@ func (r *Recording) lastLevels() *levels {
 			l.falling = ledger.Bytes(fallen * float64(max(firstEnd-record.Time, 0)) / float64(passed))
 		}
 		before = record.Time
+		trend.add(record.Time, record.Sample)
 		l.node, l.groups, l.gpus = record.Sample.Node, record.Sample.Groups, record.Sample.GPUs
 		l.keep(record.Sample.Processes)
 	}
-	l.ended = r.lastMeasured(firstEnd)
+	l.ended, l.rise = r.lastMeasured(firstEnd), trend.rise()
 	if !found {
 		return nil
 	}
 	return l
+}
+
+// trend is the memory of all ranks in the last samples.
+type trend []struct {
+	time  time.Duration
+	bytes ledger.Bytes
+}
+
+// trendSamples is how many samples tell how fast memory grows.
+const trendSamples = 10
+
+func (t *trend) add(at time.Duration, sample *samples.Sample) {
+	var sum ledger.Bytes
+	for _, p := range sample.Processes {
+		sum += p.Proportional.Anonymous + p.Proportional.Shared
+	}
+	*t = append(*t, struct {
+		time  time.Duration
+		bytes ledger.Bytes
+	}{at, sum})
+	if len(*t) > trendSamples {
+		*t = (*t)[1:]
+	}
+}
+
+// rise returns by how much memory has risen a second, or 0.
+func (t trend) rise() ledger.Bytes {
+	if len(t) < 2 {
+		return 0
+	}
+	first, last := t[0], t[len(t)-1]
+	if last.time <= first.time || last.bytes <= first.bytes {
+		return 0
+	}
+	return ledger.Bytes(float64(last.bytes-first.bytes) / (last.time - first.time).Seconds())
 }
 
 // lastMeasured returns the last mark of each rank that has measured, up to a time; 0 for the end.

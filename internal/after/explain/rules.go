@@ -131,6 +131,15 @@ var rules = []rule{
 				return fmt.Sprintf("failed in %s (%s): a fault of the GPU or of a kernel that ran on it, and no "+
 					"missing memory", f.Library, f.Status)
 			}},
+		row[evidence.LibraryFailed]{func(s *scene,
+			f evidence.LibraryFailed) bool {
+			return f.Memory && s.gpuMostlyFree()
+		},
+			Undetermined, "", Unknown, func(f evidence.LibraryFailed) string {
+				return fmt.Sprintf("got \"out of memory\" from %s with a GPU that was mostly free: memory of "+
+					"the host that "+
+					"the GPU can reach was missing, or a limit holds", f.Library)
+			}},
 		row[evidence.LibraryFailed]{func(_ *scene, f evidence.LibraryFailed) bool { return f.Memory }, GPU, "", Likely,
 			func(f evidence.LibraryFailed) string {
 				return fmt.Sprintf("ran out of GPU memory in %s, which allocates outside of PyTorch", f.Library)
@@ -201,6 +210,9 @@ var rules = []rule{
 		}, Processes, "", Certain, processText},
 		row[evidence.TooManyProcesses]{nil, Processes, "", Likely, processText},
 	),
+	table(row[evidence.TooManyFiles]{nil, NotMemory, "file descriptors", Likely,
+		says[evidence.TooManyFiles]("has too " +
+			"many open files: their number is limited (RLIMIT_NOFILE, ulimit -n), and no memory is missing")}),
 	table(
 		row[evidence.WorkerEnded]{func(_ *scene, f evidence.WorkerEnded) bool {
 			return mannerOfWorker(f.Signal) == faulted
@@ -235,6 +247,9 @@ var rules = []rule{
 			Disk, "", Likely, says[evidence.BatchEnd]("was evicted, because the node ran low on disk space")},
 		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool { return reasonHas(f, "time", "preempt") },
 			NotMemory, "", Certain, endText},
+		row[evidence.BatchEnd]{func(_ *scene, f evidence.BatchEnd) bool {
+			return f.Reason == "signal 1" || f.Reason == "signal SIGHUP"
+		}, NotMemory, "", Likely, says[evidence.BatchEnd](hangUp)},
 		row[evidence.BatchEnd]{func(s *scene, f evidence.BatchEnd) bool {
 			return reasonHas(f, "signal", "died") || reasonHas(f, "cancel") && s.witness != nil
 		}, Undetermined, "", Unknown, func(f evidence.BatchEnd) string {
@@ -261,6 +276,9 @@ var rules = []rule{
 		}},
 		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool { return isFault(f) }, NotMemory, "",
 			Likely, faultText},
+		row[evidence.ProcessEnded]{func(_ *scene, f evidence.ProcessEnded) bool {
+			return f.Signal == evidence.SIGHUP || f.ExitCode == 128+evidence.SIGHUP
+		}, NotMemory, "", Likely, says[evidence.ProcessEnded](hangUp)},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
 	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
@@ -280,7 +298,8 @@ const (
 )
 
 // lackText is what an exception says that lacks memory of some kind.
-var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|memory exhausted|RESOURCE_EXHAUSTED|` +
+var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|` +
+	`memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
 
 // judge returns the claims of the scene, the strongest first.

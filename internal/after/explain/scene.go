@@ -16,6 +16,8 @@ type scene struct {
 	findings []evidence.Finding
 	// recoveries are errors after which the program went on. They are not among the findings.
 	recoveries []evidence.Finding
+	// signs are lines that speak of a failure, and that no finding explains.
+	signs      []evidence.Finding
 	index      index              // of the findings
 	killWords  killWords          // of the words
 	ranks      map[int]int        // by PID, as launchers name them
@@ -35,10 +37,16 @@ type scene struct {
 func newScene(in *Inputs) *scene {
 	s := &scene{Inputs: in}
 	for _, source := range in.Sources {
-		s.findings = append(s.findings, dated(source.Findings)...)
+		findings := dated(source.Findings)
+		for i := range findings {
+			findings[i].Left = source.Lines - findings[i].Number
+		}
+		s.findings = append(s.findings, findings...)
+		s.signs = append(s.signs, source.Signs...)
 	}
 	for _, r := range in.Recordings {
 		s.findings = append(s.findings, r.findings()...)
+		s.signs = append(s.signs, r.signs()...)
 		if l := r.lastLevels(); l != nil {
 			s.levels = l
 		}

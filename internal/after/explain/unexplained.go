@@ -1,0 +1,53 @@
+package explain
+
+import (
+	"fmt"
+
+	"plimsoll/internal/after/evidence"
+)
+
+// unexplained returns the lines that speak of a failure where nothing tells the cause, and nothing shows that the job
+// ended well.
+func (s *scene) unexplained() []evidence.Finding {
+	if s.index.endedWell {
+		return nil
+	}
+	var signs []evidence.Finding
+	for _, f := range s.signs {
+		if !s.endsWellAfter(f) {
+			signs = append(signs, f)
+		}
+	}
+	return signs
+}
+
+// endsWellAfter reports whether a file says behind a finding that the training or the process ended well. What comes
+// after a trainer's closing line may be the failure of its process.
+func (s *scene) endsWellAfter(sign evidence.Finding) bool {
+	for _, f := range all[evidence.ProcessEnded](s.findings) {
+		if f.File == sign.File && f.Number >= sign.Number && mannerOfProcess(f.fact) == unended {
+			return true
+		}
+	}
+	return false
+}
+
+// concludeUnexplained fills in an explanation in which lines speak of a failure that nothing explains.
+func (s *scene) concludeUnexplained(e *Explanation, signs []evidence.Finding) {
+	first := signs[0]
+	text := "The job may have failed: a line speaks of a failure, and nothing here tells its cause"
+	if sign, _ := first.Fact.(evidence.Sign); sign.Memory {
+		text = "The job ran out of memory of some kind, and the line does not say of which"
+		e.Collect = append(e.Collect, collectGPU, collectLimits)
+	}
+	e.Cause = Cause{Resource: Undetermined, Text: text}
+	e.Confidence = Unknown
+	for _, f := range signs[:min(len(signs), mostEvidence)] {
+		e.Evidence = append(e.Evidence, Evidence{f.File, f.Number, f.Text, f.Fact.Says()})
+	}
+	e.Collect = append(e.Collect, collectRanks, collectKernel, collectRecording)
+}
+
+// hangUp is what an end by SIGHUP says.
+var hangUp = fmt.Sprintf("was ended by SIGHUP (signal %d): its terminal or its session was closed, and no memory was "+
+	"missing", evidence.SIGHUP)

@@ -1,0 +1,99 @@
+package explain
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"plimsoll/internal/after/evidence"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/base/samples"
+)
+
+const twoSteps = "step 10 loss 1.91\nstep 20 loss 1.88\n"
+
+// TestNoneNeedsEvidence: what speaks of a failure and is not understood is no success, except where the program went
+// on, has dealt with it, or a launcher says that it ended well.
+func TestNoneNeedsEvidence(t *testing.T) {
+	for text, want := range map[string]Resource{
+		"frobnicator.FrobError: the tape is torn\n":                                    Undetermined,
+		"FATAL: cannot go on\n":                                                        Undetermined,
+		"returned XYZ_STATUS_EXEC_FAILED\n":                                            Undetermined,
+		" 41%|####      | 41/100 [00:12<00:20,  3.10it/s]Killed\n":                     Undetermined,
+		"FATAL: cannot go on\nstep 30 loss 1.8\nstep 40 loss 1.7\n":                    None,
+		"XError: no kernel fits\nIgnoring this choice.\n":                              None,
+		"FATAL: cannot go on\n$ echo $?\n0\n":                                          None,
+		"If you see CUDA out of memory errors, reduce the batch size.\n":               None,
+		"=========== 12 passed, 3 warnings in 4.20s ===========\n":                     None,
+		"RuntimeError: XPU: allocation of 512 bytes failed: insufficient memory\n":     GPU,
+		"engine: malloc of 512 MiB failed: not enough memory\n":                        Host,
+		"RuntimeError: cudaHostAlloc failed: not enough memory\n":                      Host,
+		"RuntimeError: received 0 items of ancdata\n":                                  NotMemory,
+		"libc++abi: terminating due to uncaught exception of type x::Y: bad tape\n":    NotMemory,
+		"RuntimeError: HIP error: misaligned address\n":                                NotMemory,
+		"W1 agent/server/api.py:719] torch.SignalException: Process 3 got signal: 1\n": NotMemory,
+	} {
+		e := explainText(t, twoSteps+text)
+		if e.Cause.Resource != want {
+			t.Errorf("%q is %q (%s), want %q: %s", text, e.Cause.Resource, e.Confidence, want, e.Cause.Text)
+		}
+		if want == Undetermined && (len(e.Evidence) == 0 || len(e.Collect) == 0) {
+			t.Errorf("%q: no line is quoted, or nothing is to be collected", text)
+		}
+	}
+}
+
+// TestErrorBehindExitCode: an error at the end of the output is one, whatever the exit code of the script around it.
+// Where the output goes on, the program has dealt with it.
+func TestErrorBehindExitCode(t *testing.T) {
+	failed := []string{"Traceback (most recent call last):", `  File "t.py", line 3, in <module>`,
+		"OSError: [Errno 24] Too many open files"}
+	for name, c := range map[string]struct {
+		lines []string
+		want  Resource
+	}{
+		"at the end": {append(failed, "done"), NotMemory},
+		"goes on":    {append(failed, "a", "b", "c", "d", "e"), None},
+	} {
+		e := Explain(Inputs{Recordings: []*Recording{recorded(samples.Sample{}, samples.RankEnd{}, c.lines...)}})
+		if e.Cause.Resource != c.want {
+			t.Errorf("%s: %q, want %q", name, e.Cause.Resource, c.want)
+		}
+	}
+}
+
+// TestPipeHidesEnds: the exit code 0 of a pipe is no proof of a good end.
+func TestPipeHidesEnds(t *testing.T) {
+	r := recorded(samples.Sample{}, samples.RankEnd{}, "step 3 loss 1")
+	r.start.Start.Command = []string{"bash", "-c", "python t.py | tee log"}
+	e := Explain(Inputs{Recordings: []*Recording{r}})
+	if e.Cause.Resource != None || e.Confidence != Likely || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
+		t.Errorf("%q, %s, %q", e.Cause.Resource, e.Confidence, e.Notes)
+	}
+}
+
+// TestGrowthOfUnended: a recording that stops tells how fast memory grew, and who had it.
+func TestGrowthOfUnended(t *testing.T) {
+	r := NewRecording("run.jsonl", samples.Record{Start: &samples.Start{Schema: samples.Schema}})
+	for i := range 4 {
+		r.Add(&samples.Record{Time: time.Duration(i) * time.Second, Sample: &samples.Sample{
+			Node: samples.Node{Memory: 64 * gib, Available: 60*gib - ledger.Bytes(i)*gib},
+			Processes: []samples.Process{{PID: 7, Name: "python", Role: samples.RankProcess,
+				Proportional: samples.Kinds{Anonymous: ledger.Bytes(i) * gib}}}}})
+	}
+	e := Explain(Inputs{Recordings: []*Recording{r}})
+	if len(e.Evidence) != 1 || !strings.Contains(e.Evidence[0].Says, "grew by 1.00 GiB a "+
+		"second") || len(e.Holders) != 1 {
+		t.Errorf("%+v, %+v", e.Evidence, e.Holders)
+	}
+}
+
+// TestFreeGPU: "out of memory" of a library beside a GPU that is mostly free is no full GPU.
+func TestFreeGPU(t *testing.T) {
+	e := Explain(Inputs{Sources: []*evidence.Source{from("log", evidence.TrainerLog,
+		evidence.GPUUsage{Total: known(80 * gib), Free: known(70 * gib)},
+		evidence.LibraryFailed{Library: "NCCL", Memory: true})}})
+	if e.Cause.Resource != Undetermined {
+		t.Errorf("%q, %s", e.Cause.Resource, e.Cause.Text)
+	}
+}
