@@ -48,7 +48,7 @@ const input = "../../internal/input/"
 
 // Documents of the repository, and of a folder beside it that not every checkout has.
 var (
-	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", input + "recipe/testdata/good/*.json",
+	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", input + "recipe/deepspeed/testdata/good/*.json",
 		"../../../shared/data/configs/*.json", "../../../shared/data/configs/*.y*ml",
 		"FOLDER: ../../../shared/data/reports/*/*.yaml", "../../../shared/data/topologies/*"}
 	models = []string{"../../examples/config.json", input + "model/testdata/multimodal/*.json",
@@ -62,10 +62,10 @@ var (
 	plans      = []string{"MADE plan-*.json", "../../examples/recordings/plan.json"}
 	recordings = []string{"../../examples/recordings/run.jsonl"}
 	machines   = []string{"../../examples/machines/*.txtar"}
-	deepspeeds = []string{input + "recipe/testdata/good/*.json", "../../examples/zero2*.json",
+	deepspeeds = []string{input + "recipe/deepspeed/testdata/good/*.json", "../../examples/zero2*.json",
 		"../../../shared/data/configs/*ds*config*.json"}
 	accelerates = []string{"../../examples/*.yaml", "../../../shared/data/configs/huggingface_accelerate*.yaml"}
-	adapters    = []string{"../../examples/adapter_config.json", input + "recipe/testdata/good/*.json"}
+	adapters    = []string{"../../examples/adapter_config.json", input + "recipe/deepspeed/testdata/good/*.json"}
 	trainings   = []string{"../../examples/training_args.json", "../../examples/llama_factory.yaml"}
 	scripts     = []string{"../../examples/megatron.sh"}
 	checkpoints = []string{"FOLDER: " + input + "model/testdata/checkpoint/*"}

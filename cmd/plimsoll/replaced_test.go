@@ -54,7 +54,7 @@ func TestReplacedModels(t *testing.T) {
 
 // TestReplacedRecipes does so with configurations of DeepSpeed and of others.
 func TestReplacedRecipes(t *testing.T) {
-	list, err := filepath.Glob("../../internal/input/recipe/testdata/good/*.json")
+	list, err := filepath.Glob("../../internal/input/recipe/deepspeed/testdata/good/*.json")
 	if err != nil || len(list) == 0 {
 		t.Fatal(err)
 	}

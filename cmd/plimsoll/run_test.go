@@ -178,7 +178,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 			trap 'sleep 0.1; [ "$(cut -d" " -f3 /proc/$child/stat)" = S ] && exit 5; exit 6' TERM`, 5, "passed on"},
 		{[]string{"--nproc", "2"}, syscall.SIGUSR1, `trap "exit 0" USR1`, 0, "passed on"},
 		{[]string{"--nproc", "2", "--grace", "200ms"}, syscall.SIGTERM, `trap "" TERM`, 128 + 9,
-			"2 ranks have " + overdue + " 200ms"},
+			"2 ranks " + overdue + " 200ms"},
 	} {
 		begun := filepath.Join(t.TempDir(), "begun")
 		script := c.script + "\n: > " + begun + "$RANK\nwhile :; do sleep 0.05; done"
