@@ -48,7 +48,8 @@ const input = "../../internal/input/"
 
 // Documents of the repository, and of a folder beside it that not every checkout has.
 var (
-	recipes = []string{"../../examples/*.json", "../../examples/*.yaml", input + "recipe/deepspeed/testdata/good/*.json",
+	recipes = []string{"../../examples/*.json", "../../examples/*.yaml",
+		input + "recipe/deepspeed/testdata/good/*.json",
 		"../../../shared/data/configs/*.json", "../../../shared/data/configs/*.y*ml",
 		"FOLDER: ../../../shared/data/reports/*/*.yaml", "../../../shared/data/topologies/*"}
 	models = []string{"../../examples/config.json", input + "model/testdata/multimodal/*.json",
