@@ -30,7 +30,7 @@ func parseCommand(file string, text []byte) *strict.Document {
 
 // readCommand returns the training that a script starts, and the line that starts it.
 func readCommand(file string, text []byte) (found *strict.Document, launch *launchLine) {
-	variables, set := map[string]string{}, map[string]word{}
+	variables, places := map[string]string{}, map[string]int64{}
 	for _, line := range shellCommands(string(text)) {
 		if len(line) > 0 && line[0].text == "export" {
 			line = line[1:]
@@ -38,7 +38,7 @@ func readCommand(file string, text []byte) (found *strict.Document, launch *laun
 		for len(line) > 0 && assignment.MatchString(line[0].text) {
 			name, is, _ := strings.Cut(line[0].text, "=")
 			variables[name] = expand(is, variables)
-			set[name] = word{variables[name], line[0].at, line[0].quoted}
+			places[name] = line[0].at
 			line = line[1:]
 		}
 		name, arguments, kind := trains(line)
@@ -48,7 +48,7 @@ func readCommand(file string, text []byte) (found *strict.Document, launch *laun
 			found.Root.Members = []strict.Member{{Name: several, At: line[0].at, Value: strict.Of(true)}}
 			return found, nil
 		default:
-			launch = &launchLine{line, maps.Clone(set), kind.LaunchVariables}
+			launch = &launchLine{line, maps.Clone(variables), maps.Clone(places), kind.LaunchVariables}
 			root := &strict.Value{Kind: '{', At: line[0].at}
 			root.Members = append(commandMembers(arguments, variables), strict.Member{Name: name, At: line[0].at,
 				Value: strict.Of(true)})

@@ -1,7 +1,6 @@
 package recipe
 
 import (
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,8 +34,9 @@ const allRanks = "num_processes"
 // launchLine is a command that starts a training, with what comes before it.
 type launchLine struct {
 	words     []word // of the launcher and the training
-	variables map[string]word
-	reads     []string // variables that say the ranks of a node and the nodes, in this order
+	variables map[string]string
+	places    map[string]int64 // where the script sets them
+	reads     []string         // variables that say the ranks of a node and the nodes, in this order
 }
 
 // launch returns what the line says of ranks, nil for nothing.
@@ -85,22 +85,17 @@ func (l *launchLine) count(d *strict.Document, of *Launch, names ...string) *Cou
 
 // variable returns the value of a variable of the environment.
 func (l *launchLine) variable(d *strict.Document, of *Launch, name string) *Count {
-	w, set := l.variables[name]
+	value, set := l.variables[name]
 	if !set {
 		return nil
 	}
-	return l.number(d, of, name, w)
+	return l.number(d, of, name, word{value, l.places[name], false})
 }
 
 // number reads a number of ranks. A value that the script does not set is unknown.
 func (l *launchLine) number(d *strict.Document, of *Launch, name string, w word) *Count {
-	texts := map[string]string{}
-	for name, value := range maps.All(l.variables) {
-		texts[name] = value.text
-	}
-	text := expand(w.text, texts)
 	c := Count{Place: d.Position(w.at), Name: name}
-	n, err := strconv.Atoi(strings.Trim(text, `"'`))
+	n, err := strconv.Atoi(expand(w.text, l.variables))
 	if err != nil || n < 1 {
 		of.Unknown = append(of.Unknown, c)
 		return nil

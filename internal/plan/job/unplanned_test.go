@@ -88,13 +88,14 @@ func TestUnitsOfEncoders(t *testing.T) {
 		units string
 		noted bool
 	}{
-		"qwen2.5-vl-3b": {"Qwen2_5_VLDecoderLayer,Qwen2_5_VLVisionBlock", false},
-		"qwen2.5-vl-7b": {"Qwen2_5_VLDecoderLayer", false},
-		"glm-4-9b-0414": {"GlmDecoderLayer", true},
-		"qwen3-4b":      {"Qwen2DecoderLayer,Qwen3DecoderLayer", true},
-		"gpt-oss-20b":   {"GptOssDecoderLayer", false},
-		"whisper-small": {"WhisperEncoderLayer,WhisperDecoderLayer", false},
-		"whisper-base":  {"WhisperEncoderLayer", true},
+		"qwen2.5-vl-3b":         {"Qwen2_5_VLDecoderLayer,Qwen2_5_VLVisionBlock", false},
+		"qwen2.5-vl-7b":         {"Qwen2_5_VLDecoderLayer", false},
+		"glm-4-9b-0414":         {"GlmDecoderLayer", true},
+		"qwen3-4b":              {"Qwen2DecoderLayer,Qwen3DecoderLayer", true},
+		"gpt-oss-20b":           {"GptOssDecoderLayer", false},
+		"whisper-small":         {"WhisperEncoderLayer,WhisperDecoderLayer", false},
+		"whisper-base":          {"WhisperEncoderLayer", true},
+		"clip-vit-base-patch32": {"CLIPEncoderLayer", false},
 		"../../input/model/testdata/remote/baichuan2-7b.json": {"DecoderLayer", false},
 	} {
 		q := Request{Model: name, MicroBatch: 1, Accelerate: file(filepath.Base(name)+".yaml",

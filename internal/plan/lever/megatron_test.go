@@ -8,7 +8,6 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
-	"plimsoll/internal/plan/plan"
 )
 
 // largeScript is a training that does not fit a GPU of 40 GB.
@@ -40,7 +39,7 @@ func TestMegatronLevers(t *testing.T) {
 		}
 		edited := q
 		edited.Texts = c.Texts
-		if held, _ := planOf(t, edited).Held(ledger.GPU, nil); held != c.After {
+		if held, _ := planned(t, edited).Held(ledger.GPU, nil); held != c.After {
 			t.Errorf("%v: %v are planned, and the edited script takes %v", &c, c.After, held)
 		}
 	}
@@ -67,7 +66,7 @@ func TestMegatronLeversOfArguments(t *testing.T) {
 		if len(c.Edits) > 0 || !strings.HasPrefix(c.Flags[0], added+"--") {
 			t.Errorf("%v: edits %v, flags %q", &c, c.Edits, c.Flags)
 		}
-		if held, _ := planOf(t, c.Request).Held(ledger.GPU, nil); held != c.After {
+		if held, _ := planned(t, c.Request).Held(ledger.GPU, nil); held != c.After {
 			t.Errorf("%v: %v are planned, and the request takes %v", &c, c.After, held)
 		}
 	}
@@ -75,7 +74,7 @@ func TestMegatronLeversOfArguments(t *testing.T) {
 
 func forMegatron(t *testing.T, q job.Request) []Change {
 	t.Helper()
-	p := planOf(t, q)
+	p := planned(t, q)
 	if need := NeedOf(p); need != GPUMemory {
 		t.Fatalf("the job lacks %q: %+v", need, p.Verdict)
 	}
@@ -84,17 +83,4 @@ func forMegatron(t *testing.T, q job.Request) []Change {
 		t.Fatal(err)
 	}
 	return changes
-}
-
-func planOf(t *testing.T, q job.Request) *plan.Plan {
-	t.Helper()
-	j, err := q.Resolve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := plan.New(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
