@@ -168,7 +168,7 @@ func (r Request) start(ctx context.Context, interpreter, lib, scratch string) er
 		return fault.Inputf("%s cannot be started: %v", interpreter, err)
 	}
 	root := command.Process.Pid
-	all := &processTree{members: map[probe.Identity]bool{}}
+	all := &processTree{scratch: scratch, members: map[probe.Identity]bool{}}
 	ended, guarded := make(chan struct{}), make(chan struct{})
 	ctx, exceed := context.WithCancelCause(ctx)
 	defer exceed(nil)

@@ -4,13 +4,18 @@ package ghost
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/machine/probe"
 )
 
 // TestMailbox plays ranks that others wait for once all wait, and refuses what nobody can send.
@@ -76,5 +81,37 @@ func TestRoom(t *testing.T) {
 	}
 	if b.leave(other); b.exceeds(one, 4*ledger.GiB) || !b.hasRoom() {
 		t.Error("one that has left counts")
+	}
+}
+
+// TestClaim ends a process whose parent ended before anybody looked at what it had started, and no other's.
+func TestClaim(t *testing.T) {
+	orphan := func(scratch string) int {
+		command := exec.Command("sh", "-c", "setsid sleep 600 >&- 2>&- & echo $!")
+		command.Env = append(os.Environ(), "TRITON_CACHE_DIR="+filepath.Join(scratch, "triton"))
+		said, err := command.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+		return pid
+	}
+	runs := func(pid int) bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err == nil && !strings.Contains(string(stat), ") Z ")
+	}
+	scratch := t.TempDir()
+	mine, other := orphan(scratch), orphan(scratch+"0")
+	tree := &processTree{scratch: scratch, members: map[probe.Identity]bool{}}
+	tree.end(1 << 30) // the program itself has ended
+	if runs(mine) {
+		t.Error("its process runs on")
+	}
+	if !runs(other) {
+		t.Error("another program's process was ended")
 	}
 }

@@ -25,18 +25,24 @@ import (
 // processTree is the processes of a program: the one that was started, and all that it has started, in whatever
 // session. The first one adopts those whose parents have ended.
 type processTree struct {
+	scratch string // the folder that only this program's processes have in their environment
+
 	mutex   sync.Mutex
 	members map[probe.Identity]bool
 }
 
 // look finds new processes, and returns those that run.
 func (t *processTree) look(root int) []probe.Identity {
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
 	all, err := probe.Processes()
 	if err != nil {
 		return nil
 	}
+	return t.find(root, all)
+}
+
+func (t *processTree) find(root int, all []probe.Running) []probe.Identity {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
 	slices.SortFunc(all, func(a, b probe.Running) int { return cmp.Compare(a.StartTime, b.StartTime) })
 	var running []probe.Identity
 	known := map[int]bool{root: true}
@@ -53,8 +59,31 @@ func (t *processTree) look(root int) []probe.Identity {
 	return running
 }
 
-// end ends all processes. They are stopped first, so that none starts another one unseen.
+// claim finds processes whose parents ended before anybody looked. They have the program's environment, in which the
+// caches of libraries are in the scratch folder.
+func (t *processTree) claim() {
+	all, err := probe.Processes()
+	if err != nil {
+		return
+	}
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for _, p := range all {
+		environment, _ := files.ReadKernel(filepath.Join("/proc", strconv.Itoa(p.PID), "environ")) // not of other users
+		if strings.Contains(string(environment), t.scratch+string(os.PathSeparator)) {
+			t.members[p.Identity] = true
+		}
+	}
+}
+
+// lastsAfterKill bounds the wait for a killed process. One in a call that nothing interrupts, as to a disk that does not
+// answer, would be waited for without end.
+const lastsAfterKill = 10 * time.Second
+
+// end ends all processes, and returns when they have ended: until then they hold memory and files. They are stopped
+// first, so that none starts another one unseen.
 func (t *processTree) end(root int) {
+	t.claim()
 	stopped := map[probe.Identity]bool{}
 	for more := true; more; {
 		more = false
@@ -67,6 +96,12 @@ func (t *processTree) end(root int) {
 	}
 	for p := range stopped {
 		_ = syscall.Kill(p.PID, syscall.SIGKILL)
+	}
+	deadline := time.Now().Add(lastsAfterKill)
+	for p := range stopped {
+		for p.IsRunning() && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 
