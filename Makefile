@@ -301,9 +301,10 @@ bench-compare: ## Compare the kernels with those of commit REF
 
 .PHONY: accuracy
 accuracy: ## Hold plans against public measurements, and write docs/accuracy.md (needs the measurements)
+	shared=$${PLIMSOLL_SHARED:-$(CURDIR)/../shared}/data; \
 	$(GO) -C cmd/accuracy run . -write $(CURDIR)/docs/accuracy.md \
-		-table $(CURDIR)/internal/plan/published/measurements.tsv
-	$(GO) -C cmd/accuracy run . -megatron $${PLIMSOLL_SHARED:-$(CURDIR)/../shared}/data/megatron-golden-dev.jsonl
+		-table $(CURDIR)/internal/plan/published/measurements.tsv $$shared/measurements-dev.jsonl && \
+	$(GO) -C cmd/accuracy run . -megatron $$shared/megatron-golden-dev.jsonl
 
 .PHONY: ghost-rows
 ghost-rows: build python ## Plan jobs by the planner's own model and by their programs, and write docs/rows.md (20 minutes)

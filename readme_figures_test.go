@@ -26,12 +26,24 @@ func TestReadmeFigures(t *testing.T) {
 		if program != "plimsoll plan" {
 			continue
 		}
-		if want := fmt.Sprintf("half of %s public measurements are within %s, nine tenths within %s", row[1], row[2],
-			row[3]); !strings.Contains(readme, want) {
+		if want := fmt.Sprintf("Of %s that the planner was mended with, half are within %s, nine tenths within %s",
+			row[1], row[2], row[3]); !strings.Contains(flat(readme), want) {
 			t.Errorf("README.md lacks %q", want)
 		}
+	}
+	unseen := regexp.MustCompile(`planned (\d+) published runs that no developer had seen[^.]*\. The median of the\s+` +
+		`absolute error was ([\d.]+ %), the 90th percentile ([\d.]+ %)`).FindStringSubmatch(accuracy)
+	if unseen == nil {
+		t.Fatal("docs/accuracy.md does not say how plans of runs were that nobody had seen")
+	}
+	if want := fmt.Sprintf("of %s published runs that no developer had seen, half were within %s, nine tenths "+
+		"within %s", unseen[1], unseen[2], unseen[3]); !strings.Contains(flat(readme), want) {
+		t.Errorf("README.md lacks %q", want)
 	}
 	if want := fmt.Sprintf("| models | %d by name", len(model.Catalog())); !strings.Contains(readme, want) {
 		t.Errorf("README.md lacks %q", want)
 	}
 }
+
+// flat joins the lines of a paragraph.
+func flat(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -86,7 +86,7 @@ func checkAddresses(t *testing.T, results []result, megatronRuns []goldenResult)
 func TestStaleDocument(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "accuracy.md")
 	for _, stale := range []string{"", "x"} {
-		if err := os.WriteFile(file, append(documentOf(nil, nil), stale...), 0o644); err != nil {
+		if err := os.WriteFile(file, append(documentOf(nil, nil, nil), stale...), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if err := checkDocument(file, nil, nil); (err != nil) != (stale != "") {

@@ -22,7 +22,8 @@ func main() {
 func run(args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("accuracy", flag.ContinueOnError)
 	check := flags.String("check", "", "fail if this `file` is not the report of these measurements")
-	document := flags.String("write", "", "also write the report to this `file`, in Markdown")
+	document := flags.String("write", "",
+		"also write the report to this `file`, in Markdown, and the first scores beside it")
 	list := flags.String("table", "", "also write the figures with their sources to this `file`, for package published")
 	detail := flags.Bool("detail", false, "show every quantity, and the command line of every row")
 	keep := flags.String("keep", "", "`folder` for the files that the rows are expressed in; without, they are removed")
@@ -80,5 +81,15 @@ func run(args []string, out io.Writer) error {
 	if *document == "" {
 		return nil
 	}
-	return os.WriteFile(*document, documentOf(results, megatronRuns), 0o644)
+	first, err := readHistory(historyFile(*document))
+	if err != nil {
+		return err
+	}
+	if err := first.add(results, filepath.Dir(*document)); err != nil {
+		return err
+	}
+	if err := first.write(historyFile(*document)); err != nil {
+		return err
+	}
+	return os.WriteFile(*document, documentOf(results, first, megatronRuns), 0o644)
 }

@@ -69,7 +69,7 @@ func (t *processTree) claim() {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	for _, p := range all {
-		environment, _ := files.ReadKernel(filepath.Join("/proc", strconv.Itoa(p.PID), "environ")) // not of other users
+		environment, _ := files.ReadKernel(fmt.Sprintf("/proc/%d/environ", p.PID)) // not of other users
 		if strings.Contains(string(environment), t.scratch+string(os.PathSeparator)) {
 			t.members[p.Identity] = true
 		}
