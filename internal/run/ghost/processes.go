@@ -76,8 +76,8 @@ func (t *processTree) claim() {
 	}
 }
 
-// lastsAfterKill bounds the wait for a killed process. One in a call that nothing interrupts, as to a disk that does not
-// answer, would be waited for without end.
+// lastsAfterKill bounds the wait for a killed process. One in a call that nothing interrupts, as to a disk that does
+// not answer, would be waited for without end.
 const lastsAfterKill = 10 * time.Second
 
 // end ends all processes, and returns when they have ended: until then they hold memory and files. They are stopped
