@@ -52,9 +52,9 @@ type recomputation struct {
 // times returns the times of a forward and a backward pass. A backward pass has twice the products of a forward pass:
 // for gradients of inputs and of weights. Fused attention computes its scores once more.
 func (r *rates) times(w *work, again recomputation, compiled bool) (forward, backward float64) {
-	dense, experts := max(w.dense/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
+	head, loss := w.head/r.head, w.loss/r.Device
+	dense, experts := max(head+(w.dense-w.head)/r.dense, w.read/r.Device), max(w.experts/r.experts, w.weights/r.Device)
 	attention, other := w.attention/r.attention, (w.traffic+w.loss+w.dequantized)/r.Device
-	head, loss := w.head/r.dense, w.loss/r.Device
 	if r.given {
 		dense, experts, attention, other = w.dense/r.FLOPS, w.experts/r.FLOPS, w.attention/r.FLOPS, 0
 		head, loss = w.head/r.FLOPS, 0
@@ -102,21 +102,21 @@ func (p *predictor) reference() float64 {
 
 // group returns the bytes a second that pass each rank of a ring, of whose ranks so many are in each node. A node has
 // as many rings as ranks, and each leaves it by the port of another rank.
-func (p *predictor) group(ranks, inNode int64) float64 {
-	network := p.rates.network * float64(inNode)
+func (r *rates) group(ranks, inNode int64) float64 {
+	network := r.network * float64(inNode)
 	switch {
 	case ranks <= inNode:
-		return p.rates.peer
-	case p.rates.peer == 0:
+		return r.peer
+	case r.peer == 0:
 		return network
 	}
-	return min(p.rates.peer, network)
+	return min(r.peer, network)
 }
 
 // gather returns the time of an all-gather in a ring, or of a reduce-scatter: each rank sends all parts but its own. An
 // all-reduce is both. The operation comes in pieces, each with its latency.
 func (p *predictor) gather(bytes float64, ranks int64, pieces float64) float64 {
-	return p.ring(bytes, ranks, max(1, int64(p.job.RanksPerNode)/p.job.Parallel.Tensor), pieces)
+	return p.rates.ring(bytes, ranks, max(1, int64(p.job.RanksPerNode)/p.job.Parallel.Tensor), pieces)
 }
 
 // gatherModel returns the time in which FSDP gathers so many bytes of all parameters, or reduces as many of their
@@ -129,16 +129,16 @@ func (p *predictor) gatherModel(bytes, pieces float64) float64 {
 	experts := bytes * expertPart(p.job)
 	inNode := max(1, int64(p.job.RanksPerNode)/(parallel.Tensor*parallel.Expert))
 	return p.gather(bytes-experts, parallel.Shard, pieces) +
-		p.ring(experts/float64(parallel.Expert), parallel.Shard/parallel.Expert, inNode, pieces)
+		p.rates.ring(experts/float64(parallel.Expert), parallel.Shard/parallel.Expert, inNode, pieces)
 }
 
 // ring is gather for a ring with so many of its ranks in a node.
-func (p *predictor) ring(bytes float64, ranks, inNode int64, pieces float64) float64 {
+func (r *rates) ring(bytes float64, ranks, inNode int64, pieces float64) float64 {
 	if ranks <= 1 {
 		return 0
 	}
 	n := float64(ranks)
-	return bytes*(n-1)/n/p.group(ranks, inNode) + pieces*collectiveTime
+	return bytes*(n-1)/n/r.group(ranks, inNode) + pieces*collectiveTime
 }
 
 // hidden returns what a pass does not hide of a communication that comes in pieces: one piece, and what takes longer
@@ -163,7 +163,7 @@ func (p *predictor) communicate() {
 		reduce := p.gatherModel(trained*gradient, blocks)
 		if replicas := int64(j.Replicas()); replicas > 1 {
 			inNode := max(1, int64(j.RanksPerNode)/(j.Parallel.Tensor*shard))
-			reduce += 2 * p.ring(trained*gradient/float64(shard), replicas, inNode, blocks)
+			reduce += 2 * p.rates.ring(trained*gradient/float64(shard), replicas, inNode, blocks)
 		}
 		if j.FSDP.OffloadParameters {
 			once += model / float64(shard) / p.rates.Link.In
@@ -230,22 +230,22 @@ func (p *predictor) within() (forward, backward float64) {
 	}
 	inNode := max(1, int64(j.RanksPerNode)/j.Parallel.Tensor)
 	for _, b := range j.Model.Network.Blocks() {
-		reduces := 2 * 2 * p.ring(tokens*residual, j.Parallel.Tensor, int64(j.RanksPerNode), 1)
+		reduces := 2 * 2 * p.rates.ring(tokens*residual, j.Parallel.Tensor, int64(j.RanksPerNode), 1)
 		add(reduces, reduces)
 		if n := j.Parallel.Context; n > 1 {
 			a := &b.Attention
 			each := tokens * width / float64(j.Parallel.Tensor)
 			keys := each * float64(a.KeyValueHeads*(a.Width+cmp.Or(a.ValueWidth, a.Width)))
 			if j.Parallel.Ulysses || j.Parallel.DeepSpeedUlysses {
-				once := p.ring(2*each*float64(a.Heads*a.Width)+keys, n, inNode, 4)
+				once := p.rates.ring(2*each*float64(a.Heads*a.Width)+keys, n, inNode, 4)
 				add(once, once)
 			} else {
-				once := p.ring(keys*float64(n), n, inNode, float64(n-1))
+				once := p.rates.ring(keys*float64(n), n, inNode, float64(n-1))
 				add(once, 2*once)
 			}
 		}
 		if x := b.FeedForward.Mixture; x != nil && j.Parallel.Expert > 1 { // to the experts and back
-			once := 2 * p.ring(tokens*residual*float64(x.Chosen), j.Parallel.Expert, inNode, 1)
+			once := 2 * p.rates.ring(tokens*residual*float64(x.Chosen), j.Parallel.Expert, inNode, 1)
 			add(once, once)
 		}
 	}

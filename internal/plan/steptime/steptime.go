@@ -9,7 +9,6 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
-	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/model"
 	"plimsoll/internal/plan/forward"
 	"plimsoll/internal/plan/job"
@@ -53,8 +52,9 @@ type share [3]float64
 const expected = 0
 
 // shares are stated, and not fitted to step times.
-var shares = struct{ dense, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
+var shares = struct{ dense, fp8, experts, flash, flashOnHopper, memory, link, peer, network, host share }{
 	dense:         share{0.70, 0.45, 0.88},
+	fp8:           share{0.55, 0.35, 0.75}, // of twice the rate of 16 bits, with the casts around the products
 	experts:       share{0.50, 0.30, 0.70},
 	flash:         share{0.60, 0.30, 0.73},
 	flashOnHopper: share{0.40, 0.30, 0.75},
@@ -73,11 +73,7 @@ const (
 
 // Refusal returns why the model has no basis for a job on a machine, as a *fault.Input, or nil.
 func Refusal(j *job.Job, m Machine) error {
-	var lacks []string
 	switch {
-	case j.Megatron != nil:
-		return fault.Inputf("the time of a step of %s is not predicted yet", megatron.Program).
-			WithHint("plan its memory only")
 	case j.OnCPU:
 		return fault.Inputf("the model of time knows passes on GPUs only").WithHint("leave --cpu out")
 	case j.Model.Network.Opaque != nil:
@@ -87,18 +83,7 @@ func Refusal(j *job.Job, m Machine) error {
 	if what := unmodelled(j); what != "" {
 		return fault.Inputf("the time of %s is not modelled", what).WithHint("plan its memory only")
 	}
-	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
-		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
-	}
-	if m.Device == 0 && j.GPU.Bandwidth == 0 {
-		lacks = append(lacks, "the bandwidth of the GPU's memory (--gpu)")
-	}
-	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
-		lacks = append(lacks, "the rate of the network between nodes (--network)")
-	}
-	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
-		lacks = append(lacks, "the rate of the links between GPUs (--gpu)")
-	}
+	lacks := m.lacks(j)
 	if d := j.DeepSpeed; d != nil && (d.ZenFlow != nil || d.OffloadOptimizer.Device == "nvme" ||
 		d.OffloadParameters.Device == "nvme") {
 		return fault.File(d.File).Inputf("the time of ZenFlow and of offloading to NVMe is not modelled").
@@ -117,8 +102,28 @@ func Refusal(j *job.Job, m Machine) error {
 	return nil
 }
 
+// lacks returns the rates of GPUs and their links that are not known, and how to give them.
+func (m Machine) lacks(j *job.Job) (lacks []string) {
+	if m.FLOPS == 0 && j.GPU.Speed.Half == 0 {
+		lacks = append(lacks, "the speed of the GPU (--gpu, or --tflops)")
+	}
+	if m.Device == 0 && j.GPU.Bandwidth == 0 {
+		lacks = append(lacks, "the bandwidth of the GPU's memory (--gpu)")
+	}
+	if j.Nodes > 1 && m.Network == 0 && j.GPU.Speed.Network == 0 {
+		lacks = append(lacks, "the rate of the network between nodes (--network)")
+	}
+	if j.RanksPerNode > 1 && j.GPU.Speed.Peer == 0 {
+		lacks = append(lacks, "the rate of the links between GPUs (--gpu)")
+	}
+	return lacks
+}
+
 // unmodelled returns what a job does whose time has no basis, or "".
 func unmodelled(j *job.Job) string {
+	if j.Megatron != nil {
+		return unmodelledOfMegatron(j.Megatron)
+	}
 	switch {
 	case j.Images.Count > 0:
 		return "encoders of images"
@@ -158,10 +163,14 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 	s := &Step{Tokens: j.Sequences() * sequenceOf(j) * int64(j.Accumulation) * int64(j.World) /
 		(j.Parallel.Tensor * j.Parallel.Context)}
 	var parts func(rates) (parts, error)
-	if j.Pipeline != nil {
+	switch {
+	case j.Megatron != nil:
+		s.Tokens = j.Megatron.GlobalBatch * j.Megatron.Sequence
+		parts = newMegatronStages(j.Megatron).parts
+	case j.Pipeline != nil:
 		s.Tokens = s.Tokens * int64(j.Pipeline.Micros) / j.Pipeline.Degree
 		parts = newStages(j, float64(trained)).parts
-	} else {
+	default:
 		parts = onOneStage(j, float64(trained), offloaded)
 	}
 	for end := range 3 {
@@ -171,7 +180,7 @@ func Predict(j *job.Job, m Machine, trained int64, offloaded []roads.Parameter) 
 		}
 		s.take(found, end)
 	}
-	if j.Pipeline == nil {
+	if j.Pipeline == nil && j.Megatron == nil {
 		s.HiddenFrom = hiddenFrom(j, m, s.Forward.Expected)
 	}
 	return s, nil
@@ -206,6 +215,7 @@ func (s *Step) take(p parts, end int) {
 type rates struct {
 	roads.Rates
 	dense, experts, attention float64
+	head                      float64 // products outside of all blocks, which are not in fp8
 	peer, network             float64
 	given                     bool // FLOPS was: it holds for the passes with all that they do
 }
@@ -227,6 +237,10 @@ func ratesAt(j *job.Job, m Machine, end int) rates {
 		flash = shares.dense
 	}
 	r.dense, r.experts, r.attention = peak*shares.dense[end], peak*shares.experts[end], peak*flash[end]
+	r.head = r.dense
+	if j.Megatron != nil && j.Megatron.FP8 != "" {
+		r.dense = 2 * peak * shares.fp8[end]
+	}
 	if r.Device == 0 {
 		r.Device = j.GPU.Bandwidth * giga * shares.memory[end]
 	}

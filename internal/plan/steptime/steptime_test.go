@@ -140,7 +140,7 @@ func TestPorts(t *testing.T) {
 		ranks, inNode int64
 		want          float64
 	}{{8, 8, p.rates.peer}, {32, 8, 8 * p.rates.network}, {4, 1, p.rates.network}, {8, 2, 2 * p.rates.network}} {
-		if got := p.group(test.ranks, test.inNode); got != test.want {
+		if got := p.rates.group(test.ranks, test.inNode); got != test.want {
 			t.Errorf("%d ranks, %d in a node: %g B/s, want %g", test.ranks, test.inNode, got, test.want)
 		}
 	}

@@ -104,7 +104,7 @@ func NewRoads(of *PlanDocument, states string, r *plan.Roads, sources []string) 
 func (d *Roads) verdict(r *plan.Roads) string {
 	switch {
 	case r.Job.Megatron != nil:
-		return "no verdict on time: the time of a step of Megatron-LM is not predicted yet"
+		return "no verdict on time: that of optimizer states on the host is not predicted for Megatron-LM"
 	case len(r.Missing) > 0:
 		return "no verdict on time without " + strings.Join(r.Missing, ", ") + ": --machine has published rates"
 	case r.Best == nil:
