@@ -43,6 +43,12 @@ func TestPlansAgainstMeasurements(t *testing.T) {
 	}
 	checkAddresses(t, results, megatronRuns)
 	checkCoverage(t, "the main figure", coverageOf(results))
+	sources := coverageBySource(results)
+	for name := range sources { // no single source decides
+		if share := sources.share(name); share < 0.85 || share > 0.96 {
+			t.Errorf("without %s, %.1f %% of what each source measured is inside", name, 100*share)
+		}
+	}
 	for _, r := range results {
 		if r.falseFits > 0 {
 			t.Errorf("%s: the plan fits, and the run did not", r.ID)

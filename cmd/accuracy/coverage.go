@@ -47,6 +47,33 @@ func coverageOf(results []result) (c coverage) {
 	return c
 }
 
+// sourceCoverage counts the main figures of each source's runs.
+type sourceCoverage map[string]coverage
+
+func coverageBySource(results []result) sourceCoverage {
+	groups, c := map[string][]result{}, sourceCoverage{}
+	for _, r := range compared(results) {
+		groups[r.family()] = append(groups[r.family()], r)
+	}
+	for name, group := range groups {
+		if of := coverageOf(group); of.rows() > 0 {
+			c[name] = of
+		}
+	}
+	return c
+}
+
+// share returns the mean of the sources' shares, without one of them, which may be "".
+func (c sourceCoverage) share(without string) float64 {
+	var sum, sources float64
+	for name, of := range c {
+		if name != without {
+			sum, sources = sum+of.share(), sources+1
+		}
+	}
+	return sum / sources
+}
+
 // widthOf returns the median of the intervals' half widths, relative to the planned figure.
 func widthOf(results []result) float64 {
 	var widths []float64
@@ -70,6 +97,7 @@ func coverageTable(results []result) table.Writer {
 	t.AppendHeader(table.Row{"runs", "number"})
 	for _, line := range []table.Row{
 		{"with an interval", c.rows()}, {"inside of it", fmt.Sprintf("%d (%.1f %%)", c.inside, 100*c.share())},
+		{"inside, each source with one value", fmt.Sprintf("%.1f %%", 100*coverageBySource(results).share(""))},
 		{"above the upper end", c.above}, {"below the lower end", c.below},
 		{"planned as \"fits\" on their GPU", verdicts[plan.Fits]},
 		{"planned as \"tight\"", verdicts[plan.Tight]},

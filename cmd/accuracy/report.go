@@ -248,7 +248,8 @@ of the host are apart, and of each run the worst figure is shown, too.
 
 // intervals is the text of the report on intervals.
 const intervals = `Every planned peak has an interval that 90 %% of runs should be in. It follows from mechanisms, such as
-the fragments of the allocator, and not from these runs ([plan.md](plan.md#the-interval)). A figure is compared with the
+the fragments of the allocator. Only its last source, what is not modelled, was set by these runs: 15 %% of what is no
+state ([plan.md](plan.md#the-interval)). A figure is compared with the
 interval of its own level: allocated, reserved, or in use with context and NCCL. A figure that its source has rounded
 counts with half of its last digit. The median of the half widths is %.1f %% of the planned figure. Modules by themselves
 have no interval.
