@@ -64,4 +64,5 @@ require (
 	github.com/xo/terminfo v1.0.0 // indirect
 	golang.org/x/mod v0.42.0 // indirect
 	gopkg.in/neurosnap/sentences.v1 v1.0.6 // indirect
+	mvdan.cc/sh/v3 v3.14.1 // indirect
 )
