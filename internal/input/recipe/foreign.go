@@ -8,7 +8,9 @@ const (
 	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how " +
 		"it is sharded by flags, such as " + someFlags
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
-	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
+	byProgram = "plimsoll plans it as it runs: plimsoll plan --gpu H100-80GB --gpus 8 -- COMMAND, or from Python with " +
+		"plimsoll.plan"
+	byLoRA = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
 
 // trainingOf returns the kind of the configurations of a program that trains in a way of its own.

@@ -1,19 +1,35 @@
 package recipe
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/recipe/launcher"
+	"plimsoll/internal/input/recipe/shell"
 	"plimsoll/internal/input/recipe/strict"
 )
 
 // Launch is what a script says of the ranks of its training.
 type Launch struct {
+	By             string // the launcher, or the variable that a program reads; "" for none
+	Place          fault.Position
 	PerNode, Nodes *Count // nil where the script does not say them
 	// Unknown are arguments and variables whose values the script does not set.
 	Unknown []Count
+	// EveryDevice says that a rank starts on each device that is visible, and the script does not say how many are.
+	// Several says that the script asks for a launcher of several ranks by its name.
+	EveryDevice, Several bool
+	HostMemory           ledger.Bytes // of a node, 0 where the script does not say it
+	MemoryPlace          fault.Position
+	MemoryName           string
+	Notes                []Note
 }
 
 // Count is a number in a script.
@@ -23,83 +39,275 @@ type Count struct {
 	Is    int
 }
 
-// Launch arguments by what they count. accelerate's num_processes counts the ranks of all nodes.
-var (
-	perNodeArguments = strings.Fields("nproc_per_node num_gpus")
-	nodesArguments   = strings.Fields("nnodes num_nodes num_machines")
-)
-
-const allRanks = "num_processes"
-
-// launchLine is a command that starts a training, with what comes before it.
-type launchLine struct {
-	words     []word // of the launcher and the training
-	variables map[string]string
-	places    map[string]int64 // where the script sets them
-	reads     []string         // variables that say the ranks of a node and the nodes, in this order
+// Started is what a script starts.
+type Started struct {
+	Launch *Launch
+	// Config is the file that says how the training is, "" where the arguments of the command say it.
+	Config string
+	// Accelerate is the configuration of accelerate: its file, and what its flags change. It is nil without.
+	Accelerate *strict.Document
+	// Texts are those of files that the script writes itself, and of Config where arguments go before its keys.
+	Texts files.Texts
 }
 
-// launch returns what the line says of ranks, nil for nothing.
-func (l *launchLine) launch(d *strict.Document) *Launch {
-	of := &Launch{}
-	perNode := l.count(d, of, perNodeArguments...)
-	of.Nodes = l.count(d, of, nodesArguments...)
-	if len(l.reads) == 2 {
-		if perNode == nil {
-			perNode = l.variable(d, of, l.reads[0])
-		}
-		if of.Nodes == nil {
-			of.Nodes = l.variable(d, of, l.reads[1])
+// Starts returns what the script at path starts, or nil for a file that is no script of a training that plimsoll reads.
+// With an accelerate configuration given, that of the script does not count.
+func Starts(path string, texts files.Texts, given bool) (*Started, error) {
+	text, err := texts.Read(path, largest)
+	if err != nil || !isScript(path, text) {
+		return nil, nil
+	}
+	script, in, err := readScript(path, text)
+	if err != nil {
+		return nil, nil // Detect says so
+	}
+	found := trainings(script, in)
+	if len(found) != 1 || found[0].kind.Flag != ConfigFlag {
+		return nil, nil
+	}
+	s := &starter{training: found[0], script: script, to: &Started{Texts: files.Texts{}},
+		document: &strict.Document{File: path, Text: text, Root: &strict.Value{Kind: '{'}}}
+	maps.Copy(s.to.Texts, texts)
+	for name, written := range script.Written {
+		s.to.Texts[name] = []byte(written)
+	}
+	return s.to, s.read(given)
+}
+
+// starter reads what a script starts.
+type starter struct {
+	training
+	script   *shell.Script
+	document *strict.Document // of the script, for places
+	to       *Started
+}
+
+func (s *starter) read(given bool) error {
+	if err := s.configuration(); err != nil {
+		return err
+	}
+	if s.kind.ByAccelerate && s.line.By == "" { // its command passes these on
+		s.line.Pass(s.arguments)
+	}
+	if v := s.kind.LaunchVariables; len(v) == 2 {
+		s.line.Variables(v[0], v[1])
+	}
+	s.everyDevice()
+	if !given {
+		if err := s.accelerate(); err != nil {
+			return err
 		}
 	}
-	if all := l.count(d, of, allRanks); perNode == nil && all != nil {
-		nodes := 1
-		if of.Nodes != nil {
-			nodes = of.Nodes.Is
+	s.to.Launch = launchOf(s.document, s.line)
+	s.to.Launch.Several = s.to.Launch.Several || s.forced()
+	s.notes()
+	return nil
+}
+
+// everyDevice has a command of the kind that starts ranks itself do so.
+func (s *starter) everyDevice() {
+	if s.kind.EveryDevice && (strings.Contains(s.command, " ") || s.forced()) && s.line.By == "" {
+		s.line.OnEveryDevice(s.command)
+	}
+}
+
+// forced reports whether a variable has the command start ranks by a launcher.
+func (s *starter) forced() bool {
+	if s.kind.Forced == "" {
+		return false
+	}
+	value, _, set := s.line.Variable(s.kind.Forced)
+	return set && slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(value.Text))
+}
+
+// launchOf returns what a line says of ranks, with places.
+func launchOf(d *strict.Document, line *launcher.Line) *Launch {
+	placed := func(c *launcher.Count) *Count {
+		if c == nil {
+			return nil
 		}
-		if all.Is%nodes == 0 {
-			perNode = &Count{all.Place, all.Name, all.Is / nodes}
+		return &Count{d.Position(c.At), c.Name, c.Is}
+	}
+	l := &Launch{By: line.By, Place: d.Position(line.At), PerNode: placed(line.PerNode), Nodes: placed(line.Nodes),
+		EveryDevice: line.EveryDevice && line.PerNode == nil}
+	l.Several = line.By != "" && !strings.Contains(line.By, " ") || line.By == "accelerate launch"
+	for _, u := range line.Unknown {
+		l.Unknown = append(l.Unknown, *placed(&u))
+	}
+	if m := line.HostMemory; m != nil {
+		l.HostMemory, l.MemoryPlace, l.MemoryName = m.Is, d.Position(m.At), m.Name
+	}
+	return l
+}
+
+// notes says what of the script only a run can tell.
+func (s *starter) notes() {
+	l := s.to.Launch
+	note := func(at int64, key, says string) {
+		l.Notes = append(l.Notes, Note{Where: s.document.Position(at), What: key + " " + says})
+	}
+	at := s.line.Program[0].At
+	if c := s.line.Command; c.Unsure != "" {
+		note(at, s.command, "runs only as "+c.Unsure+" allows, which plimsoll does not evaluate")
+	} else if c.Often > 1 {
+		note(at, s.command, fmt.Sprintf("runs %d times in a loop: the plan is of the first", c.Often))
+	}
+	for _, name := range s.kind.LaunchVariables {
+		if at, hidden := s.line.Hidden(name); hidden {
+			note(at, name, "is set and not exported, so the program does not see it: write export before it")
 		}
 	}
-	if of.PerNode = perNode; of.PerNode == nil && of.Nodes == nil && of.Unknown == nil {
+}
+
+// configuration finds the file that a command names, and puts its other arguments over the file's keys.
+func (s *starter) configuration() error {
+	name, rest := s.named()
+	if name == nil {
+		if s.kind.OnlyByFile {
+			return s.fault(s.line.Program[0].At, fmt.Sprintf("%s names no configuration", s.command),
+				"name the file of the training, or give it to plimsoll as CONFIG")
+		}
 		return nil
 	}
-	return of
-}
-
-// count returns the value of the first of these arguments.
-func (l *launchLine) count(d *strict.Document, of *Launch, names ...string) *Count {
-	for i, w := range l.words {
-		name, value, given := strings.Cut(strings.TrimLeft(w.text, "-"), "=")
-		name = strings.ReplaceAll(name, "-", "_")
-		if !strings.HasPrefix(w.text, "-") || !slices.Contains(names, name) {
-			continue
+	path, text, err := s.find(*name)
+	if err != nil {
+		return err
+	}
+	s.to.Config = path
+	d := parseAny(path, text)
+	if isTOML(path) {
+		d, err = strict.ParseTOML(path, text)
+	}
+	if err != nil || d == nil { // Detect says what is wrong with the file
+		return nil
+	}
+	for _, m := range overrides(rest) {
+		r, err := d.Revise(m.Name, m.Value)
+		if err != nil {
+			return s.fault(m.At, fmt.Sprintf("%s is given over %s, and plimsoll cannot put it into that file", m.Name,
+				path), "write it in the file")
 		}
-		if !given && i+1 < len(l.words) {
-			value = l.words[i+1].text
+		if d = parseAny(path, r.Text); isTOML(path) {
+			d, err = strict.ParseTOML(path, r.Text)
 		}
-		return l.number(d, of, name, word{value, w.at, false})
+		if d == nil || err != nil {
+			return s.fault(m.At, fmt.Sprintf("%s cannot be put into %s", m.Name, path), "write it in the file")
+		}
+		s.to.Texts[path] = r.Text
 	}
 	return nil
 }
 
-// variable returns the value of a variable of the environment.
-func (l *launchLine) variable(d *strict.Document, of *Launch, name string) *Count {
-	value, set := l.variables[name]
-	if !set {
-		return nil
+// named returns the word that names the configuration, and the arguments without it.
+func (s *starter) named() (*shell.Word, []shell.Word) {
+	for way := range strings.FieldsSeq(s.kind.ConfigIn) {
+		if variable, is := strings.CutPrefix(way, "$"); is {
+			if w, at, set := s.line.Variable(variable); set {
+				w.At = at
+				return &w, s.arguments
+			}
+			continue
+		}
+		for i, w := range s.arguments {
+			flag, value, given := strings.Cut(strings.TrimPrefix(w.Text, "--"), "=")
+			switch isFlag := strings.HasPrefix(w.Text, "--"); {
+			case way == "1" && !isFlag && hasEnding(w.Text):
+				return &w, slices.Concat(s.arguments[:i], s.arguments[i+1:])
+			case way == "1" || !isFlag || strings.ReplaceAll(flag, "-", "_") != way:
+			case given:
+				return &shell.Word{Text: value, At: w.At, Unknown: w.Unknown}, slices.Delete(slices.Clone(s.arguments),
+					i, i+1)
+			case i+1 < len(s.arguments):
+				return &s.arguments[i+1], slices.Delete(slices.Clone(s.arguments), i, i+2)
+			}
+		}
 	}
-	return l.number(d, of, name, word{value, l.places[name], false})
+	return nil, s.arguments
 }
 
-// number reads a number of ranks. A value that the script does not set is unknown.
-func (l *launchLine) number(d *strict.Document, of *Launch, name string, w word) *Count {
-	c := Count{Place: d.Position(w.at), Name: name}
-	n, err := strconv.Atoi(expand(w.text, l.variables))
-	if err != nil || n < 1 {
-		of.Unknown = append(of.Unknown, c)
-		return nil
+// hasEnding reports whether a word ends like the name of a configuration, or may do so.
+func hasEnding(text string) bool {
+	return strict.IsYAML(text) || isTOML(text) || strings.HasSuffix(text, ".json") || strings.HasPrefix(text, "$")
+}
+
+// find returns the path and the text of a file that a script names.
+func (s *starter) find(name shell.Word) (string, []byte, error) {
+	if strings.Contains(name.Text, "$") {
+		return "", nil, s.fault(name.At, fmt.Sprintf("the configuration is %s, which the script does not set", name.Text),
+			"give the file to plimsoll in place of the script, with --gpus and --nodes")
 	}
-	c.Is = n
-	return &c
+	for _, path := range places(s.document.File, name.Text) {
+		text, err := s.to.Texts.Read(path, largest)
+		if err == nil {
+			return path, text, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", nil, &fault.Input{Where: s.document.Position(name.At), Err: err}
+		}
+	}
+	return "", nil, s.fault(name.At, fmt.Sprintf("the script names %s, which is not here", name.Text),
+		"give the path relative to the working directory, to the script or to a folder above it")
+}
+
+func (s *starter) fault(at int64, what, hint string) error {
+	return s.document.Inputf(at, "%s", what).WithHint(hint)
+}
+
+// overrides returns the arguments that go before keys of a file: --key value, and key=value.
+func overrides(words []shell.Word) (list []strict.Member) {
+	list = commandMembers(words)
+	for i, w := range words {
+		name, value, is := strings.Cut(w.Text, "=")
+		if behindFlag := i > 0 && strings.HasPrefix(words[i-1].Text, "--"); is && !behindFlag &&
+			!strings.HasPrefix(w.Text, "-") && looksLikeKey.MatchString(name) {
+			list = append(list, strict.Member{Name: name, At: w.At, Value: argument(shell.Word{Text: value, At: w.At})})
+		}
+	}
+	return slices.DeleteFunc(list, func(m strict.Member) bool {
+		return m.Value.Kind == '"' && strings.HasPrefix(m.Value.Text, "$") && harmless.MatchString(m.Name)
+	})
+}
+
+// CountsNodes reports whether an argument or a variable counts nodes.
+func CountsNodes(name string) bool {
+	return slices.Contains(strings.Fields("nnodes num_nodes num_machines nodes N NNODES PET_NNODES"), name)
+}
+
+// unplannedScript returns why a script is refused: the program that it starts, or that it starts none.
+func unplannedScript(path string, text []byte) error {
+	script, in, err := readScript(path, text)
+	if err != nil {
+		return err
+	}
+	d := &strict.Document{File: path, Text: text}
+	var best *launcher.Line
+	for _, c := range script.Commands {
+		line := launcher.Read(c, in)
+		if line == nil || !launcher.IsProgram(line) {
+			continue
+		}
+		if best == nil || best.By == "" && line.By != "" {
+			best = line
+		}
+	}
+	if best == nil {
+		return noConfiguration(path, nature(text))
+	}
+	name := best.Program[0].Text
+	how := "plimsoll plan --gpu NAME "
+	if best.PerNode != nil && best.PerNode.Is > 1 {
+		how += fmt.Sprintf("--gpus %d ", best.PerNode.Is)
+	}
+	return d.Inputf(best.Program[0].At, "the script starts %s, which plimsoll does not plan on paper", name).
+		WithHint(how + "-- " + shortCommand(best) + " plans it as it runs, without a GPU; or call plimsoll.plan in " +
+			"Python; or name its model by --model and the rest by flags")
+}
+
+// shortCommand returns the start of a command, for an example.
+func shortCommand(line *launcher.Line) string {
+	first := line.Program[0].Text
+	if strings.HasSuffix(first, ".py") {
+		return "python " + first + " ..."
+	}
+	return first + " ..."
 }

@@ -32,6 +32,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	}
 	d := parseContent(path, text)
 	switch {
+	case (d == nil || d.Root.Kind != '{') && isScript(path, text):
+		return "", unplannedScript(path, text)
 	case d == nil && isTOML(path):
 		return "", unreadable(path, text)
 	case d == nil && strict.IsYAML(path):

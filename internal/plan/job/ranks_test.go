@@ -24,7 +24,7 @@ func TestLaunchLines(t *testing.T) {
 		"NPROC_PER_NODE=8 swift sft" + swift + "# --gpus":            {Request{GPUs: 2}, 1, 2, ""},
 		"N=4\ntorchrun --nproc-per-node=$N swift/cli/sft.py" + swift: {Request{}, 1, 4, "nproc_per_node"},
 		torchrun + "swift/cli/sft.py" + swift:                        {Request{}, 2, 8, "nnodes"},
-		"torchrun --nproc_per_node $UNSET swift/cli/sft.py" + swift:  {Request{}, 1, 1, "not set the value of nproc"},
+		"torchrun --nproc_per_node $UNSET swift/cli/sft.py" + swift:  {Request{GPUs: 2}, 1, 2, ""},
 		"NPROC_PER_NODE=${N:-8} swift sft" + swift:                   {Request{}, 1, 8, "NPROC_PER_NODE"},
 		accelerate + "trl sft" + trl:                                 {Request{}, 2, 8, "num_processes"},
 		"trl sft --num_processes 4" + trl:                            {Request{}, 1, 4, "num_processes"},

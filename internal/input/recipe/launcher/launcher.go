@@ -292,6 +292,28 @@ func (l *Line) OnEveryDevice(by string) {
 	}
 }
 
+// Pass reads flags of accelerate launch among the arguments of a program that passes them on.
+func (l *Line) Pass(arguments []shell.Word) {
+	for i, w := range arguments {
+		if !strings.HasPrefix(w.Text, "--") {
+			continue
+		}
+		flag, _ := (&tool{}).flag(arguments[i:])
+		switch flag.name {
+		case "num_processes", "num_machines", "config_file", "accelerate_config":
+			l.Options[strings.Replace(flag.name, "accelerate_config", "config_file", 1)] = flag.value
+			l.By, l.At = "accelerate", w.At
+		}
+	}
+	if l.By == "" {
+		return
+	}
+	o := options{given: l.Options}
+	l.EveryDevice = true
+	l.Nodes, l.Total = l.said(o, "", "num_machines"), l.said(o, "", "num_processes")
+	l.finish()
+}
+
 // visible are the variables that say which devices a process sees.
 var visible = []string{"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
 	"ZE_AFFINITY_MASK", "MUSA_VISIBLE_DEVICES"}
@@ -355,3 +377,6 @@ func isPython(base string) bool {
 	version, is := strings.CutPrefix(base, "python")
 	return is && strings.Trim(version, "0123456789.") == ""
 }
+
+// IsProgram reports whether a line starts a program of Python, or any by a launcher.
+func IsProgram(l *Line) bool { return l.By != "" || isScript(l.Program[0]) }

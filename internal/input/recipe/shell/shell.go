@@ -100,7 +100,7 @@ const (
 )
 
 // Read reads a script. Variables are those of its environment. Every error is a *fault.Input.
-func Read(file string, text []byte, variables map[string]string) (*Script, error) {
+func Read(file string, text []byte, variables map[string]Word) (*Script, error) {
 	r := &runner{text: string(text), values: map[string]variable{}, functions: map[string]*syntax.Stmt{},
 		steps: mostSteps, outputs: map[*syntax.CmdSubst]string{},
 		out: &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
@@ -115,7 +115,7 @@ func Read(file string, text []byte, variables map[string]string) (*Script, error
 		return nil, &fault.Input{Where: fault.Position{File: file}, What: "this is no script that Bash reads", Err: err}
 	}
 	for name, value := range variables {
-		r.set(name, variable{word: Word{Text: value}, exported: true})
+		r.set(name, variable{word: value, at: value.At, exported: true})
 	}
 	r.run(parsed.Stmts)
 	if r.steps < 0 {

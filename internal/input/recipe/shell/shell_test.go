@@ -132,7 +132,7 @@ func TestConditions(t *testing.T) {
 // TestVariables: a command sees the variables that are exported before it, and those on its own line.
 func TestVariables(t *testing.T) {
 	const script = "A=1\nexport B=2 C\nC=3\nX=4 a\nexport A=5\nb\nunset B\nc\n"
-	s, err := Read("", []byte(script), map[string]string{"HOST": "h"})
+	s, err := Read("", []byte(script), map[string]Word{"HOST": {Text: "h"}})
 	if err != nil {
 		t.Fatal(err)
 	}
