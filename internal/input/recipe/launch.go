@@ -41,6 +41,7 @@ type Count struct {
 
 // Started is what a script starts.
 type Started struct {
+	File   string // of the script
 	Launch *Launch
 	// Config is the file that says how the training is, "" where the arguments of the command say it.
 	Config string
@@ -65,7 +66,7 @@ func Starts(path string, texts files.Texts, given bool) (*Started, error) {
 	if len(found) != 1 || found[0].kind.Flag != ConfigFlag {
 		return nil, nil
 	}
-	s := &starter{training: found[0], script: script, to: &Started{Texts: files.Texts{}},
+	s := &starter{training: found[0], script: script, to: &Started{File: path, Texts: files.Texts{}},
 		document: &strict.Document{File: path, Text: text, Root: &strict.Value{Kind: '{'}}}
 	maps.Copy(s.to.Texts, texts)
 	for name, written := range script.Written {
@@ -211,7 +212,7 @@ func (s *starter) named() (*shell.Word, []shell.Word) {
 		for i, w := range s.arguments {
 			flag, value, given := strings.Cut(strings.TrimPrefix(w.Text, "--"), "=")
 			switch isFlag := strings.HasPrefix(w.Text, "--"); {
-			case way == "1" && !isFlag && hasEnding(w.Text):
+			case way == "1" && !isFlag && hasEnding(w.Text) && !isValue(s.arguments, i):
 				return &w, slices.Concat(s.arguments[:i], s.arguments[i+1:])
 			case way == "1" || !isFlag || strings.ReplaceAll(flag, "-", "_") != way:
 			case given:
@@ -223,6 +224,11 @@ func (s *starter) named() (*shell.Word, []shell.Word) {
 		}
 	}
 	return nil, s.arguments
+}
+
+// isValue reports whether a word may be the value of the flag before it.
+func isValue(words []shell.Word, i int) bool {
+	return i > 0 && strings.HasPrefix(words[i-1].Text, "-") && !strings.Contains(words[i-1].Text, "=")
 }
 
 // hasEnding reports whether a word ends like the name of a configuration, or may do so.
@@ -280,16 +286,7 @@ func unplannedScript(path string, text []byte) error {
 		return err
 	}
 	d := &strict.Document{File: path, Text: text}
-	var best *launcher.Line
-	for _, c := range script.Commands {
-		line := launcher.Read(c, in)
-		if line == nil || !launcher.IsProgram(line) {
-			continue
-		}
-		if best == nil || best.By == "" && line.By != "" {
-			best = line
-		}
-	}
+	best := programOf(script, in)
 	if best == nil {
 		return noConfiguration(path, nature(text))
 	}
@@ -302,6 +299,37 @@ func unplannedScript(path string, text []byte) error {
 		WithHint(how + "-- " + shortCommand(best) + " plans it as it runs, without a GPU; or call plimsoll.plan in " +
 			"Python; or name its model by --model and the rest by flags")
 }
+
+// programOf returns the line of a script that most likely trains: one by a launcher, or of Python, or with most flags.
+func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Line) {
+	most := 0
+	for _, c := range script.Commands {
+		line := launcher.Read(c, in)
+		if line == nil || slices.Contains(tools, line.Program[0].Text) {
+			continue
+		}
+		weight := 0
+		for _, w := range line.Program {
+			if strings.HasPrefix(w.Text, "--") {
+				weight++
+			}
+		}
+		if strings.HasSuffix(line.Program[0].Text, ".py") {
+			weight += 1 << 10
+		}
+		if line.By != "" {
+			weight += 1 << 11
+		}
+		if weight > most {
+			best, most = line, weight
+		}
+	}
+	return best
+}
+
+// tools are commands with flags that train nothing.
+var tools = strings.Fields("pip pip3 apt apt-get git wget curl rsync ls cp mkdir rm cat grep sed awk find ray hf " +
+	"huggingface-cli nvidia-smi tar ssh scp module source echo printf export kill sleep wait date python3 uv sbatch conda")
 
 // shortCommand returns the start of a command, for an example.
 func shortCommand(line *launcher.Line) string {

@@ -118,10 +118,6 @@ func (in *Inputs) readScript() error {
 		if s.Config != "" {
 			q.Configs = slices.Clone(q.Configs)
 			q.Configs[i] = s.Config
-			in.files = append(in.files, path)
-		}
-		if s.Accelerate != nil && s.Accelerate.File != path {
-			in.files = append(in.files, s.Accelerate.File)
 		}
 		return nil
 	}
@@ -354,6 +350,12 @@ func (in *Inputs) listFiles() {
 		q.Configs...)
 	if in.model.Source != model.FromCatalog {
 		candidates = append(candidates, in.model.Source)
+	}
+	if s := in.script; s != nil {
+		candidates = append(candidates, s.File)
+		if s.Accelerate != nil {
+			candidates = append(candidates, s.Accelerate.File)
+		}
 	}
 	if in.deepSpeed != nil {
 		candidates = append(candidates, in.deepSpeed.File) // another file may name it

@@ -377,6 +377,3 @@ func isPython(base string) bool {
 	version, is := strings.CutPrefix(base, "python")
 	return is && strings.Trim(version, "0123456789.") == ""
 }
-
-// IsProgram reports whether a line starts a program of Python, or any by a launcher.
-func IsProgram(l *Line) bool { return l.By != "" || isScript(l.Program[0]) }

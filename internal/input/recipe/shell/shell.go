@@ -11,6 +11,7 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/lazyregexp"
 )
 
 // Word is a word of a command as the command gets it.
@@ -131,6 +132,11 @@ func Read(file string, text []byte, variables map[string]Word) (*Script, error) 
 	return r.out, nil
 }
 
+// commentBehind matches a line that ends with a backslash, before a comment: the comment ends the command. The parser
+// reads on behind it.
+var commentBehind = lazyregexp.New(`\\\r?\n([ \t]*#)`)
+
 func parse(text string) (*syntax.File, error) {
+	text = commentBehind.ReplaceAllStringFunc(text, func(found string) string { return " " + found[1:] })
 	return syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
 }
