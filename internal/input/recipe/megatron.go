@@ -269,6 +269,8 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	return m, nil
 }
 
+var errNoArguments = errors.New("there are no arguments of Megatron-LM")
+
 const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
 
 // source is what a script says beside the arguments.
@@ -336,8 +338,7 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	}
 	d.Root.Members = withoutLauncher(commandMembers(words), commandMembers(launch))
 	if len(d.Root.Members) == 0 {
-		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
-			WithHint(exampleArguments)
+		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments, Hint: exampleArguments}
 	}
 	if line := ofCommand(of, in); line != nil && line.PerNode != nil && len(line.Unknown) == 0 {
 		nodes := 1
@@ -370,6 +371,9 @@ func parseArguments(file string, text []byte) *strict.Document {
 	}
 	mark := strict.Member{Name: megatronMark, Value: strict.Of(true)}
 	d, _, err := parseScript(file, text)
+	if errors.Is(err, errNoArguments) || err != nil && strings.Contains(err.Error(), "Bash") {
+		return nil
+	}
 	if err != nil { // it starts several trainings
 		return &strict.Document{File: file, Text: text,
 			Root: &strict.Value{Kind: '{', Members: []strict.Member{mark}}}

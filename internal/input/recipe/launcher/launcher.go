@@ -145,6 +145,9 @@ func module(words []shell.Word) []shell.Word {
 		return nil
 	}
 	first := words[0]
+	if strings.Contains(first.Text, "$") {
+		return words
+	}
 	first.Text = strings.ReplaceAll(first.Text, ".", "/") + ".py"
 	return slices.Concat([]shell.Word{first}, words[1:])
 }

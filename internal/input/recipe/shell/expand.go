@@ -212,13 +212,29 @@ func growsByBraces(text string) bool {
 	return strings.Contains(text, "..") || strings.Count(text, "{") > 2
 }
 
+// blank stands for a space in a text that is not known: such a text is one word, wherever it stands.
+const blank = "\ue000"
+
+var toBlanks = strings.NewReplacer(" ", blank, "\t", blank, "\n", blank)
+
 // asText returns a part as it is written.
 func (r *runner) asText(n syntax.Node, quoted bool) syntax.WordPart {
+	text := toBlanks.Replace(r.source(n))
 	if !quoted {
-		return &syntax.SglQuoted{Value: r.source(n)}
+		return &syntax.SglQuoted{Value: text}
 	}
 	escape := strings.NewReplacer(`\`, `\\`, "`", "\\`", "$", `\$`, `"`, `\"`)
-	return &syntax.Lit{Value: escape.Replace(r.source(n))}
+	return &syntax.Lit{Value: escape.Replace(text)}
+}
+
+// shown returns words as they are written.
+func shown(words []Word) []Word {
+	for i, w := range words {
+		if strings.Contains(w.Text, blank) {
+			words[i].Text = strings.ReplaceAll(w.Text, blank, " ")
+		}
+	}
+	return words
 }
 
 // parameter returns the parts that stand for a parameter: itself if its value is known, or its default. It is false for

@@ -66,6 +66,7 @@ func (r *runner) set(name string, v variable) {
 	r.when++
 	r.values[name] = v
 	s := setting{name, v.word, v.at, r.when, v.exported}
+	s.value.Text = strings.ReplaceAll(s.value.Text, blank, " ")
 	r.out.settings[name] = append(r.out.settings[name], s)
 }
 
@@ -90,6 +91,9 @@ func (r *runner) statement(s *syntax.Stmt) {
 	r.depth++
 	defer func() { r.depth-- }()
 	r.redirect(s)
+	if r.reads(s) {
+		return
+	}
 	switch c := s.Cmd.(type) {
 	case *syntax.CallExpr:
 		r.call(c)
@@ -379,7 +383,7 @@ func (r *runner) command(words []Word, own []setting) {
 	}
 	r.steps -= len(words)
 	r.when++
-	full := append(slices.Clip(r.prefix), words...)
+	full := shown(slices.Concat(r.prefix, words))
 	r.out.Commands = append(r.out.Commands, &Command{Words: full, Unsure: strings.Join(r.unsure, ", "),
 		Often: r.often, own: append(slices.Clip(r.before), own...), script: r.out, when: r.when})
 }
@@ -405,6 +409,30 @@ func joined(words []Word) string {
 		texts = append(texts, w.Text)
 	}
 	return strings.Join(texts, " ")
+}
+
+// reads follows read NAME <<EOF, which many scripts write a long command with. It is false for other statements.
+func (r *runner) reads(s *syntax.Stmt) bool {
+	c, isCall := s.Cmd.(*syntax.CallExpr)
+	if !isCall || len(c.Args) < 2 || c.Args[0].Lit() != "read" || len(s.Redirs) != 1 {
+		return false
+	}
+	name := c.Args[len(c.Args)-1].Lit()
+	d := s.Redirs[0]
+	if !syntax.ValidName(name) {
+		return false
+	}
+	switch d.Op {
+	case syntax.Hdoc, syntax.DashHdoc:
+		value := r.document(d.Hdoc)
+		value.Text = strings.TrimSpace(value.Text)
+		r.set(name, variable{word: value, at: r.at(c)})
+	case syntax.WordHdoc:
+		r.set(name, variable{word: r.value(d.Word), at: r.at(c)})
+	default:
+		return false
+	}
+	return true
 }
 
 // redirect keeps the files that a statement writes: cat > file <<EOF.

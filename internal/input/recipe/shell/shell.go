@@ -125,7 +125,7 @@ func Read(file string, text []byte, variables map[string]Word) (*Script, error) 
 	}
 	for name, v := range r.values {
 		if v.isList {
-			r.out.Lists[name] = v.list
+			r.out.Lists[name] = shown(slices.Clone(v.list))
 		}
 	}
 	slices.Sort(r.out.Looped)

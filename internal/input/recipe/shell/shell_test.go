@@ -53,6 +53,8 @@ func TestCommands(t *testing.T) {
 		"a {b,c}d '{b,c}' ~/x *.y":                           {"a bd cd {b,c} ~/x *.y"},
 		"for i in 1 2; do X+=$i; a $X; done; b":              {"a 1", "b"},
 		"A=1 \\\n# B=2 \\\na \\\n  --x \\\n # --y \\\n  --z": {"a --x", "--z"},
+		"read -r -d '' C <<EOF\na \\\n --x $y\nEOF\nb $C":    {"b a --x $y"},
+		"L=\"a --x $(b c)\"; srun bash -c \"$L --y\"; $L":    {"srun a --x $(b c) --y", "a --x $(b c)"},
 		"set -euo pipefail; set -x\na":                       {"a"},
 	} {
 		if got := commands(t, script); !slices.Equal(got, want) {
