@@ -315,10 +315,10 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 			}
 		}
 		if strings.HasSuffix(line.Program[0].Text, ".py") {
-			weight += 1 << 10
+			weight += 1 << 11
 		}
 		if line.By != "" {
-			weight += 1 << 11
+			weight += 1 << 10
 		}
 		if weight > most {
 			best, most = line, weight
@@ -329,7 +329,7 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 
 // tools are commands with flags that train nothing.
 var tools = strings.Fields("pip pip3 apt apt-get git wget curl rsync ls cp mkdir rm cat grep sed awk find ray hf " +
-	"huggingface-cli nvidia-smi tar ssh scp module source echo printf export kill sleep wait date python3 uv sbatch conda")
+	"huggingface-cli nvidia-smi tar cd bash sh ssh scp module source echo printf export kill sleep wait date python3 uv sbatch conda")
 
 // shortCommand returns the start of a command, for an example.
 func shortCommand(line *launcher.Line) string {

@@ -3,6 +3,7 @@ package recipe
 import (
 	"strings"
 
+	"plimsoll/internal/input/recipe/launcher"
 	"plimsoll/internal/input/recipe/shell"
 	"plimsoll/internal/input/recipe/strict"
 )
@@ -50,7 +51,22 @@ func (s *starter) accelerate() error {
 	}
 	s.overAccelerate(d)
 	s.to.Accelerate = d
+	s.ranksOf(d)
 	return nil
+}
+
+// ranksOf takes the nodes and the ranks of a configuration that flags do not say.
+func (s *starter) ranksOf(d *strict.Document) {
+	l := s.line
+	machines, processes := d.Root.Find("num_machines"), d.Root.Find("num_processes")
+	if l.Total == nil && processes != nil && processes.Integer > 0 { // the job reads both from the configuration
+		l.PerNode, l.EveryDevice = nil, false
+		return
+	}
+	if l.Nodes == nil && l.Total != nil && machines != nil && machines.Integer > 1 {
+		l.Nodes = &launcher.Count{At: l.Total.At, Name: "num_machines of the configuration", Is: int(machines.Integer)}
+		l.PerNode = &launcher.Count{At: l.Total.At, Name: l.Total.Name, Is: max(1, l.Total.Is/l.Nodes.Is)}
+	}
 }
 
 // accelerateFile returns the file that a line names, nil for none.

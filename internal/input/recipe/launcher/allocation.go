@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"bufio"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -176,7 +175,7 @@ func srun(l *Line, name shell.Word, o options) {
 	if l.PerNode == nil && len(l.Unknown) == 0 {
 		l.Unknown = append(l.Unknown, Count{At: name.At, Name: "ntasks"})
 	}
-	if l.PerNode != nil && slices.ContainsFunc(l.Unknown, func(c Count) bool { return c.Name == "nodes" || c.Name == "N" }) {
-		l.Nodes = nil
+	if l.Nodes == nil && len(l.Unknown) == 0 && step.Tasks == nil {
+		l.Unknown = append(l.Unknown, Count{At: name.At, Name: "nodes"})
 	}
 }

@@ -215,6 +215,8 @@ func growsByBraces(text string) bool {
 // blank stands for a space in a text that is not known: such a text is one word, wherever it stands.
 const blank = "\ue000"
 
+var fromBlanks = strings.NewReplacer(blank, " ", bracket, "[")
+
 var toBlanks = strings.NewReplacer(" ", blank, "\t", blank, "\n", blank)
 
 // asText returns a part as it is written.
@@ -230,8 +232,8 @@ func (r *runner) asText(n syntax.Node, quoted bool) syntax.WordPart {
 // shown returns words as they are written.
 func shown(words []Word) []Word {
 	for i, w := range words {
-		if strings.Contains(w.Text, blank) {
-			words[i].Text = strings.ReplaceAll(w.Text, blank, " ")
+		if strings.Contains(w.Text, blank) || strings.Contains(w.Text, bracket) {
+			words[i].Text = fromBlanks.Replace(w.Text)
 		}
 	}
 	return words

@@ -66,7 +66,7 @@ func (r *runner) set(name string, v variable) {
 	r.when++
 	r.values[name] = v
 	s := setting{name, v.word, v.at, r.when, v.exported}
-	s.value.Text = strings.ReplaceAll(s.value.Text, blank, " ")
+	s.value.Text = fromBlanks.Replace(s.value.Text)
 	r.out.settings[name] = append(r.out.settings[name], s)
 }
 

@@ -136,7 +136,23 @@ func Read(file string, text []byte, variables map[string]Word) (*Script, error) 
 // reads on behind it.
 var commentBehind = lazyregexp.New(`\\\r?\n([ \t]*#)`)
 
+// bracket stands for a [ that begins an element of an array: the parser takes it for an index.
+const bracket = "\x01"
+
 func parse(text string) (*syntax.File, error) {
 	text = commentBehind.ReplaceAllStringFunc(text, func(found string) string { return " " + found[1:] })
-	return syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
+	for range mostTurns {
+		parsed, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
+		var wrong syntax.ParseError
+		if !errors.As(err, &wrong) || !strings.Contains(wrong.Text, "`[x]`") {
+			return parsed, err
+		}
+		line := strings.LastIndexByte(text[:min(len(text), int(wrong.Pos.Offset()))], '\n') + 1
+		at := line + strings.LastIndexByte(text[line:min(len(text), int(wrong.Pos.Offset())+1)], '[')
+		if at < line {
+			return parsed, err
+		}
+		text = text[:at] + bracket + text[at+1:]
+	}
+	return nil, errors.New("it has too many elements of arrays that begin with [")
 }

@@ -55,6 +55,7 @@ func TestCommands(t *testing.T) {
 		"A=1 \\\n# B=2 \\\na \\\n  --x \\\n # --y \\\n  --z": {"a --x", "--z"},
 		"read -r -d '' C <<EOF\na \\\n --x $y\nEOF\nb $C":    {"b a --x $y"},
 		"L=\"a --x $(b c)\"; srun bash -c \"$L --y\"; $L":    {"srun a --x $(b c) --y", "a --x $(b c)"},
+		"A=(--x [0]*3+[1]*5 [2]*7 --y); a \"${A[@]}\"":       {"a --x [0]*3+[1]*5 [2]*7 --y"},
 		"set -euo pipefail; set -x\na":                       {"a"},
 	} {
 		if got := commands(t, script); !slices.Equal(got, want) {
