@@ -29,12 +29,15 @@ type training struct {
 func isScript(file string, text []byte) bool {
 	start := bytes.TrimSpace(text)
 	what := nature(text)
-	return bytes.HasPrefix(start, []byte("#!")) || slices.Contains(scriptNames, filepath.Ext(file)) ||
+	return isManifest(text) || bytes.HasPrefix(start, []byte("#!")) || slices.Contains(scriptNames, filepath.Ext(file)) ||
 		what == shellScript || what == commandArguments
 }
 
-// readScript reads a script of a shell.
+// readScript reads a script of a shell, or the commands of a manifest.
 func readScript(file string, text []byte) (*shell.Script, launcher.Allocation, error) {
+	if isManifest(text) {
+		return readManifest(file, text)
+	}
 	in := launcher.Headers(string(text))
 	s, err := shell.Read(file, text, in.Environment())
 	return s, in, err

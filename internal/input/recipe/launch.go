@@ -6,10 +6,12 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe/launcher"
 	"plimsoll/internal/input/recipe/shell"
@@ -94,6 +96,7 @@ func (s *starter) read(given bool) error {
 		s.line.Variables(v[0], v[1])
 	}
 	s.everyDevice()
+	s.hostfile()
 	if !given {
 		if err := s.accelerate(); err != nil {
 			return err
@@ -111,6 +114,44 @@ func (s *starter) everyDevice() {
 		s.line.OnEveryDevice(s.command)
 	}
 }
+
+// hostfile reads the hosts of deepspeed --hostfile, if the file is here and all have as many slots.
+func (s *starter) hostfile() {
+	l := s.line
+	name, is := l.Options["hostfile"]
+	if short, also := l.Options["H"]; also {
+		name, is = short, true
+	}
+	if l.By != "deepspeed" || !is || l.Nodes != nil {
+		return
+	}
+	_, text, err := s.find(name)
+	if err != nil {
+		return
+	}
+	hosts, slots := 0, 0
+	for line := range strings.Lines(string(text)) {
+		found := hostLine.FindStringSubmatch(line)
+		if found == nil {
+			continue
+		}
+		n, err := strconv.Atoi(found[1])
+		if err != nil || n < 1 || hosts > 0 && n != slots {
+			return
+		}
+		hosts, slots = hosts+1, n
+	}
+	if hosts == 0 {
+		return
+	}
+	l.Nodes = &launcher.Count{At: name.At, Name: "hostfile", Is: hosts}
+	if l.PerNode == nil {
+		l.PerNode = &launcher.Count{At: name.At, Name: "hostfile", Is: slots}
+	}
+}
+
+// hostLine matches a host of a hostfile.
+var hostLine = lazyregexp.New(`^[^\s#]+\s+slots=(\d+)`)
 
 // forced reports whether a variable has the command start ranks by a launcher.
 func (s *starter) forced() bool {

@@ -13,6 +13,8 @@ import (
 type Allocation struct {
 	Nodes, GPUs, Tasks, TasksPerNode *Count // GPUs are those of a node
 	Memory                           *Memory
+	// Spawns says that the system starts a rank in each pod, where no launcher does.
+	Spawns bool
 }
 
 // Headers reads the lines of a script that say its allocation: #SBATCH and #PBS.

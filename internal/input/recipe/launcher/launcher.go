@@ -64,6 +64,9 @@ func Read(c *shell.Command, in Allocation) *Line {
 	if l.Program = words; len(words) == 0 {
 		return nil
 	}
+	if l.By == "" && in.Spawns && in.Nodes != nil && in.Nodes.Is > 1 {
+		l.By, l.Nodes, l.PerNode = "PyTorchJob", in.Nodes, &Count{in.Nodes.At, "a rank in each pod", 1}
+	}
 	l.finish()
 	return l
 }

@@ -97,6 +97,9 @@ func (l *Line) memory(name string, w shell.Word, unit ledger.Bytes) {
 	}
 }
 
+// Size reads a size as containers have it: 64g, 512Gi or bytes.
+func Size(text string) (ledger.Bytes, bool) { return size(text, 1) }
+
 // size reads a size with a letter for its unit: 64g, 512G, 1TB. Without one it counts units.
 func size(text string, unit ledger.Bytes) (ledger.Bytes, bool) {
 	number := strings.TrimRight(text, "bBiIkKmMgGtTpP")

@@ -102,23 +102,40 @@ const (
 
 // Read reads a script. Variables are those of its environment. Every error is a *fault.Input.
 func Read(file string, text []byte, variables map[string]Word) (*Script, error) {
-	r := &runner{text: string(text), values: map[string]variable{}, functions: map[string]*syntax.Stmt{},
-		steps: mostSteps, outputs: map[*syntax.CmdSubst]string{},
-		out: &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
-	parsed, err := parse(r.text)
+	parsed, err := parse(string(text))
 	var wrong syntax.ParseError
 	if errors.As(err, &wrong) {
 		at := fault.Position{File: file, Line: int(wrong.Pos.Line()), Column: int(wrong.Pos.Col())}
 		return nil, at.Inputf("this is no script that Bash reads: %s", wrong.Text).
-			WithHint("run 'bash -n' on it, and mend what that finds")
+			WithHint("run 'bash -n' on it, and mend what that finds; a text such as <path> is to be filled in")
 	}
 	if err != nil {
 		return nil, &fault.Input{Where: fault.Position{File: file}, What: "this is no script that Bash reads", Err: err}
 	}
+	r := newRunner(string(text), variables)
+	r.run(parsed.Stmts)
+	return r.finish(file)
+}
+
+// ReadWords reads a command that no shell has read, such as that of a container. It may run a shell itself.
+func ReadWords(file string, words []Word, variables map[string]Word) (*Script, error) {
+	r := newRunner("", variables)
+	r.command(words, nil)
+	return r.finish(file)
+}
+
+func newRunner(text string, variables map[string]Word) *runner {
+	r := &runner{text: text, values: map[string]variable{}, functions: map[string]*syntax.Stmt{}, steps: mostSteps,
+		outputs: map[*syntax.CmdSubst]string{},
+		out:     &Script{Lists: map[string][]Word{}, Written: map[string]string{}, settings: map[string][]setting{}}}
 	for name, value := range variables {
 		r.set(name, variable{word: value, at: value.At, exported: true})
 	}
-	r.run(parsed.Stmts)
+	return r
+}
+
+// finish returns what the script runs.
+func (r *runner) finish(file string) (*Script, error) {
 	if r.steps < 0 {
 		return nil, fault.File(file).Inputf("the script has more than %d commands and values: expected a script that "+
 			"starts a training", mostSteps).WithHint("give the command that trains in a script of its own")
