@@ -127,7 +127,7 @@ func (s *starter) overAccelerate(d *strict.Document) {
 		if !own { // places are those of the file
 			at = d.Root.At
 		}
-		d.Root.Set(key, at, strict.Bare(w.Text, at))
+		put(d.Root, key, strict.Bare(w.Text, at))
 	}
 	if s.line.Total == nil && s.line.PerNode != nil {
 		nodes := 1
@@ -135,9 +135,20 @@ func (s *starter) overAccelerate(d *strict.Document) {
 			nodes = s.line.Nodes.Is
 		}
 		if own {
-			d.Root.Set("num_processes", s.line.PerNode.At, strict.Of(s.line.PerNode.Is*nodes))
+			put(d.Root, "num_processes", strict.Of(s.line.PerNode.Is*nodes))
 		}
 	}
+}
+
+// put sets a key of an object in place of the value that it has.
+func put(root *strict.Value, key string, to *strict.Value) {
+	if v := root.Find(key); v != nil {
+		at := v.At
+		*v = *to
+		v.At = at
+		return
+	}
+	root.Set(key, to.At, to)
 }
 
 // accelerateKeyOf returns the key that a flag goes before, "" for flags that no plan depends on.

@@ -30,7 +30,6 @@ type pod struct {
 	container *yaml.Node
 	in        launcher.Allocation
 	variables map[string]shell.Word
-	role      string // the key of its replicas, such as Worker
 }
 
 // manifest reads the pods of a manifest.
@@ -58,7 +57,7 @@ func readManifest(file string, text []byte) (*shell.Script, launcher.Allocation,
 		}
 		if len(document.Content) == 1 {
 			m.kind = cmp.Or(textOf(member(document.Content[0], "kind")), m.kind)
-			m.walk(document.Content[0], "", nil, 0)
+			m.walk(document.Content[0], nil, 0)
 		}
 	}
 	return m.script(file)
@@ -71,6 +70,7 @@ const mostDocuments, deepest = 64, 32
 func (m *manifest) script(file string) (*shell.Script, launcher.Allocation, error) {
 	in := m.allocation()
 	all := &shell.Script{Lists: map[string][]shell.Word{}, Written: map[string]string{}}
+	seen := map[string]bool{}
 	for _, p := range m.pods {
 		variables := in.Environment()
 		if m.kind == "PyTorchJob" && in.Nodes != nil {
@@ -81,9 +81,11 @@ func (m *manifest) script(file string) (*shell.Script, launcher.Allocation, erro
 			variables[name] = value
 		}
 		words := m.words(p.container, variables)
-		if len(words) == 0 || p.role == "Worker" && len(all.Commands) > 0 { // workers run what the master runs
+		text := (&shell.Command{Words: words}).Text()
+		if len(words) == 0 || seen[text] { // workers run what the master runs
 			continue
 		}
+		seen[text] = true
 		s, err := shell.ReadWords(file, words, variables)
 		if err != nil {
 			return nil, in, err
@@ -123,13 +125,13 @@ func (m *manifest) hasGPUs() bool {
 }
 
 // walk finds the pods below a node. Replicas multiply on the way down.
-func (m *manifest) walk(n *yaml.Node, role string, replicas *launcher.Count, depth int) {
+func (m *manifest) walk(n *yaml.Node, replicas *launcher.Count, depth int) {
 	if depth > deepest || n == nil {
 		return
 	}
 	if n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
-			m.walk(item, role, replicas, depth+1)
+			m.walk(item, replicas, depth+1)
 		}
 		return
 	}
@@ -148,21 +150,21 @@ func (m *manifest) walk(n *yaml.Node, role string, replicas *launcher.Count, dep
 		}
 	}
 	if list := member(n, "containers"); list != nil && list.Kind == yaml.SequenceNode {
-		m.add(list, role, replicas)
+		m.add(list, replicas)
 		return
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		m.walk(n.Content[i+1], n.Content[i].Value, replicas, depth+1)
+		m.walk(n.Content[i+1], replicas, depth+1)
 	}
 }
 
 // add adds the containers of a pod.
-func (m *manifest) add(list *yaml.Node, role string, replicas *launcher.Count) {
+func (m *manifest) add(list *yaml.Node, replicas *launcher.Count) {
 	if replicas == nil {
 		replicas = &launcher.Count{At: m.at(list), Name: "a pod", Is: 1}
 	}
 	for _, c := range list.Content {
-		p := pod{container: c, in: launcher.Allocation{Nodes: replicas}, variables: map[string]shell.Word{}, role: role}
+		p := pod{container: c, in: launcher.Allocation{Nodes: replicas}, variables: map[string]shell.Word{}}
 		resources := member(c, "resources")
 		for _, section := range []string{"requests", "limits"} {
 			limits := member(resources, section)

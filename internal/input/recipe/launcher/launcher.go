@@ -80,8 +80,9 @@ func (l *Line) unwrap(words []shell.Word) ([]shell.Word, bool) {
 		}
 		l.starts(first.Text, first.At)
 		l.EveryDevice = true
-		for words = words[1:]; strings.HasPrefix(words[0].Text, "-") && len(words) > 1 && !isScript(words[0]); {
-			words = words[1:]
+		words = words[1:]
+		if at := slices.IndexFunc(words, isScript); strings.HasPrefix(words[0].Text, "-") && at > 0 {
+			words = words[at:]
 		}
 		return words, true
 	}

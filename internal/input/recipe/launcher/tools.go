@@ -130,7 +130,11 @@ func container(l *Line, _ shell.Word, o options) {
 		if flag.name != "e" && flag.name != "env" {
 			continue
 		}
-		for part := range strings.SplitSeq(flag.value.Text, ",") {
+		parts := strings.Split(flag.value.Text, ",")
+		if slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(p, "=") }) {
+			parts = []string{flag.value.Text} // the commas are those of one value
+		}
+		for _, part := range parts {
 			word := shell.Word{Text: part, At: flag.value.At, Unknown: flag.value.Unknown}
 			if name, value, is := assignment(word); is {
 				l.own = append(l.own, setting{name, value})
