@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"plimsoll/internal/input/recipe/launcher"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
 // A script of a shell may start a training whose arguments are all on its command line. Such a command is read as a
@@ -29,8 +29,8 @@ type training struct {
 func isScript(file string, text []byte) bool {
 	start := bytes.TrimSpace(text)
 	what := nature(text)
-	return isManifest(text) || bytes.HasPrefix(start, []byte("#!")) || slices.Contains(scriptNames, filepath.Ext(file)) ||
-		what == shellScript || what == commandArguments
+	return isManifest(text) || bytes.HasPrefix(start, []byte("#!")) || what == shellScript ||
+		what == commandArguments || slices.Contains(scriptNames, filepath.Ext(file))
 }
 
 // readScript reads a script of a shell, or the commands of a manifest.
@@ -78,8 +78,8 @@ func parseCommand(file string, text []byte) *strict.Document {
 		root.Members = []strict.Member{{Name: several, At: at, Value: strict.Of(true)}}
 		return d
 	}
-	root.Members = append(commandMembers(first.arguments), strict.Member{Name: first.kind.Commands[first.command], At: at,
-		Value: strict.Of(true)})
+	mark := strict.Member{Name: first.kind.Commands[first.command], At: at, Value: strict.Of(true)}
+	root.Members = append(commandMembers(first.arguments), mark)
 	return d
 }
 

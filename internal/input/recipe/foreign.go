@@ -8,8 +8,8 @@ const (
 	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how " +
 		"it is sharded by flags, such as " + someFlags
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
-	byProgram = "plimsoll plans it as it runs: plimsoll plan --gpu H100-80GB --gpus 8 -- COMMAND, or from Python with " +
-		"plimsoll.plan"
+	byProgram = "plimsoll plans it as it runs: plimsoll plan --gpu H100-80GB --gpus 8 -- COMMAND, or from Python " +
+		"with plimsoll.plan"
 	byLoRA = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
 

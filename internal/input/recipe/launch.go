@@ -13,9 +13,9 @@ import (
 	"plimsoll/internal/base/files"
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/recipe/launcher"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
 // Launch is what a script says of the ranks of its training.
@@ -280,7 +280,8 @@ func hasEnding(text string) bool {
 // find returns the path and the text of a file that a script names.
 func (s *starter) find(name shell.Word) (string, []byte, error) {
 	if strings.Contains(name.Text, "$") {
-		return "", nil, s.fault(name.At, fmt.Sprintf("the configuration is %s, which the script does not set", name.Text),
+		what := fmt.Sprintf("the configuration is %s, which the script does not set", name.Text)
+		return "", nil, s.fault(name.At, what,
 			"give the file to plimsoll in place of the script, with --gpus and --nodes")
 	}
 	for _, path := range places(s.document.File, name.Text) {
@@ -370,7 +371,8 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 
 // tools are commands with flags that train nothing.
 var tools = strings.Fields("pip pip3 apt apt-get git wget curl rsync ls cp mkdir rm cat grep sed awk find ray hf " +
-	"huggingface-cli nvidia-smi tar cd bash sh ssh scp module source echo printf export kill sleep wait date python3 uv sbatch conda")
+	"huggingface-cli nvidia-smi tar cd bash sh ssh scp module source echo printf export kill sleep wait date " +
+	"python3 uv sbatch conda")
 
 // shortCommand returns the start of a command, for an example.
 func shortCommand(line *launcher.Line) string {

@@ -3,13 +3,13 @@ package recipe
 import (
 	"strings"
 
-	"plimsoll/internal/input/recipe/launcher"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
-// bundled are TRL's own configurations of accelerate, by the names that --accelerate_config takes: trl/accelerate_configs
-// of August 2026.
+// bundled are TRL's own configurations of accelerate, by the names that --accelerate_config takes:
+// trl/accelerate_configs of August 2026.
 var bundled = map[string]string{
 	"single_gpu": "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 8\n",
 	"multi_gpu":  "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n",

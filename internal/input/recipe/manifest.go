@@ -12,8 +12,8 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/lazyregexp"
-	"plimsoll/internal/input/recipe/launcher"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/launcher"
+	"plimsoll/internal/input/shell"
 )
 
 // A manifest of Kubernetes says what a script and its batch system say elsewhere: the command, the pods and what each
@@ -53,7 +53,8 @@ func readManifest(file string, text []byte) (*shell.Script, launcher.Allocation,
 		if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, launcher.Allocation{}, &fault.Input{Where: fault.Position{File: file}, What: "this is no YAML", Err: err}
+			wrong := &fault.Input{Where: fault.Position{File: file}, What: "this is no YAML", Err: err}
+			return nil, launcher.Allocation{}, wrong
 		}
 		if len(document.Content) == 1 {
 			m.kind = cmp.Or(textOf(member(document.Content[0], "kind")), m.kind)

@@ -16,9 +16,9 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
-	"plimsoll/internal/input/recipe/launcher"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
 // Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
@@ -338,7 +338,8 @@ func parseScript(file string, text []byte) (*strict.Document, source, error) {
 	}
 	d.Root.Members = withoutLauncher(commandMembers(words), commandMembers(launch))
 	if len(d.Root.Members) == 0 {
-		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments, Hint: exampleArguments}
+		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
+			Hint: exampleArguments}
 	}
 	if line := ofCommand(of, in); line != nil && line.PerNode != nil && len(line.Unknown) == 0 {
 		nodes := 1
@@ -409,9 +410,12 @@ func expectArguments(d *strict.Document) error {
 func megatronTraining(file string, s *shell.Script) ([]shell.Word, *shell.Command, error) {
 	var found []*shell.Command
 	for _, c := range s.Commands {
-		isScript := func(w shell.Word) bool { return strings.HasSuffix(w.Text, ".py") && !strings.Contains(w.Text, " ") }
+		isScript := func(w shell.Word) bool {
+			return strings.HasSuffix(w.Text, ".py") && !strings.Contains(w.Text, " ")
+		}
 		isSize := func(w shell.Word) bool { return strings.Contains(w.Text, "-layers") || w.Text == "--hidden-size" }
-		if slices.ContainsFunc(c.Words, isScript) && slices.ContainsFunc(c.Words, isSize) && c.Words[0].Text != "echo" {
+		if slices.ContainsFunc(c.Words, isScript) && slices.ContainsFunc(c.Words, isSize) &&
+			c.Words[0].Text != "echo" {
 			found = append(found, c)
 		}
 	}

@@ -99,8 +99,8 @@ func (r *resolver) launched() error {
 		}
 	}
 	if l.EveryDevice && l.Several && r.GPUs == 0 && r.job.RanksPerNode == 0 && !r.CPU {
-		return l.Place.Inputf("%s starts a rank on every GPU of a node, and the script does not say how many there are",
-			l.By).WithHint("give --gpus with the GPUs of a node, such as --gpus 8")
+		return l.Place.Inputf("%s starts a rank on every GPU of a node, and the script does not say how many "+
+			"there are", l.By).WithHint("give --gpus with the GPUs of a node, such as --gpus 8")
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/shell"
 )
 
 // Allocation is what a batch system or a cluster gives a job.

@@ -8,8 +8,9 @@ import (
 	"strconv"
 	"strings"
 
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/shell"
 )
 
 // Line is a command that starts a program on ranks.
@@ -26,7 +27,6 @@ type Line struct {
 	Unknown        []Count
 	// EveryDevice says that the launcher starts a rank on each device that it sees where the line names no number.
 	EveryDevice bool
-	Devices     *Count // that the line makes visible
 	HostMemory  *Memory
 	// Options are those of launchers, by their names with underscores. The last one counts.
 	Options map[string]shell.Word
@@ -134,10 +134,12 @@ func starts(words []shell.Word) bool {
 	})
 }
 
+var variableName = lazyregexp.New(`^\w+$`)
+
 // assignment returns the parts of NAME=value.
 func assignment(w shell.Word) (string, shell.Word, bool) {
 	name, value, is := strings.Cut(w.Text, "=")
-	if !is || name == "" || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789") != "" {
+	if !is || !variableName.MatchString(name) {
 		return "", w, false
 	}
 	return name, shell.Word{Text: value, At: w.At, Quoted: w.Quoted, Unknown: w.Unknown}, true
@@ -322,8 +324,8 @@ func (l *Line) Pass(arguments []shell.Word) {
 }
 
 // visible are the variables that say which devices a process sees.
-var visible = []string{"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-	"ZE_AFFINITY_MASK", "MUSA_VISIBLE_DEVICES"}
+var visible = []string{"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+	"ASCEND_RT_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "MUSA_VISIBLE_DEVICES"}
 
 // devices returns the number of devices that the environment makes visible, nil where it does not say them.
 func (l *Line) devices() *Count {
@@ -342,8 +344,8 @@ func (l *Line) devices() *Count {
 
 // finish sets the ranks of a node that follow from devices, and divides those of all nodes.
 func (l *Line) finish() {
-	if l.Devices = l.devices(); l.EveryDevice && l.PerNode == nil && l.Total == nil {
-		l.PerNode = l.Devices
+	if l.EveryDevice && l.PerNode == nil && l.Total == nil {
+		l.PerNode = l.devices()
 	}
 	if l.Total == nil || l.PerNode != nil {
 		return

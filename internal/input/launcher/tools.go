@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"plimsoll/internal/base/ledger"
-	"plimsoll/internal/input/recipe/shell"
+	"plimsoll/internal/input/shell"
 )
 
 // tool is a command that runs another one: a wrapper or a launcher.
@@ -54,19 +54,19 @@ var tools = []tool{
 		"with_editable no_group only_group refresh_package C index_url extra_index_url"},
 	{name: "poetry|pipenv|pdm|hatch|pixi|rye run", valued: "e environment manifest_path"},
 	{name: "conda|mamba|micromamba run", valued: "n p name prefix cwd"},
-	{name: "ray job submit", valued: "address working_dir runtime_env runtime_env_json submission_id entrypoint_num_gpus " +
-		"entrypoint_num_cpus metadata_json"},
+	{name: "ray job submit", valued: "address working_dir runtime_env runtime_env_json submission_id " +
+		"entrypoint_num_gpus entrypoint_num_cpus metadata_json"},
 	{name: "docker|podman|nerdctl run", alone: "d i t it ti rm detach interactive tty privileged init read_only " +
 		"oom_kill_disable no_healthcheck", skips: 1, read: container},
 	{name: "docker|podman exec", alone: "d i t it ti detach interactive tty privileged", skips: 1, read: container},
-	{name: "apptainer|singularity exec|run", valued: "B bind env H home pwd W workdir o overlay S scratch env_file mount " +
-		"net network app", skips: 1, read: container},
+	{name: "apptainer|singularity exec|run", skips: 1, read: container, valued: "B bind env H home pwd W workdir o " +
+		"overlay S scratch env_file mount net network app"},
 	{name: "enroot start", valued: "e env m mount c conf", skips: 1, read: container},
 	{name: "srun", alone: srunAlone, attached: true, read: srun},
-	{name: "mpirun|mpiexec|mpirun.openmpi|orterun|prterun", alone: "allow_run_as_root oversubscribe v verbose q quiet " +
-		"report_bindings display_map tag_output nooversubscribe use_hwthread_cpus bind_to_core bynode bycore " +
-		"display_allocation l prepend_rank", attached: true, more: map[string]int{"mca": 1, "gmca": 1, "genv": 1, "env": 1},
-		read: mpirun},
+	{name: "mpirun|mpiexec|mpirun.openmpi|orterun|prterun", attached: true, read: mpirun,
+		alone: "allow_run_as_root oversubscribe v verbose q quiet report_bindings display_map tag_output nooversubscribe " +
+			"use_hwthread_cpus bind_to_core bynode bycore display_allocation l prepend_rank",
+		more: map[string]int{"mca": 1, "gmca": 1, "genv": 1, "env": 1}},
 	{name: "horovodrun", alone: "verbose", attached: true, read: mpirun},
 	{name: "torchrun|torchrun.py", alone: torchrunAlone, read: torchrun},
 	{name: "accelerate launch", alone: accelerateAlone, read: accelerate},
