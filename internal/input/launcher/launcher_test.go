@@ -40,8 +40,8 @@ func said(t testing.TB, script string) string {
 	return text
 }
 
-// launchers are commands, with the program, its launcher, and the ranks of a node and the nodes. What is asked for stands
-// behind a question mark.
+// launchers are commands, with the program, its launcher, and the ranks of a node and the nodes. What is asked for
+// stands behind a question mark.
 const launchers = `
 torchrun --nproc_per_node 8 --nnodes=2 t.py --nproc_per_node 3  ->  t.py torchrun 8x2
 torchrun --standalone --nproc-per-node=4 -m a.b --x  ->  a/b.py torchrun 4x-
@@ -97,7 +97,8 @@ func TestWrappers(t *testing.T) {
 		"timeout 3600", "stdbuf -oL", "taskset -c 0-3", "numactl --cpunodebind=0 -m 0",
 		"nsys profile -o out --trace=cuda", "py-spy record -o x.svg --", "uv run", "uv run --with peft --no-sync",
 		"poetry run", "conda run -n x --no-capture-output", "ray job submit --address=a --working-dir . --",
-		"docker run -it --rm --gpus all --shm-size 64g -v /a:/b image:1", "docker exec -it name", "apptainer exec --nv -B /a:/b image.sif", "singularity exec --nv --bind /a image",
+		"docker run -it --rm --gpus all --shm-size 64g -v /a:/b image:1", "docker exec -it name",
+		"apptainer exec --nv -B /a:/b image.sif", "singularity exec --nv --bind /a image",
 		"/usr/bin/env", "CUDA_VISIBLE_DEVICES=0,1", "srun --container-image=a"} {
 		if got := said(t, wrapper+" "+launch); !strings.HasPrefix(got, "t.py torchrun 2x-") {
 			t.Errorf("%s: %q", wrapper, got)

@@ -45,8 +45,8 @@ var tools = []tool{
 	{name: "stdbuf", valued: "i o e"},
 	{name: "taskset", valued: "c"},
 	{name: "numactl", valued: "N m C i p cpunodebind membind physcpubind interleave preferred"},
-	{name: "nsys profile", valued: "o t s w f e output trace sample stats force_overwrite capture_range delay duration " +
-		"capture_range_end cuda_memory_usage python_sampling gpu_metrics_device gpu_metrics_devices kill"},
+	{name: "nsys profile", valued: "o t s w f e output trace sample stats force_overwrite capture_range delay " +
+		"duration capture_range_end cuda_memory_usage python_sampling gpu_metrics_device gpu_metrics_devices kill"},
 	{name: "ncu", valued: "o c s k export set launch_count launch_skip kernel_name"},
 	{name: "py-spy record", valued: "o r f d output rate format duration"},
 	{name: "scalene"}, {name: "coverage run"}, {name: "kernprof", alone: "l v"},
@@ -64,8 +64,8 @@ var tools = []tool{
 	{name: "enroot start", valued: "e env m mount c conf", skips: 1, read: container},
 	{name: "srun", alone: srunAlone, attached: true, read: srun},
 	{name: "mpirun|mpiexec|mpirun.openmpi|orterun|prterun", attached: true, read: mpirun,
-		alone: "allow_run_as_root oversubscribe v verbose q quiet report_bindings display_map tag_output nooversubscribe " +
-			"use_hwthread_cpus bind_to_core bynode bycore display_allocation l prepend_rank",
+		alone: "allow_run_as_root oversubscribe v verbose q quiet report_bindings display_map tag_output " +
+			"nooversubscribe use_hwthread_cpus bind_to_core bynode bycore display_allocation l prepend_rank",
 		more: map[string]int{"mca": 1, "gmca": 1, "genv": 1, "env": 1}},
 	{name: "horovodrun", alone: "verbose", attached: true, read: mpirun},
 	{name: "torchrun|torchrun.py", alone: torchrunAlone, read: torchrun},
@@ -83,8 +83,8 @@ const (
 	deepspeedAlone = "no_local_rank no_python module force_multi save_pid no_ssh no_ssh_check bind_cores_to_rank " +
 		"enable_each_rank_log m"
 	srunAlone = "exclusive l label u unbuffered pty overlap O overcommit s oversubscribe K Q quiet v verbose E " +
-		"preserve_env no_container_mount_home container_mount_home container_writable multi_prog X disable_status H Z " +
-		"no_allocate contiguous container_remap_root no_container_remap_root kill_on_bad_exit no_kill k use_min_nodes"
+		"preserve_env no_container_mount_home container_mount_home container_writable multi_prog X disable_status " +
+		"H Z no_allocate contiguous container_remap_root no_container_remap_root kill_on_bad_exit no_kill k use_min_nodes"
 	accelerateAlone = "q quiet cpu multi_gpu tpu ipex use_mps_device use_deepspeed use_fsdp use_parallelism_config " +
 		"use_megatron_lm use_xpu module m no_python debug enable_cpu_affinity same_network dynamo_use_fullgraph " +
 		"dynamo_use_dynamic dynamo_use_regional_compilation tpu_cluster no_tpu_cluster downcast_bf16 standalone"

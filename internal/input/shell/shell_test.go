@@ -94,6 +94,7 @@ func TestValues(t *testing.T) {
 
 // TestConditions follows conditions whose values the script says, and names the others.
 func TestConditions(t *testing.T) {
+	const onFile = "the condition [ -f x ]"
 	for script, want := range map[string]string{
 		"if [ 8 -gt 4 ]; then a; else b; fi":                             "a",
 		"X=no; if [[ $X == yes ]]; then a; elif [ -z \"\" ]; then b; fi": "b",
@@ -104,7 +105,7 @@ func TestConditions(t *testing.T) {
 		"if [ ! 1 = 2 -a 3 != 4 ]; then a; fi":                           "a",
 		"if ! [[ ab =~ ^b ]]; then a; fi":                                "a",
 		"if [ $# -lt 1 ]; then a; fi":                                    "a",
-		"if [ -f x ]; then a; else b; fi":                                "a: the condition [ -f x ]; b: the condition [ -f x ]",
+		"if [ -f x ]; then a; else b; fi":                                "a: " + onFile + "; b: " + onFile,
 		"N=$(id -u); if [ $N -gt 1 ]; then a $N; fi":                     "a $(id -u): the condition [ $N -gt 1 ]",
 		"[ -d x ] && N=2; a $N":                                          "a $N",
 		"N=2; [ -d x ] && N=2; a $N":                                     "a 2",

@@ -108,8 +108,8 @@ func (r *resolver) launched() error {
 // whyOne says why a job has one GPU.
 func (r *resolver) whyOne() string {
 	if s := r.Inputs.script; s != nil && s.Launch.EveryDevice {
-		return fmt.Sprintf("%v: %s starts a rank on every GPU that it sees, and the script does not say how many: give "+
-			"--gpus", s.Launch.Place, s.Launch.By)
+		return fmt.Sprintf("%v: %s starts a rank on every GPU that it sees, and the script does not say how many: "+
+			"give --gpus", s.Launch.Place, s.Launch.By)
 	}
 	return "--gpus was not given"
 }

@@ -123,7 +123,8 @@ func TestLaunchesAsk(t *testing.T) {
 
 // TestLaunchFiles reads the files that a script names or writes: the configuration of the training and of accelerate.
 func TestLaunchFiles(t *testing.T) {
-	const factory = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: sft\nfinetuning_type: full\ncutoff_len: 256\nbf16: true\n"
+	const factory = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: sft\nfinetuning_type: full\ncutoff_len: 256\n" +
+		"bf16: true\n"
 	const fsdp = "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nmixed_precision: bf16\n" +
 		"fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
 	for script, want := range filestest.Cases(`
