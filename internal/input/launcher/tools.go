@@ -84,7 +84,8 @@ const (
 		"enable_each_rank_log m"
 	srunAlone = "exclusive l label u unbuffered pty overlap O overcommit s oversubscribe K Q quiet v verbose E " +
 		"preserve_env no_container_mount_home container_mount_home container_writable multi_prog X disable_status " +
-		"H Z no_allocate contiguous container_remap_root no_container_remap_root kill_on_bad_exit no_kill k use_min_nodes"
+		"H Z no_allocate contiguous container_remap_root no_container_remap_root kill_on_bad_exit no_kill k " +
+		"use_min_nodes"
 	accelerateAlone = "q quiet cpu multi_gpu tpu ipex use_mps_device use_deepspeed use_fsdp use_parallelism_config " +
 		"use_megatron_lm use_xpu module m no_python debug enable_cpu_affinity same_network dynamo_use_fullgraph " +
 		"dynamo_use_dynamic dynamo_use_regional_compilation tpu_cluster no_tpu_cluster downcast_bf16 standalone"

@@ -8,9 +8,7 @@ const (
 	byTrained = "plimsoll plans no training that generates answers: name the trained model by --model, and say how " +
 		"it is sharded by flags, such as " + someFlags
 	someFlags = "--fsdp 2 --seq-len 4096 --micro-batch 1"
-	byProgram = "plimsoll plans it as it runs: plimsoll plan --gpu H100-80GB --gpus 8 -- COMMAND, or from Python " +
-		"with plimsoll.plan"
-	byLoRA = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
+	byLoRA    = "give PEFT's adapter_config.json, or --lora with the rank and --lora-targets"
 )
 
 // trainingOf returns the kind of the configurations of a program that trains in a way of its own.
@@ -56,11 +54,11 @@ var OtherTrainings = []*Kind{
 	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
 	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
-	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained + "; " + byProgram,
+	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained,
 		Commands: commandsOf("trl_generates", "trl grpo", "trl rloo", "trl ppo", "trl online_dpo", "grpo.py", "rloo.py",
 			"ppo.py", "online_dpo.py", "gkd.py")},
 	{Name: "training by verl, OpenRLHF or another program that generates answers", Marks: "generates_answers",
-		Instead: byTrained + "; " + byProgram, Commands: commandsOf("generates_answers", "verl/trainer/main_ppo.py",
+		Instead: byTrained, Commands: commandsOf("generates_answers", "verl/trainer/main_ppo.py",
 			"openrlhf/cli/train_ppo_ray.py", "openrlhf/cli/train_ppo.py", "recipe/dapo/main_dapo.py",
 			"examples/run_grpo_math.py")},
 	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},

@@ -92,7 +92,7 @@ func (s *starter) read(given bool) error {
 	if s.kind.ByAccelerate && s.line.By == "" { // its command passes these on
 		s.line.Pass(s.arguments)
 	}
-	if v := s.kind.LaunchVariables; len(v) == 2 {
+	if v := launchVariables(s.kind); v != nil {
 		s.line.Variables(v[0], v[1])
 	}
 	s.everyDevice()
@@ -321,25 +321,77 @@ func CountsNodes(name string) bool {
 	return slices.Contains(strings.Fields("nnodes num_nodes num_machines nodes N NNODES PET_NNODES"), name)
 }
 
-// unplannedScript returns why a script is refused: the program that it starts, or that it starts none.
+// unplannedScript returns why a script is refused: the program that it starts, or that it starts several or none.
 func unplannedScript(path string, text []byte) error {
 	script, in, err := readScript(path, text)
 	if err != nil {
 		return err
 	}
 	d := &strict.Document{File: path, Text: text}
-	best := programOf(script, in)
-	if best == nil {
+	found := trainings(script, in)
+	if len(found) > 1 {
+		return startsSeveral(d, found)
+	}
+	line, name, why := programOf(script, in), "", ""
+	switch {
+	case len(found) == 1:
+		line, name, why = found[0].line, found[0].command+", "+article(found[0].kind.Name), found[0].kind.Instead
+		if v := launchVariables(found[0].kind); v != nil {
+			line.Variables(v[0], v[1])
+		}
+	case line == nil:
 		return noConfiguration(path, nature(text))
+	default:
+		name = line.Program[0].Text
 	}
-	name := best.Program[0].Text
-	how := "plimsoll plan --gpu NAME "
-	if best.PerNode != nil && best.PerNode.Is > 1 {
-		how += fmt.Sprintf("--gpus %d ", best.PerNode.Is)
+	return d.Inputf(line.Program[0].At, "the script starts %s, which plimsoll does not plan on paper", name).
+		WithHint(strings.TrimSuffix(asItRuns(line)+"; "+why, "; "))
+}
+
+// launchVariables returns the variables that say the ranks of a kind, nil for none.
+func launchVariables(k *Kind) []string {
+	if len(k.LaunchVariables) == 2 {
+		return k.LaunchVariables
 	}
-	return d.Inputf(best.Program[0].At, "the script starts %s, which plimsoll does not plan on paper", name).
-		WithHint(how + "-- " + shortCommand(best) + " plans it as it runs, without a GPU; or call plimsoll.plan in " +
-			"Python; or name its model by --model and the rest by flags")
+	return nil
+}
+
+// startsSeveral refuses a script with several trainings, and says where they are and what they depend on.
+func startsSeveral(d *strict.Document, found []training) error {
+	var lines []string
+	hint := "give the command of one training in a script of its own"
+	for _, t := range found {
+		lines = append(lines, strconv.Itoa(d.Position(t.line.Program[0].At).Line))
+		if t.line.Command.Unsure != "" {
+			hint = "which of them runs depends on " + t.line.Command.Unsure + ": " + hint
+			break
+		}
+	}
+	return d.Inputf(found[0].line.Program[0].At, "the script starts more than one training, in lines %s",
+		strings.Join(lines[:min(len(lines), 8)], ", ")).WithHint(hint)
+}
+
+// asItRuns says how a program is planned that is not planned on paper.
+func asItRuns(line *launcher.Line) string {
+	var command []string
+	for _, w := range line.Program[:min(len(line.Program), 2)] {
+		if strings.HasPrefix(w.Text, "-") {
+			break
+		}
+		command = append(command, w.Text)
+	}
+	if strings.HasSuffix(command[0], ".py") {
+		command = []string{"python", command[0]}
+	}
+	flags := ""
+	if line.PerNode != nil {
+		flags += fmt.Sprintf(" --gpus %d", line.PerNode.Is)
+	}
+	if line.Nodes != nil {
+		flags += fmt.Sprintf(" --nodes %d", line.Nodes.Is)
+	}
+	return fmt.Sprintf("'plimsoll plan --gpu NAME%s -- %s ...' plans it as it runs, without a GPU; or give its model to "+
+		"plimsoll.plan in Python, or name it by --model and say the rest by flags", flags, strings.Join(command, " "))
 }
 
 // programOf returns the line of a script that most likely trains: one by a launcher, or of Python, or with most flags.
@@ -373,12 +425,3 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 var tools = strings.Fields("pip pip3 apt apt-get git wget curl rsync ls cp mkdir rm cat grep sed awk find ray hf " +
 	"huggingface-cli nvidia-smi tar cd bash sh ssh scp module source echo printf export kill sleep wait date " +
 	"python3 uv sbatch conda")
-
-// shortCommand returns the start of a command, for an example.
-func shortCommand(line *launcher.Line) string {
-	first := line.Program[0].Text
-	if strings.HasSuffix(first, ".py") {
-		return "python " + first + " ..."
-	}
-	return first + " ..."
-}

@@ -55,6 +55,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 			WithHint("give a file that the program of the key reads")
 	}
 	switch {
+	case found != nil && found.Flag == "" && isScript(path, text):
+		return "", unplannedScript(path, text)
 	case found == nil:
 		var names []string
 		for _, m := range d.Root.Members[:min(3, len(d.Root.Members))] {
