@@ -18,6 +18,7 @@ type Line struct {
 	// Program is the program with its arguments. The first word is a command, the path of a script, or a module: those
 	// of python -m are written as paths.
 	Program []shell.Word
+	Module  bool // the first word is the path of a module
 	Command *shell.Command
 	By      string // the launcher that starts the ranks, "" for none
 	At      int64  // of the launcher
@@ -105,6 +106,7 @@ func (l *Line) unwrap(words []shell.Word) ([]shell.Word, bool) {
 		name.Text = launcherModules[name.Text]
 		return slices.Concat([]shell.Word{name}, rest[1:]), true
 	case t == &python && isModule, l.Options[moduleOption].Text != "" && t.read != nil:
+		l.Module = len(rest) > 0 && !strings.Contains(rest[0].Text, "$")
 		return module(rest), false
 	case t.keeps:
 		return slices.Concat(words[:n], rest), false
@@ -294,7 +296,7 @@ func (l *Line) Variables(perNode, nodes string) {
 
 // OnEveryDevice has a program start a rank on each device that it sees.
 func (l *Line) OnEveryDevice(by string) {
-	if l.By == "" && l.PerNode == nil {
+	if l.PerNode == nil && l.Total == nil {
 		l.By, l.EveryDevice = by, true
 		l.At = l.Program[0].At
 		l.finish()

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -103,14 +104,16 @@ func (s *starter) read(given bool) error {
 		}
 	}
 	s.to.Launch = launchOf(s.document, s.line)
-	s.to.Launch.Several = s.to.Launch.Several || s.forced()
+	s.to.Launch.Several = s.to.Launch.Several || s.forced() || s.line.Nodes != nil && s.line.Nodes.Is > 1
 	s.notes()
 	return nil
 }
 
 // everyDevice has a command of the kind that starts ranks itself do so.
 func (s *starter) everyDevice() {
-	if s.kind.EveryDevice && (strings.Contains(s.command, " ") || s.forced()) && s.line.By == "" {
+	v := launchVariables(s.kind)
+	ownRanks := s.line.By == "" || v != nil && s.line.By == v[0]
+	if s.kind.EveryDevice && ownRanks && (strings.Contains(s.command, " ") || s.forced()) {
 		s.line.OnEveryDevice(s.command)
 	}
 }
@@ -206,8 +209,8 @@ func (s *starter) configuration() error {
 	name, rest := s.named()
 	if name == nil {
 		if s.kind.OnlyByFile {
-			return s.fault(s.line.Program[0].At, fmt.Sprintf("%s names no configuration", s.command),
-				"name the file of the training, or give it to plimsoll as CONFIG")
+			return s.fault(s.line.Program[0].At, fmt.Sprintf("%s names no file with the configuration", s.command),
+				"give the file to plimsoll as CONFIG; "+asItRuns(s.line))
 		}
 		return nil
 	}
@@ -284,7 +287,11 @@ func (s *starter) find(name shell.Word) (string, []byte, error) {
 		return "", nil, s.fault(name.At, what,
 			"give the file to plimsoll in place of the script, with --gpus and --nodes")
 	}
-	for _, path := range places(s.document.File, name.Text) {
+	paths := places(s.document.File, name.Text)
+	if s.kind.Bundled != "" {
+		paths = append(paths, places(s.document.File, fmt.Sprintf(s.kind.Bundled, name.Text))...)
+	}
+	for _, path := range paths {
 		text, err := s.to.Texts.Read(path, largest)
 		if err == nil {
 			return path, text, nil
@@ -340,7 +347,9 @@ func unplannedScript(path string, text []byte) error {
 			line.Variables(v[0], v[1])
 		}
 	case line == nil:
-		return noConfiguration(path, nature(text))
+		return noConfiguration(path, cmp.Or(nature(text), "a script that starts no training"))
+	case line.Module:
+		name = moduleOf(line)
 	default:
 		name = line.Program[0].Text
 	}
@@ -371,6 +380,11 @@ func startsSeveral(d *strict.Document, found []training) error {
 		strings.Join(lines[:min(len(lines), 8)], ", ")).WithHint(hint)
 }
 
+// moduleOf returns the name of the module that a line runs.
+func moduleOf(line *launcher.Line) string {
+	return strings.ReplaceAll(strings.TrimSuffix(line.Program[0].Text, ".py"), "/", ".")
+}
+
 // asItRuns says how a program is planned that is not planned on paper.
 func asItRuns(line *launcher.Line) string {
 	var command []string
@@ -380,7 +394,10 @@ func asItRuns(line *launcher.Line) string {
 		}
 		command = append(command, w.Text)
 	}
-	if strings.HasSuffix(command[0], ".py") {
+	switch {
+	case line.Module:
+		command = []string{"python -m", moduleOf(line)}
+	case strings.HasSuffix(command[0], ".py"):
 		command = []string{"python", command[0]}
 	}
 	flags := ""

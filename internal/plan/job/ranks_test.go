@@ -101,6 +101,8 @@ srun SWIFT  ->  does not say the value of ntasks
 accelerate launch --config_file nowhere.yaml --num_processes 2 SWIFT  ->  names nowhere.yaml, which is not here
 FORCE_TORCHRUN=1 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B
     llamafactory-cli train starts a rank on every GPU
+FORCE_TORCHRUN=1 NNODES=2 llamafactory-cli train --stage sft --cutoff_len 128 --model_name_or_path Qwen/Qwen3-0.6B
+    llamafactory-cli train starts a rank on every GPU
 `
 
 // TestLaunchesAsk: ranks that a script leaves to the place where it runs are asked for, and never guessed. A flag gives
@@ -133,10 +135,13 @@ NPROC_PER_NODE=4 llamafactory-cli train lf.yaml cutoff_len=512  ->  1x4 of 512
 accelerate launch --config_file fsdp.yaml src/train.py lf.yaml  ->  2x8 of 256
 accelerate launch --config_file fsdp.yaml --num_processes 4 --num_machines 1 src/train.py lf.yaml  ->  1x4 of 256
 cat > own.yaml <<EOF\nFACTORY\nEOF\nNPROC_PER_NODE=2 llamafactory-cli train own.yaml  ->  1x2 of 256
+tune run --nproc_per_node 2 lora --config lora.yaml batch_size=1  ->  1x2 of 512
 deepspeed --hostfile hosts src/train.py lf.yaml  ->  3x4 of 256
 `) {
 		in := filestest.InNewFolder(t)
 		in("lf.yaml", factory)
+		in("lora.yaml", "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_1_5b_instruct, lora_attn_modules: "+
+			"[q_proj]}\ntokenizer: {max_seq_len: 512}\ncheckpointer: {}\nbatch_size: 4\ndtype: bf16\n")
 		in("fsdp.yaml", fsdp)
 		in("hosts", "# all\na slots=4\nb slots=4\nc slots=4\n")
 		j, err := Request{Configs: []string{in("run.sh", strings.ReplaceAll(script, "FACTORY", factory))}}.Resolve()
