@@ -39,6 +39,7 @@ require (
 	golang.org/x/tools v0.52.0
 	google.golang.org/protobuf v1.36.12
 	k8s.io/utils v0.0.0-20261023123148-ca04ba58ecab
+	mvdan.cc/sh/v3 v3.14.1
 	pgregory.net/rapid v1.3.0
 )
 
@@ -64,5 +65,4 @@ require (
 	github.com/xo/terminfo v1.0.0 // indirect
 	golang.org/x/mod v0.42.0 // indirect
 	gopkg.in/neurosnap/sentences.v1 v1.0.6 // indirect
-	mvdan.cc/sh/v3 v3.14.1 // indirect
 )

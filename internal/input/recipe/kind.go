@@ -82,7 +82,8 @@ var (
 	NeMoKind    = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
 	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
 		Instead: "give the command of one training in a script of its own"}
-	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft", LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
+	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft",
+		LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
 		Commands: commandsOf("megatron_sft", "megatron sft", "megatron pt", "megatron rlhf", "cli/_megatron/sft.py",
 			"cli/_megatron/pt.py", "cli/_megatron/rlhf.py")}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,

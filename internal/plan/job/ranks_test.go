@@ -140,9 +140,9 @@ deepspeed --hostfile hosts src/train.py lf.yaml  ->  3x4 of 256
 `) {
 		in := filestest.InNewFolder(t)
 		in("lf.yaml", factory)
-		in("lora.yaml", "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_1_5b_instruct, lora_attn_modules: "+
-			"[q_proj]}\ntokenizer: {max_seq_len: 512}\ncheckpointer: {}\noptimizer: {_component_: torch.optim.AdamW}\nbatch_size: 4\n"+
-			"dtype: bf16\n")
+		in("lora.yaml", "model: {_component_: torchtune.models.qwen2_5.lora_qwen2_5_1_5b_instruct, "+
+			"lora_attn_modules: [q_proj]}\ntokenizer: {max_seq_len: 512}\ncheckpointer: {}\n"+
+			"optimizer: {_component_: torch.optim.AdamW}\nbatch_size: 4\ndtype: bf16\n")
 		in("fsdp.yaml", fsdp)
 		in("hosts", "# all\na slots=4\nb slots=4\nc slots=4\n")
 		j, err := Request{Configs: []string{in("run.sh", strings.ReplaceAll(script, "FACTORY", factory))}}.Resolve()
