@@ -407,8 +407,8 @@ func asItRuns(line *launcher.Line) string {
 	if line.Nodes != nil {
 		flags += fmt.Sprintf(" --nodes %d", line.Nodes.Is)
 	}
-	return fmt.Sprintf("'plimsoll plan --gpu NAME%s -- %s ...' plans it as it runs, without a GPU; or give its model "+
-		"to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags, strings.Join(command, " "))
+	return fmt.Sprintf("'plimsoll plan --gpu NAME%s -- %s ...' plans it as it runs, without a GPU; or give its "+
+		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags, strings.Join(command, " "))
 }
 
 // programOf returns the line of a script that most likely trains: one by a launcher, or of Python, or with most flags.
