@@ -72,6 +72,12 @@ func ParseAccelerate(file string, text []byte, from Source) (*Accelerate, error)
 	if err != nil {
 		return nil, err
 	}
+	return ReadAccelerate(document, from)
+}
+
+// ReadAccelerate reads a configuration that a file says, or a script.
+func ReadAccelerate(document *strict.Document, from Source) (*Accelerate, error) {
+	file := document.File
 	if v := document.Root.Find("distributed_type"); v != nil && v.Kind == 'f' {
 		v.Kind, v.Text = '"', "NO" // accelerate starts one process for every type that it does not know, such as False
 	}

@@ -54,6 +54,13 @@ var OtherTrainings = []*Kind{
 	trainingOf("InstructLab", byFlags, "train.effective_batch_size train.max_batch_len"),
 	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
+	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained,
+		Commands: commandsOf("trl_generates", "trl grpo", "trl rloo", "trl ppo", "trl online_dpo", "grpo.py", "rloo.py",
+			"ppo.py", "online_dpo.py", "gkd.py")},
+	{Name: "training by verl, OpenRLHF or another program that generates answers", Marks: "generates_answers",
+		Instead: byTrained, Commands: commandsOf("generates_answers", "verl/trainer/main_ppo.py",
+			"openrlhf/cli/train_ppo_ray.py", "openrlhf/cli/train_ppo.py", "recipe/dapo/main_dapo.py",
+			"examples/run_grpo_math.py")},
 	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},
 	{Name: "description of a dataset", Marks: "builder_name features+splits _data_files dataset_info"},
 }

@@ -30,8 +30,6 @@ type Framework struct {
 	// MostPixels is the size that the program scales larger images down to, 0 without.
 	MostPixels int64
 
-	Launch *Launch // of a script, nil for other files and without ranks
-
 	Optimizer string   // "" = what Training says
 	LowRank   *LowRank // of GaLore and APOLLO where Optimizer is one of them
 	// StepsInBackward says that every parameter has an optimizer, which steps once its gradient is complete.
@@ -259,11 +257,7 @@ func ParseFramework(file string, text []byte, from Source) (*Framework, error) {
 	if found == nil || found.Program == nil {
 		return nil, nil
 	}
-	f, err := found.parse(document, from)
-	if _, line := readCommand(file, text); err == nil && line != nil {
-		f.Launch = line.launch(document)
-	}
-	return f, err
+	return found.parse(document, from)
 }
 
 // isTOML reports whether a file name ends like that of a TOML file.

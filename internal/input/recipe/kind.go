@@ -37,6 +37,15 @@ type Kind struct {
 	// LaunchVariables are the variables of the environment that say the ranks of a node and the nodes of such commands,
 	// nil for none.
 	LaunchVariables []string
+	// ConfigIn is how such commands name a file of the kind: the names of flags, $ and a variable, or 1 for the first
+	// word. OnlyByFile says that arguments alone do not say a training.
+	ConfigIn   string
+	OnlyByFile bool
+	Bundled    string // where a repository has the files that commands name without their path: folder/%s.yaml
+	// EveryDevice says that a command of two words starts a rank on each device. Forced is a variable that has every
+	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
+	EveryDevice, ByAccelerate bool
+	Forced                    string
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.
@@ -53,6 +62,15 @@ func Register(all ...*Kind) { kinds = all }
 
 func (k *Kind) String() string { return k.Name }
 
+// commandsOf maps commands to the mark of their kind.
+func commandsOf(mark string, commands ...string) map[string]string {
+	list := map[string]string{}
+	for _, command := range commands {
+		list[command] = mark
+	}
+	return list
+}
+
 // ConfigFlag is the flag for files that say what several other files would say.
 const ConfigFlag = "--config"
 
@@ -61,10 +79,13 @@ const MegatronFlag = "--megatron"
 
 // The kinds of files that package recipe reads itself, or that no program reads.
 var (
-	NeMoKind     = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
-	SeveralKind  = &Kind{Name: "script with more than one training", Marks: several}
-	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft", Commands: map[string]string{
-		"megatron sft": "megatron_sft", "megatron pt": "megatron_sft", "megatron rlhf": "megatron_sft"}}
+	NeMoKind    = &Kind{Name: "NeMo configuration", Marks: "exp_manager restore_from_path", Instead: byFlags}
+	SeveralKind = &Kind{Name: "script with more than one training", Marks: several,
+		Instead: "give the command of one training in a script of its own"}
+	MegatronKind = &Kind{Name: "training by Megatron core", Marks: "megatron_sft",
+		LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
+		Commands: commandsOf("megatron_sft", "megatron sft", "megatron pt", "megatron rlhf", "cli/_megatron/sft.py",
+			"cli/_megatron/pt.py", "cli/_megatron/rlhf.py")}
 	ArgumentsKind = &Kind{Name: "file with arguments of Megatron-LM", Flag: MegatronFlag,
 		Marks:    megatronMark + " MODEL_ARGS num_layers+micro_batch_size num-layers+micro-batch-size",
 		Settings: argumentKeys, SettingsOf: argumentKeysOf}

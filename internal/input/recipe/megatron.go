@@ -16,7 +16,9 @@ import (
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/files"
+	"plimsoll/internal/input/launcher"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/shell"
 )
 
 // Megatron holds Megatron-LM's arguments that change memory. A number that is not given is 0 where Megatron-LM has
@@ -267,6 +269,8 @@ func ReadMegatron(arguments string, texts files.Texts) (*Megatron, error) {
 	return m, nil
 }
 
+var errNoArguments = errors.New("there are no arguments of Megatron-LM")
+
 const exampleArguments = "give arguments such as --num-layers 32 --hidden-size 4096"
 
 // source is what a script says beside the arguments.
@@ -309,28 +313,53 @@ func parseMegatron(file string, text []byte) (*strict.Document, source, error) {
 
 // parseScript returns the arguments of the training that a script starts, or those of a list.
 func parseScript(file string, text []byte) (*strict.Document, source, error) {
-	read := &shell{values: map[string]word{}, lists: map[string][]word{}}
-	read.run(string(text))
-	launch, err := training(file, read)
+	read, in, err := readScript(file, text)
+	if err != nil {
+		return nil, source{}, err
+	}
+	launch, of, err := megatronTraining(file, read)
 	if err != nil {
 		return nil, source{}, err
 	}
 	d := &strict.Document{File: file, Text: text, Root: &strict.Value{Kind: '{'}}
-	script := ""
-	var launcher []word
+	from := source{unset: read.Unset, looped: read.Looped}
+	for _, u := range read.Undecided {
+		if !slices.Contains(from.looped, u.Name) {
+			from.looped = append(from.looped, u.Name)
+		}
+	}
+	var words []shell.Word
 	for i, w := range launch {
-		if strings.HasSuffix(w.text, ".py") {
-			script = strings.TrimSuffix(filepath.Base(w.text), ".py")
-			launcher, launch = launch[:i], launch[i+1:]
+		if strings.HasSuffix(w.Text, ".py") {
+			from.script = strings.TrimSuffix(filepath.Base(w.Text), ".py")
+			words, launch = launch[:i], launch[i+1:]
 			break
 		}
 	}
-	d.Root.Members = withoutLauncher(commandMembers(launcher, nil), commandMembers(launch, nil))
+	d.Root.Members = withoutLauncher(commandMembers(words), commandMembers(launch))
 	if len(d.Root.Members) == 0 {
-		return nil, source{}, fault.File(file).Inputf("there are no arguments of Megatron-LM").
-			WithHint(exampleArguments)
+		return nil, source{}, &fault.Input{Where: fault.Position{File: file}, Err: errNoArguments,
+			Hint: exampleArguments}
 	}
-	return d, source{script: script, unset: read.unset, looped: read.looped}, nil
+	if line := ofCommand(of, in); line != nil && line.PerNode != nil && len(line.Unknown) == 0 {
+		nodes := 1
+		if line.Nodes != nil {
+			nodes = line.Nodes.Is
+		}
+		from.perNode, from.ranks = int64(line.PerNode.Is), int64(line.PerNode.Is)*int64(nodes)
+	}
+	return d, from, nil
+}
+
+// ofCommand reads how a command starts ranks, nil for none.
+func ofCommand(c *shell.Command, in launcher.Allocation) *launcher.Line {
+	if c == nil {
+		return nil
+	}
+	if line := launcher.Read(c, in); line != nil && line.By != "" {
+		return line
+	}
+	return nil
 }
 
 // megatronMark is a member of the document of a script, by which it is recognized.
@@ -343,6 +372,9 @@ func parseArguments(file string, text []byte) *strict.Document {
 	}
 	mark := strict.Member{Name: megatronMark, Value: strict.Of(true)}
 	d, _, err := parseScript(file, text)
+	if errors.Is(err, errNoArguments) || err != nil && strings.Contains(err.Error(), "Bash") {
+		return nil
+	}
 	if err != nil { // it starts several trainings
 		return &strict.Document{File: file, Text: text,
 			Root: &strict.Value{Kind: '{', Members: []strict.Member{mark}}}
@@ -373,32 +405,35 @@ func expectArguments(d *strict.Document) error {
 	return ArgumentsKind.own(d, rule)
 }
 
-// training returns the command that trains: the only one with a Python script and arguments of a model, or all words
-// of all commands and arrays if none has.
-func training(file string, s *shell) ([]word, error) {
-	var found [][]word
-	for _, c := range s.commands {
-		isScript := func(w word) bool { return strings.HasSuffix(w.text, ".py") && !strings.Contains(w.text, " ") }
-		isSize := func(w word) bool { return strings.Contains(w.text, "-layers") || w.text == "--hidden-size" }
-		if slices.ContainsFunc(c, isScript) && slices.ContainsFunc(c, isSize) && c[0].text != "echo" {
+// megatronTraining returns the command that trains: the only one with a Python script and arguments of a model, or all
+// words of all commands and arrays if none has. It returns the command itself, too.
+func megatronTraining(file string, s *shell.Script) ([]shell.Word, *shell.Command, error) {
+	var found []*shell.Command
+	for _, c := range s.Commands {
+		isScript := func(w shell.Word) bool {
+			return strings.HasSuffix(w.Text, ".py") && !strings.Contains(w.Text, " ")
+		}
+		isSize := func(w shell.Word) bool { return strings.Contains(w.Text, "-layers") || w.Text == "--hidden-size" }
+		if slices.ContainsFunc(c.Words, isScript) && slices.ContainsFunc(c.Words, isSize) &&
+			c.Words[0].Text != "echo" {
 			found = append(found, c)
 		}
 	}
 	if len(found) > 1 {
-		return nil, fault.File(file).Inputf("the script starts %d trainings", len(found)).
+		return nil, nil, fault.File(file).Inputf("the script starts %d trainings", len(found)).
 			WithHint("give the arguments of one")
 	}
 	if len(found) == 1 {
-		return found[0], nil
+		return found[0].Words, found[0], nil
 	}
-	var all []word
-	for _, name := range slices.Sorted(maps.Keys(s.lists)) {
-		all = append(all, s.lists[name]...)
+	var all []shell.Word
+	for _, name := range slices.Sorted(maps.Keys(s.Lists)) {
+		all = append(all, s.Lists[name]...)
 	}
-	for _, c := range s.commands {
-		all = append(all, c...)
+	for _, c := range s.Commands {
+		all = append(all, c.Words...)
 	}
-	return all, nil
+	return all, nil, nil
 }
 
 // withoutLauncher returns the last argument of each name. Of the launcher's it keeps the number of ranks.

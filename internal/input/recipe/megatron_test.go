@@ -110,8 +110,9 @@ func TestReadMegatronScript(t *testing.T) {
 	for script, want := range map[string]string{
 		megatronJobScript: "",
 		"python pretrain_gpt.py --num-layers 2\npython pretrain_gpt.py --num-layers 4\n": "starts 2 trainings",
-		"A=(--num-layers 2\n":               "",
-		"if [ -z $A ]; then echo; fi; fi\n": "no arguments",
+		"A=(--num-layers 2\n":               "no script that Bash reads",
+		"if [ -z $A ]; then echo; fi; fi\n": "no script that Bash reads",
+		"if [ -z $A ]; then echo; fi\n":     "no arguments",
 	} {
 		if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
 			t.Fatal(err)

@@ -32,6 +32,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 	}
 	d := parseContent(path, text)
 	switch {
+	case (d == nil || d.Root.Kind != '{') && isScript(path, text):
+		return "", unplannedScript(path, text)
 	case d == nil && isTOML(path):
 		return "", unreadable(path, text)
 	case d == nil && strict.IsYAML(path):
@@ -53,6 +55,8 @@ func Detect(path string, texts files.Texts) (flag string, err error) {
 			WithHint("give a file that the program of the key reads")
 	}
 	switch {
+	case found != nil && found.Flag == "" && isScript(path, text):
+		return "", unplannedScript(path, text)
 	case found == nil:
 		var names []string
 		for _, m := range d.Root.Members[:min(3, len(d.Root.Members))] {

@@ -27,6 +27,7 @@ type Inputs struct {
 	fused            func() *model.Model // the model with fused experts
 	training         *recipe.Training
 	launch           *recipe.Accelerate
+	script           *recipe.Started   // what a script among the configurations starts, nil without
 	deepSpeed        *deepspeed.Config // of the file that goes before the others
 	fsdp             *recipe.FSDP
 	adapter          *peft.Adapter
@@ -69,6 +70,9 @@ func (in *Inputs) source() recipe.Source {
 // readConfigs gives each file of unknown kind to the flag for its content.
 func (in *Inputs) readConfigs() error {
 	q := &in.request
+	if err := in.readScript(); err != nil {
+		return err
+	}
 	to := map[string]*string{"--model": &q.Model, "--deepspeed": &q.DeepSpeed, "--training-args": &q.TrainingArgs,
 		"--accelerate": &q.Accelerate, "--adapter": &q.Adapter, "--quantization": &q.Quantization}
 	for _, path := range q.Configs {
@@ -95,6 +99,27 @@ func (in *Inputs) readConfigs() error {
 	if f := in.framework; f != nil && q.TrainingArgs != "" {
 		return fault.File(q.TrainingArgs).Inputf("these are TrainingArguments, but %s sets them, too", f.File).
 			WithHint("leave one of the two files out")
+	}
+	return nil
+}
+
+// readScript takes what a script says in place of the script: the configuration that it names, and its launcher.
+func (in *Inputs) readScript() error {
+	q := &in.request
+	for i, path := range q.Configs {
+		s, err := recipe.Starts(path, q.Texts, q.Accelerate != "")
+		if err != nil {
+			return err
+		}
+		if s == nil {
+			continue
+		}
+		in.script, q.Texts = s, s.Texts
+		if s.Config != "" {
+			q.Configs = slices.Clone(q.Configs)
+			q.Configs[i] = s.Config
+		}
+		return nil
 	}
 	return nil
 }
@@ -257,10 +282,15 @@ func (in *Inputs) readTraining() (err error) {
 }
 
 func (in *Inputs) readLaunch() (err error) {
-	if in.request.Accelerate == "" {
+	switch {
+	case in.request.Accelerate != "":
+		in.launch, err = recipe.LoadAccelerate(in.request.Accelerate, in.source())
+	case in.script != nil && in.script.Accelerate != nil:
+		in.launch, err = recipe.ReadAccelerate(in.script.Accelerate, in.source())
+	default:
 		return nil
 	}
-	if in.launch, err = recipe.LoadAccelerate(in.request.Accelerate, in.source()); err != nil {
+	if err != nil {
 		return err
 	}
 	in.deepSpeed, in.fsdp = cmp.Or(in.launch.DeepSpeed, in.deepSpeed), cmp.Or(in.launch.FSDP, in.fsdp)
@@ -320,6 +350,12 @@ func (in *Inputs) listFiles() {
 		q.Configs...)
 	if in.model.Source != model.FromCatalog {
 		candidates = append(candidates, in.model.Source)
+	}
+	if s := in.script; s != nil {
+		candidates = append(candidates, s.File)
+		if s.Accelerate != nil {
+			candidates = append(candidates, s.Accelerate.File)
+		}
 	}
 	if in.deepSpeed != nil {
 		candidates = append(candidates, in.deepSpeed.File) // another file may name it

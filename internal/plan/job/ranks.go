@@ -1,8 +1,11 @@
 package job
 
 import (
+	"fmt"
+
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/gpu"
+	"plimsoll/internal/input/recipe"
 )
 
 // ranks sets the number of ranks and the devices that they run on.
@@ -21,7 +24,9 @@ func (r *resolver) ranks() error {
 			j.RanksPerNode = len(l.GPUs)
 		}
 	}
-	r.launched()
+	if err := r.launched(); err != nil {
+		return err
+	}
 	if r.GPUs < 0 || r.Nodes < 0 {
 		return fault.Inputf("--gpus %d and --nodes %d: counts cannot be negative", r.GPUs, r.Nodes)
 	}
@@ -41,7 +46,7 @@ func (r *resolver) ranks() error {
 	if j.RanksPerNode == 0 {
 		j.RanksPerNode = 1
 		if !j.OnCPU {
-			r.assume("one GPU: --gpus was not given")
+			r.assume("one GPU: %s", r.whyOne())
 		}
 	}
 	if j.Nodes > maxRanks || j.RanksPerNode > maxRanks || j.Nodes*j.RanksPerNode > maxRanks {
@@ -59,18 +64,22 @@ func (r *resolver) ranks() error {
 		return fault.Inputf("--numa-nodes is %d, expected a number from 1 to 1024", r.NUMANodes)
 	}
 	j.HostMemory, j.NUMANodes = r.HostMemory, r.NUMANodes
+	if s := r.Inputs.script; s != nil && j.HostMemory == 0 && s.Launch.HostMemory > 0 {
+		j.HostMemory = s.Launch.HostMemory
+		r.assume("%v of host memory: %v: %s says so", j.HostMemory, s.Launch.MemoryPlace, s.Launch.MemoryName)
+	}
 	return nil
 }
 
 const maxRanks = 1 << 20
 
-// launched sets the ranks that a script says, and names what it leaves to the environment.
-func (r *resolver) launched() {
-	f := r.Inputs.framework
-	if f == nil || f.Launch == nil {
-		return
+// launched sets the ranks that a script says. It asks for ranks that the script leaves to its launcher.
+func (r *resolver) launched() error {
+	if r.Inputs.script == nil {
+		return nil
 	}
-	l := f.Launch
+	l := r.Inputs.script.Launch
+	r.note(l.Notes)
 	if l.Nodes != nil && r.Nodes == 0 {
 		r.job.Nodes = l.Nodes.Is
 		r.assume("%d nodes: %v: %s says so", l.Nodes.Is, l.Nodes.Place, l.Nodes.Name)
@@ -79,11 +88,30 @@ func (r *resolver) launched() {
 		r.job.RanksPerNode = l.PerNode.Is
 		r.assume("%d GPUs of a node: %v: %s says so", l.PerNode.Is, l.PerNode.Place, l.PerNode.Name)
 	}
-	if r.GPUs == 0 || r.Nodes == 0 {
-		for _, u := range l.Unknown {
-			r.assume("%v: the script does not set the value of %s: give --gpus and --nodes", u.Place, u.Name)
+	for _, u := range l.Unknown {
+		flag, given := "--gpus", r.GPUs > 0
+		if recipe.CountsNodes(u.Name) {
+			flag, given = "--nodes", r.Nodes > 0
+		}
+		if !given {
+			return u.Place.Inputf("the script does not say the value of %s", u.Name).
+				WithHint(fmt.Sprintf("give %s with the number that it has where the job runs", flag))
 		}
 	}
+	if l.EveryDevice && l.Several && r.GPUs == 0 && r.job.RanksPerNode == 0 && !r.CPU {
+		return l.Place.Inputf("%s starts a rank on every GPU of a node, and the script does not say how many "+
+			"there are", l.By).WithHint("give --gpus with the GPUs of a node, such as --gpus 8")
+	}
+	return nil
+}
+
+// whyOne says why a job has one GPU.
+func (r *resolver) whyOne() string {
+	if s := r.Inputs.script; s != nil && s.Launch.EveryDevice {
+		return fmt.Sprintf("%v: %s starts a rank on every GPU that it sees, and the script does not say how many: "+
+			"give --gpus", s.Launch.Place, s.Launch.By)
+	}
+	return "--gpus was not given"
 }
 
 // device returns the GPU of a request. One that is not known needs its memory.

@@ -15,7 +15,11 @@ import (
 
 // Kind is the kind of axolotl's configurations.
 var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, Program: &axolotl,
-	Marks: "base_model base_model_config sequence_len sample_packing dataset_prepared_path micro_batch_size",
+	ConfigIn: "1", OnlyByFile: true, EveryDevice: true, ByAccelerate: true,
+	Commands: map[string]string{"axolotl train": "axolotl_train", "axolotl/cli/train.py": "axolotl_train",
+		"scripts/finetune.py": "axolotl_train"},
+	Marks: "axolotl_train base_model base_model_config sequence_len sample_packing dataset_prepared_path " +
+		"micro_batch_size",
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "micro_batch_size"},
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
 		recipe.GradientCheckpointing: {Path: "gradient_checkpointing"}, recipe.OptimizerName: {Path: "optimizer"}}}

@@ -20,7 +20,10 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 		recipe.GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
 		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName]},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
-	Commands:        map[string]string{"llamafactory-cli train": "llamafactory_train"}}
+	ConfigIn:        "1", EveryDevice: true, Forced: "FORCE_TORCHRUN",
+	Commands: map[string]string{"llamafactory-cli train": "llamafactory_train", "lmf train": "llamafactory_train",
+		"src/train.py": "llamafactory_train", "src/train_bash.py": "llamafactory_train",
+		"llamafactory/launcher.py": "llamafactory_train"}}
 
 func inverse(x any) any { return x != true }
 

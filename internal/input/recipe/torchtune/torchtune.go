@@ -18,7 +18,9 @@ const component = "_component_"
 
 // Kind is the kind of torchtune's configurations.
 var Kind = &recipe.Kind{Name: "torchtune configuration", Flag: recipe.ConfigFlag, Program: &torchtune,
-	Marks: "checkpointer metric_logger",
+	Marks: "tune_run checkpointer metric_logger", ConfigIn: "config", OnlyByFile: true,
+	Bundled:  "recipes/configs/%s.yaml",
+	Commands: map[string]string{"tune run": "tune_run"},
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "batch_size"},
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
 		recipe.GradientCheckpointing: {Path: "enable_activation_checkpointing"},

@@ -16,8 +16,10 @@ var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's
 	Program: &trl, Settings: recipe.TrainerKeys,
 	Marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
 		use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	ConfigIn: "config", EveryDevice: true, ByAccelerate: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
-		"trl reward": "trl_reward"}}
+		"trl reward": "trl_reward", "sft.py": "trl_sft", "dpo.py": "trl_dpo", "kto.py": "trl_kto",
+		"run_sft.py": "trl_sft", "run_dpo.py": "trl_dpo"}}
 
 // trl is the configuration of TRL's SFT script and of those that are made like it, such as the alignment-handbook's:
 // SFTConfig, ModelConfig and ScriptArguments of TRL (July 2026, commit f2cd5771).

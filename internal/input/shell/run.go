@@ -1,0 +1,464 @@
+package shell
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"mvdan.cc/sh/v3/syntax"
+)
+
+// runner follows a script.
+type runner struct {
+	text      string // that the nodes are of
+	shift     int64  // where the command stands whose argument the text is
+	inner     bool   // the text is an argument of another command
+	out       *Script
+	values    map[string]variable
+	functions map[string]*syntax.Stmt
+	outputs   map[*syntax.CmdSubst]string // of commands whose output is known
+	arguments []Word                      // of the function that runs
+	prefix    []Word                      // of the command that runs an inner text
+	before    []setting                   // variables that stand before that command
+	unsure    []string                    // the conditions and loops around
+	often     int                         // how often a loop runs its commands
+	quiet     bool                        // commands are not kept: a later turn of a loop
+	depth     int
+	steps     int // that are left
+	when      int
+}
+
+// variable is the value of a variable: a word or an array.
+type variable struct {
+	word     Word
+	list     []Word
+	isList   bool
+	at       int64 // of its name
+	exported bool
+}
+
+// same reports whether two values are equal.
+func (v variable) same(w variable) bool {
+	equal := func(a, b Word) bool { return a.Text == b.Text }
+	return v.isList == w.isList && v.word.Text == w.word.Text && slices.EqualFunc(v.list, w.list, equal)
+}
+
+// at returns the offset of a node in the script.
+func (r *runner) at(n syntax.Node) int64 {
+	if r.inner {
+		return r.shift
+	}
+	return int64(n.Pos().Offset())
+}
+
+// source returns a node as it is written.
+func (r *runner) source(n syntax.Node) string {
+	from, to := int(n.Pos().Offset()), int(n.End().Offset())
+	if from > to || to > len(r.text) {
+		return ""
+	}
+	return r.text[from:to]
+}
+
+func (r *runner) set(name string, v variable) {
+	r.steps -= 1 + len(v.list)
+	r.when++
+	r.values[name] = v
+	s := setting{name, v.word, v.at, r.when, v.exported}
+	s.value.Text = fromBlanks.Replace(s.value.Text)
+	r.out.settings[name] = append(r.out.settings[name], s)
+}
+
+// forget has a variable be unknown.
+func (r *runner) forget(name string) {
+	r.when++
+	delete(r.values, name)
+	r.out.settings[name] = append(r.out.settings[name], setting{name: name, at: -1, when: r.when})
+}
+
+func (r *runner) run(list []*syntax.Stmt) {
+	for _, s := range list {
+		r.statement(s)
+	}
+}
+
+// statement follows a statement.
+func (r *runner) statement(s *syntax.Stmt) {
+	if r.steps--; r.steps < 0 || r.depth > mostDepth {
+		return
+	}
+	r.depth++
+	defer func() { r.depth-- }()
+	r.redirect(s)
+	if r.reads(s) {
+		return
+	}
+	switch c := s.Cmd.(type) {
+	case *syntax.CallExpr:
+		r.call(c)
+	case *syntax.DeclClause:
+		r.declare(c)
+	case *syntax.BinaryCmd:
+		r.both(c)
+	case *syntax.IfClause:
+		r.choose(c)
+	case *syntax.CaseClause:
+		r.cases(c)
+	case *syntax.ForClause:
+		r.repeat(c)
+	case *syntax.WhileClause:
+		r.loop(c, "a loop", func() { r.run(c.Do) })
+	case *syntax.Block:
+		r.run(c.Stmts)
+	case *syntax.Subshell:
+		before := r.copied()
+		r.run(c.Stmts)
+		r.restore(before)
+	case *syntax.TimeClause:
+		if c.Stmt != nil {
+			r.statement(c.Stmt)
+		}
+	case *syntax.FuncDecl:
+		if c.Name != nil {
+			r.functions[c.Name.Value] = c.Body
+		}
+	}
+}
+
+// copied returns the values as they are.
+func (r *runner) copied() map[string]variable {
+	r.steps -= len(r.values)
+	return maps.Clone(r.values)
+}
+
+// restore sets the values as they were.
+func (r *runner) restore(before map[string]variable) {
+	for name, v := range r.values {
+		if was, is := before[name]; !is {
+			r.forget(name)
+		} else if !was.same(v) || was.exported != v.exported {
+			r.set(name, was)
+		}
+	}
+	for name, was := range before {
+		if _, is := r.values[name]; !is {
+			r.set(name, was)
+		}
+	}
+}
+
+// both follows a && b, a || b and a | b.
+func (r *runner) both(c *syntax.BinaryCmd) {
+	if c.Op != syntax.AndStmt && c.Op != syntax.OrStmt {
+		r.statement(c.X)
+		r.statement(c.Y)
+		return
+	}
+	holds := r.condition(c.X)
+	if call, is := c.X.Cmd.(*syntax.CallExpr); is && holds == unsure && !c.X.Negated && !isTest(call) {
+		holds = yes // a command does what it is for
+	}
+	if c.Op == syntax.OrStmt {
+		holds = holds.not()
+	}
+	switch holds {
+	case yes:
+		r.statement(c.Y)
+	case unsure:
+		r.branches(c.X, func() { r.statement(c.Y) }, func() {})
+	}
+}
+
+// branches follows the ways that a script may take where only a run can tell which. What they set differently is
+// unknown from there on.
+func (r *runner) branches(condition syntax.Node, ways ...func()) {
+	before := r.copied()
+	r.unsure = append(r.unsure, "the condition "+shortened(r.source(condition)))
+	var ends []map[string]variable
+	for _, way := range ways {
+		way()
+		ends = append(ends, r.copied())
+		r.restore(before)
+	}
+	r.unsure = r.unsure[:len(r.unsure)-1]
+	for _, end := range ends {
+		for name, v := range end {
+			r.settle(name, v, ends, r.at(condition))
+		}
+	}
+	for name := range before {
+		if slices.ContainsFunc(ends, func(end map[string]variable) bool { _, is := end[name]; return !is }) {
+			r.undecided(name, r.at(condition))
+		}
+	}
+}
+
+// settle sets a variable to the value that all ways give it.
+func (r *runner) settle(name string, v variable, ends []map[string]variable, at int64) {
+	for _, end := range ends {
+		if other, is := end[name]; !is || !other.same(v) {
+			r.undecided(name, at)
+			return
+		}
+	}
+	if was, is := r.values[name]; !is || !was.same(v) || was.exported != v.exported {
+		r.set(name, v)
+	}
+}
+
+// undecided has a variable be unknown for a condition.
+func (r *runner) undecided(name string, at int64) {
+	if _, is := r.values[name]; is {
+		r.forget(name)
+	}
+	if !slices.ContainsFunc(r.out.Undecided, func(u Undecided) bool { return u.Name == name }) {
+		r.out.Undecided = append(r.out.Undecided, Undecided{name, at})
+	}
+}
+
+// shortened returns the start of a text, on one line.
+func shortened(text string) string {
+	const most = 60
+	text = strings.TrimRight(strings.Join(strings.Fields(text), " "), "; ")
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most]) + "..."
+	}
+	return text
+}
+
+// loop follows the body of a loop that may run any number of times. What it sets stays as it was before.
+func (r *runner) loop(n syntax.Node, what string, body func()) {
+	before := r.copied()
+	r.unsure = append(r.unsure, what)
+	body()
+	r.unsure = r.unsure[:len(r.unsure)-1]
+	for name, v := range r.values {
+		if was, is := before[name]; (!is || !was.same(v)) && !slices.Contains(r.out.Looped, name) {
+			r.out.Looped = append(r.out.Looped, name)
+		}
+	}
+	r.restore(before)
+}
+
+// repeat follows a loop over words. The commands of the first turn are kept, with the number of turns.
+func (r *runner) repeat(c *syntax.ForClause) {
+	items, isWords := c.Loop.(*syntax.WordIter)
+	if !isWords || c.Select {
+		r.loop(c, "a loop", func() { r.run(c.Do) })
+		return
+	}
+	list := r.words(items.Items)
+	isUnknown := func(w Word) bool { return len(w.Unknown) > 0 || strings.ContainsAny(w.Text, "*?") && !w.Quoted }
+	if len(list) > mostTurns || slices.ContainsFunc(list, isUnknown) {
+		r.loop(c, "the loop over "+items.Name.Value, func() {
+			r.forget(items.Name.Value)
+			r.run(c.Do)
+		})
+		return
+	}
+	quiet, often := r.quiet, r.often
+	r.often = max(1, r.often) * len(list)
+	for i, w := range list {
+		r.quiet = quiet || i > 0
+		r.set(items.Name.Value, variable{word: w, at: r.at(c)})
+		r.run(c.Do)
+	}
+	r.quiet, r.often = quiet, often
+}
+
+// declare follows export, local, declare and readonly.
+func (r *runner) declare(c *syntax.DeclClause) {
+	exports := c.Variant.Value == "export"
+	for _, a := range c.Args {
+		if a.Naked && a.Name == nil && a.Value != nil {
+			if strings.HasPrefix(a.Value.Lit(), "-") && strings.Contains(a.Value.Lit(), "x") {
+				exports = true
+			}
+			continue
+		}
+		if a.Name == nil {
+			continue
+		}
+		if !a.Naked {
+			r.assign(a)
+		}
+		if v, is := r.values[a.Name.Value]; is && exports && !v.exported {
+			v.exported = true
+			r.set(a.Name.Value, v)
+		}
+	}
+}
+
+// assign follows an assignment.
+func (r *runner) assign(a *syntax.Assign) {
+	name := a.Name.Value
+	was := r.values[name]
+	v := variable{at: r.at(a), exported: was.exported}
+	switch {
+	case a.Index != nil: // of one element
+		r.undecided(name, r.at(a))
+		return
+	case a.Array != nil:
+		v.isList = true
+		if a.Append {
+			v.list = slices.Clip(was.list)
+		}
+		for _, e := range a.Array.Elems {
+			if e.Value != nil && len(v.list) < mostWords {
+				v.list = append(v.list, r.words([]*syntax.Word{e.Value})...)
+			}
+		}
+	case a.Append && was.isList:
+		v.isList, v.list = true, append(slices.Clip(was.list), r.value(a.Value))
+	default:
+		v.word = r.value(a.Value)
+		if a.Append {
+			v.word.Text = was.word.Text + v.word.Text
+			v.word.Unknown = append(slices.Clip(was.word.Unknown), v.word.Unknown...)
+		}
+	}
+	if len(v.word.Text) <= longestValue {
+		r.set(name, v)
+	}
+}
+
+// call follows a command, or an assignment.
+func (r *runner) call(c *syntax.CallExpr) {
+	if len(c.Args) == 0 {
+		for _, a := range c.Assigns {
+			r.assign(a)
+		}
+		return
+	}
+	var own []setting
+	for _, a := range c.Assigns {
+		if a.Name != nil && a.Array == nil && a.Index == nil {
+			own = append(own, setting{name: a.Name.Value, value: r.value(a.Value), at: r.at(a)})
+		}
+	}
+	words := r.words(c.Args)
+	if len(words) == 0 {
+		return
+	}
+	if body := r.functions[words[0].Text]; body != nil {
+		arguments := r.arguments
+		r.arguments = words[1:]
+		r.statement(body)
+		r.arguments = arguments
+		return
+	}
+	r.command(words, own)
+}
+
+// command follows a command, and what commands such as bash -c run.
+func (r *runner) command(words []Word, own []setting) {
+	switch words[0].Text {
+	case "eval":
+		r.within(Word{Text: joined(words[1:]), At: words[0].At}, nil, own)
+		return
+	case "read", "mapfile", "readarray", "unset":
+		for _, w := range words[1:] {
+			if _, is := r.values[w.Text]; is && !strings.HasPrefix(w.Text, "-") {
+				r.forget(w.Text)
+			}
+		}
+		return
+	case "set":
+		return
+	}
+	for i, w := range words {
+		isFlag := func(w Word) bool { return strings.HasPrefix(w.Text, "-") && strings.HasSuffix(w.Text, "c") }
+		if !slices.Contains([]string{"bash", "sh", "zsh"}, path.Base(w.Text)) {
+			continue
+		}
+		for j := i + 1; j+1 < len(words) && strings.HasPrefix(words[j].Text, "-"); j++ {
+			if isFlag(words[j]) && r.within(words[j+1], words[:i], own) {
+				return
+			}
+		}
+	}
+	if r.quiet {
+		return
+	}
+	r.steps -= len(words)
+	r.when++
+	full := shown(slices.Concat(r.prefix, words))
+	r.out.Commands = append(r.out.Commands, &Command{Words: full, Unsure: strings.Join(r.unsure, ", "),
+		Often: r.often, own: append(slices.Clip(r.before), own...), script: r.out, when: r.when})
+}
+
+// within follows a text that a command runs. It reports whether the text is a script.
+func (r *runner) within(text Word, prefix []Word, own []setting) bool {
+	parsed, err := parse(text.Text)
+	if err != nil || r.depth > mostDepth {
+		return false
+	}
+	inner := *r
+	inner.text, inner.shift, inner.inner, inner.depth = text.Text, text.At, true, r.depth+1
+	inner.prefix = append(slices.Clip(r.prefix), prefix...)
+	inner.before = append(slices.Clip(r.before), own...)
+	inner.run(parsed.Stmts)
+	r.steps, r.when = inner.steps, inner.when
+	return true
+}
+
+func joined(words []Word) string {
+	var texts []string
+	for _, w := range words {
+		texts = append(texts, w.Text)
+	}
+	return strings.Join(texts, " ")
+}
+
+// reads follows read NAME <<EOF, which many scripts write a long command with. It is false for other statements.
+func (r *runner) reads(s *syntax.Stmt) bool {
+	c, isCall := s.Cmd.(*syntax.CallExpr)
+	if !isCall || len(c.Args) < 2 || c.Args[0].Lit() != "read" || len(s.Redirs) != 1 {
+		return false
+	}
+	name := c.Args[len(c.Args)-1].Lit()
+	d := s.Redirs[0]
+	if !syntax.ValidName(name) {
+		return false
+	}
+	switch d.Op {
+	case syntax.Hdoc, syntax.DashHdoc:
+		value := r.document(d.Hdoc)
+		value.Text = strings.TrimSpace(value.Text)
+		r.set(name, variable{word: value, at: r.at(c)})
+	case syntax.WordHdoc:
+		r.set(name, variable{word: r.value(d.Word), at: r.at(c)})
+	default:
+		return false
+	}
+	return true
+}
+
+// redirect keeps the files that a statement writes: cat > file <<EOF.
+func (r *runner) redirect(s *syntax.Stmt) {
+	var to, what *syntax.Word
+	for _, d := range s.Redirs {
+		switch d.Op {
+		case syntax.RdrOut, syntax.ClbOut:
+			to = d.Word
+		case syntax.Hdoc, syntax.DashHdoc:
+			what = d.Hdoc
+		}
+	}
+	c, isCall := s.Cmd.(*syntax.CallExpr)
+	if !isCall || len(c.Args) == 0 || r.quiet {
+		return
+	}
+	name := c.Args[0].Lit()
+	if name == "tee" && len(c.Args) == 2 && to == nil {
+		to = c.Args[1]
+	}
+	if to == nil || what == nil || name != "cat" && name != "tee" {
+		return
+	}
+	file, text := r.value(to), r.document(what)
+	if len(file.Unknown) == 0 && len(r.out.Written) < mostTurns {
+		r.out.Written[file.Text] = text.Text
+	}
+}
