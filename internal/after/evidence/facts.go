@@ -44,6 +44,8 @@ const Unlimited = -1
 type Size struct {
 	Bytes ledger.Bytes
 	Known bool
+	// Beyond is set if no machine has that much: a product of broken factors, or a driver's "not available".
+	Beyond bool
 }
 
 // Facts of trainers.

@@ -248,7 +248,7 @@ var gpuPatterns = []pattern{
 		name:     "out of memory without sizes",
 		literals: []string{"out of memory"},
 		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
-			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
+			`(?:\. Tried to allocate (?P<req>` + sz + `|` + moreThan + `)|[.'"]|\s*$)`,
 		kind: TrainerLog, fact: gpuOutOfMemory,
 	},
 	{ // PyTorch's class with another message: CUDAMallocAsyncAllocator.cpp, ComfyUI
@@ -326,6 +326,9 @@ func gpuOutOfMemory(m *match) Fact {
 	}
 	if f.Backend == "" {
 		f.Backend = "MPS"
+	}
+	if other := m.size("other", 1); other.Known { // what Metal has allocated for this process beside PyTorch
+		f.Reserved, f.Self = f.Allocated, Size{Bytes: f.Allocated.Bytes + other.Bytes, Known: true}
 	}
 	if slack := m.size("slack", 1); slack.Known && f.Allocated.Known {
 		f.Reserved = Size{Bytes: f.Allocated.Bytes + slack.Bytes, Known: true}

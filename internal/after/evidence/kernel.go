@@ -326,8 +326,8 @@ func takeZone(r *reader, m *match) {
 	if !size.Known {
 		size = m.size("present", kb)
 	}
-	n.Free = Size{n.Free.Bytes + m.size("free", kb).Bytes, true}
-	n.Size = Size{n.Size.Bytes + size.Bytes, size.Known}
+	n.Free = Size{Bytes: n.Free.Bytes + m.size("free", kb).Bytes, Known: true}
+	n.Size = Size{Bytes: n.Size.Bytes + size.Bytes, Known: size.Known}
 }
 
 func takeKilled(r *reader, m *match) {

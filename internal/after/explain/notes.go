@@ -27,8 +27,10 @@ func (s *scene) notes() []string {
 				"shows how the others ended: begin the command with \"set -o pipefail;\".")
 		}
 	}
-	if s.planNote != "" {
-		list = append(list, s.planNote)
+	for _, note := range []string{s.planNote, s.division} {
+		if note != "" {
+			list = append(list, note)
+		}
 	}
 	list = append(list, s.jumps()...)
 	list = append(list, s.peakAndEnd()...)
