@@ -155,6 +155,9 @@ type (
 		Options          string
 	}
 
+	// TrainedParameters is a trainer's word on how many parameters it trains.
+	TrainedParameters struct{ Number int64 }
+
 	// Progress is a line that tells where the training loop is.
 	Progress struct {
 		Phase ledger.PhaseName // empty if the line tells only a step

@@ -222,6 +222,19 @@ var frameworkPatterns = []pattern{
 	},
 }
 
+// modelPatterns are what trainers say of the model.
+var modelPatterns = []pattern{
+	{ // transformers/trainer.py, peft/peft_model.py
+		name:       "trained parameters",
+		literals:   []string{"trainable parameters = ", "trainable params: "},
+		expression: `(?:Number of trainable parameters = |\btrainable params: )(?P<n>\d[\d,]{0,20})`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return TrainedParameters{Number: int64(m.integer("n", 0))}
+		},
+	},
+}
+
 // progressPatterns are the texts that tell where the training loop is.
 var progressPatterns = []pattern{
 	{ // deepspeed/runtime/engine.py

@@ -169,6 +169,11 @@ func (f Estimate) Says() string {
 }
 
 // Says says it.
+func (f TrainedParameters) Says() string {
+	return "the job trains " + ledger.Count(f.Number) + " parameters"
+}
+
+// Says says it.
 func (f Progress) Says() string {
 	switch {
 	case f.Phase == "":
