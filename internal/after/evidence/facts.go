@@ -162,6 +162,7 @@ type (
 	Progress struct {
 		Phase ledger.PhaseName // empty if the line tells only a step
 		Step  int64            // -1 if the line does not tell
+		Of    int64            // the last step; 0 if the line does not tell
 	}
 )
 

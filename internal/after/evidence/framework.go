@@ -246,7 +246,7 @@ var progressPatterns = []pattern{
 	{ // megatron/training/training.py
 		name:       "Megatron: step",
 		literals:   []string{" iteration "},
-		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*\d+ \|`,
+		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // transformers/trainer.py: a dictionary of metrics tells no step. It stands before the slower pattern of losses.
@@ -258,19 +258,19 @@ var progressPatterns = []pattern{
 	{ // torchtitan/components/metrics.py, and scripts of one's own
 		name:       "step and loss",
 		literals:   []string{"loss", "Loss"},
-		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/\d+)?\b.*\bloss\b)`,
+		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/(?P<of>\d+))?\b.*\bloss\b)`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // tqdm, as Trainer, Lightning, torchtune and transformers use it
 		name:       "tqdm",
 		literals:   []string{"%|"},
-		expression: `^(?P<what>.*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/\d+ \[`,
+		expression: `^(?P<what>.*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<of>\d+) \[`,
 		kind:       TrainerLog, fact: progressBar,
 	},
 	{ // rich, as Lightning uses it
 		name:       "rich progress bar",
 		literals:   []string{"\u2501"},
-		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/\d+ `,
+		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/(?P<of>\d+) `,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // transformers, Megatron, DeepSpeed, Lightning, torchtitan, torchtune
@@ -314,7 +314,9 @@ var progressPatterns = []pattern{
 	},
 }
 
-func step(m *match) Fact { return Progress{Step: int64(m.integer("step", -1))} }
+func step(m *match) Fact {
+	return Progress{Step: int64(m.integer("step", -1)), Of: int64(m.integer("of", 0))}
+}
 
 func inPhase(phase ledger.PhaseName) func(*match) Fact {
 	return func(m *match) Fact { return Progress{Phase: phase, Step: int64(m.integer("step", -1))} }
