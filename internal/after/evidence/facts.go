@@ -163,6 +163,7 @@ type (
 		Phase ledger.PhaseName // empty if the line tells only a step
 		Step  int64            // -1 if the line does not tell
 		Of    int64            // the last step; 0 if the line does not tell
+		Bar   bool             // it is a bar, which a program writes again until the last step
 	}
 )
 

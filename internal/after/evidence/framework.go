@@ -271,7 +271,7 @@ var progressPatterns = []pattern{
 		name:       "rich progress bar",
 		literals:   []string{"\u2501"},
 		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/(?P<of>\d+) `,
-		kind:       TrainerLog, fact: step,
+		kind:       TrainerLog, fact: barStep,
 	},
 	{ // transformers, Megatron, DeepSpeed, Lightning, torchtitan, torchtune
 		name: "saving",
@@ -336,9 +336,15 @@ func progressBar(m *match) Fact {
 	case barOfSaving.MatchString(what):
 		return Progress{Phase: ledger.Checkpoint, Step: -1}
 	case barOfSteps.MatchString(what):
-		return step(m)
+		return barStep(m)
 	}
 	return nil
+}
+
+func barStep(m *match) Fact {
+	p, _ := step(m).(Progress)
+	p.Bar = true
+	return p
 }
 
 var memoryMetric = lazyregexp.New(`((?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta)` +

@@ -48,9 +48,12 @@ func (s *scene) stopped() *seen[evidence.Progress] {
 
 // concludeStopped fills in an explanation in which a log stops between two steps.
 func (s *scene) concludeStopped(e *Explanation, p *seen[evidence.Progress]) {
-	e.Cause = Cause{Resource: Undetermined, Text: fmt.Sprintf("%s stops at step %s of %s, and shows neither a failure "+
+	e.Cause = Cause{Resource: None, Text: fmt.Sprintf("%s stops at step %s of %s, and shows neither a failure "+
 		"nor an end: its program was killed, or it still runs", p.File, ledger.Count(p.fact.Step),
 		ledger.Count(p.fact.Of))}
+	if p.fact.Bar { // people copy lines out of a log; a bar is whole
+		e.Cause.Resource = Undetermined
+	}
 	e.Confidence = Unknown
 	e.Evidence = append(e.Evidence, Evidence{p.File, p.Number, p.Text, p.fact.Says()})
 	e.Collect = append(e.Collect, collectKernel, collectCounters, collectRecording)
