@@ -160,10 +160,11 @@ type (
 
 	// Progress is a line that tells where the training loop is.
 	Progress struct {
-		Phase ledger.PhaseName // empty if the line tells only a step
-		Step  int64            // -1 if the line does not tell
-		Of    int64            // the last step; 0 if the line does not tell
-		Bar   bool             // it is a bar, which a program writes again until the last step
+		Phase  ledger.PhaseName // empty if the line tells only a step
+		Step   int64            // -1 if the line does not tell
+		Of     int64            // the last step; 0 if the line does not tell
+		Begins bool             // a trainer says so before its first step
+		Bar    bool             // it is a bar, which a program writes again until the last step
 	}
 )
 
@@ -200,6 +201,9 @@ type (
 
 	// Restarted is a launcher's word that it starts the ranks again. What failed before has been dealt with.
 	Restarted struct{ By string }
+
+	// Started is a command of a session, or a trainer, that begins again. A session may show several runs.
+	Started struct{ What string }
 
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {

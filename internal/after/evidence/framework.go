@@ -295,7 +295,7 @@ var progressPatterns = []pattern{
 		name:       "Trainer: begins",
 		literals:   []string{"***** Running training *****"},
 		expression: `\*{5} Running training \*{5}`,
-		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0} },
+		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0, Begins: true} },
 	},
 	{ // pytest, go test: the account of a suite that has passed
 		name:     "tests passed",

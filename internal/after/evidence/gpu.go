@@ -145,8 +145,8 @@ var gpuPatterns = []pattern{
 	},
 	{ // the bridge of PyTorch for Gaudi
 		name:       "Gaudi out of memory",
-		literals:   []string{"PT_DEVMEM Allocation failed"},
-		expression: `MODULE:PT_DEVMEM Allocation failed for size::(?P<req>\d+)`,
+		literals:   []string{"Allocation failed for size::", "workspace Allocation of size ::"},
+		expression: `MODULE:\w+ (?:Allocation failed for size::|workspace Allocation of size ::)(?P<req>\d+)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return GPUOutOfMemory{Backend: "HPU", Device: -1, Requested: m.size("req", 1)}
@@ -154,9 +154,10 @@ var gpuPatterns = []pattern{
 	},
 	{ // xla/service/gpu, as JAX shows it
 		name:     "XLA out of memory",
-		literals: []string{"RESOURCE_EXHAUSTED: "},
-		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:(?:Out of memory while trying|Failed) to allocate|` +
-			`.*Ran out of memory in memory space hbm)`,
+		literals: []string{"RESOURCE_EXHAUSTED: ", "Resource exhausted: "},
+		expression: `(?P<status>RESOURCE_EXHAUSTED|Resource exhausted): (?:(?:Out of memory while trying|` +
+			`Failed) to allocate|.*Ran out of memory in memory space hbm|` +
+			`.*Attempting to (?:allocate|reserve) [\d.]+[KMGT]?i?B?\b.*That was not possible)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
 	},

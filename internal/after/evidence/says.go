@@ -217,6 +217,9 @@ func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 func (f Restarted) Says() string { return f.By + " starts the ranks again" }
 
 // Says says it.
+func (f Started) Says() string { return sentence("a run begins", f.What) }
+
+// Says says it.
 func (f KernelKill) Says() string {
 	if f.PID == 0 {
 		return sentence("the kernel's OOM killer was invoked", by("by %s", f.Trigger))
