@@ -146,7 +146,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
 		strings.HasPrefix(t.string, "│"), // a box of Rich
 		notebookFrame.MatchString(t.string):
-		c.see(t)
+		c.see(t, r.callOf(t.string))
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
 		if groups == nil || (!c.inside || c.headless) && !usualName.MatchString(groups[1]) {
@@ -169,8 +169,9 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case c.ignored:
 		case !found:
 			r.kinds[TrainerLog]++
+			known := len(r.source.Findings)
 			r.add(t, exception)
-			if !r.source.Cut && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
+			if len(r.source.Findings) > known && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
 				s.headline = len(r.source.Findings)
 			}
 		case w != nil && w.first.number == t.number:
@@ -210,16 +211,42 @@ func (c *trace) yields(f *frame) bool {
 	return c.phase == "" || c.weak && !f.weak || inside
 }
 
-// see takes what a line with a call tells.
-func (c *trace) see(t *text) {
-	c.inside = true
-	c.pinned = c.pinned || pinnedText.MatchString(t.string) && !context.MatchString(t.string)
-	c.forked = c.forked || forkText.MatchString(t.string)
-	if wholeStep.MatchString(t.string) {
-		c.phase = ""
+// call is what a line with a call tells by itself.
+type call struct {
+	pinned, forked, wholeStep bool
+	frames                    []*frame // that it matches
+}
+
+// callOf returns what a line tells. Tracebacks repeat their calls.
+func (r *reader) callOf(line string) *call {
+	w := wordingOf(line)
+	if known := r.calls[w]; known != nil {
+		return known
+	}
+	c := &call{
+		pinned: pinnedText.MatchString(line) && !context.MatchString(line), forked: forkText.MatchString(line),
+		wholeStep: wholeStep.MatchString(line),
 	}
 	for i := range frames {
-		if f := &frames[i]; f.expression.MatchString(t.string) && c.yields(f) {
+		if f := &frames[i]; f.expression.MatchString(line) {
+			c.frames = append(c.frames, f)
+		}
+	}
+	if len(r.calls) < mostWordings {
+		r.calls[w] = c
+	}
+	return c
+}
+
+// see takes what a line with a call tells.
+func (c *trace) see(t *text, line *call) {
+	c.inside = true
+	c.pinned, c.forked = c.pinned || line.pinned, c.forked || line.forked
+	if line.wholeStep {
+		c.phase = ""
+	}
+	for _, f := range line.frames {
+		if c.yields(f) {
 			c.phase, c.weak, c.frame = f.phase, f.weak, *t
 			c.frame.string = t.shown()
 			return
