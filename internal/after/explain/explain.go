@@ -33,7 +33,7 @@ func Explain(in Inputs) *Explanation {
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.index.endedWell && len(s.recoveries) == 0 {
+		if s.index.endedWell && len(s.recoveries)+len(s.LeftOut) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {

@@ -62,6 +62,9 @@ func (s *scene) missing() []string {
 		list = append(list, fmt.Sprintf("%s: left out, as it is inside an archive (%s). Unpack it and name it.",
 			file.Name, file.Kind))
 	}
+	for _, file := range s.LeftOut {
+		list = append(list, fmt.Sprintf("%s: left out, as explain does not read it (%s).", file.Name, file.Kind))
+	}
 	if more := len(list) - mostNamed; more > 0 {
 		list = append(list[:mostNamed], "Not read to the end: "+counted(int64(more), "more file")+".")
 	}
