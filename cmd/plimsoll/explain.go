@@ -336,8 +336,8 @@ func (r *explainReader) readAnything() bool {
 }
 
 func (r *explainReader) file(name string) error {
-	file, err := openPipe(name)
-	if file == nil {
+	file, err := files.OpenPipe(name)
+	if file == nil && err == nil {
 		file, _, err = files.Open(name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
@@ -349,20 +349,6 @@ func (r *explainReader) file(name string) error {
 	}
 	defer file.Close()
 	return r.read(name, file)
-}
-
-// descriptors are the files that a shell has opened for the command, as it does for "<(journalctl -k)".
-const descriptors = "/dev/fd/"
-
-// openPipe opens a pipe of the shell. It returns nil for any other file.
-func openPipe(name string) (*os.File, error) {
-	if !strings.HasPrefix(name, descriptors) {
-		return nil, nil
-	}
-	if info, err := os.Stat(name); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
-		return nil, nil
-	}
-	return os.Open(name)
 }
 
 // headOfFile is how many bytes tell what a file is. Configuration files are smaller.

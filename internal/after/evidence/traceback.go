@@ -171,7 +171,8 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 			r.kinds[TrainerLog]++
 			known := len(r.source.Findings)
 			r.add(t, exception)
-			if len(r.source.Findings) > known && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
+			goesOn := exception.Message == "" || strings.HasSuffix(exception.Message, ":")
+			if goesOn && len(r.source.Findings) > known {
 				s.headline = len(r.source.Findings)
 			}
 		case w != nil && w.first.number == t.number:

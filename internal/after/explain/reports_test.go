@@ -26,10 +26,12 @@ func TestReportsOnProcesses(t *testing.T) {
 		"Ray counts no kill": {"Traceback (most recent call last):\n  File \"t.py\", line 1, in f\n" +
 			"KeyError: 'labels'\n(raylet) node_manager.cc:3069: 0 Workers (tasks / actors) killed due to memory " +
 			"pressure (OOM), 1 Workers crashed due to other reasons at node (ID: 3, IP: 10.0.0.17)\n", NotMemory},
-		"a tuner goes on": {full + "[ERROR] [launch.py:325:sigkill_handler] ['python', 't.py', '--local_rank=0'] exits " +
-			"with return code = 1\n[INFO] [autotuner.py:700:tune] Done tuning: best is z2_mbs4\n", None},
-		"of two runs the last": {"$ python train.py --batch 8\n" + full + "$ python train.py --batch 1\n" + noSpace, Disk},
-		"of two trainings the last": {"***** Running training *****\n" + full + "***** Running training *****\n" + noSpace,
+		"a tuner goes on": {full + "[ERROR] [launch.py:325:sigkill_handler] ['python', 't.py', '--local_rank=0'] " +
+			"exits with return code = 1\n[INFO] [autotuner.py:700:tune] Done tuning: best is z2_mbs4\n", None},
+		"of two runs the last": {
+			"$ python train.py --batch 8\n" + full + "$ python train.py --batch 1\n" + noSpace, Disk},
+		"of two trainings the last": {
+			"***** Running training *****\n" + full + "***** Running training *****\n" + noSpace,
 			Disk},
 		"one run":                         {"$ python train.py --batch 8\n" + full, GPU},
 		"a run of which nothing is shown": {full + "$ python train.py --batch 1\n", GPU},
@@ -52,7 +54,8 @@ func TestKernelBeforePolling(t *testing.T) {
 	late := killed
 	late.PID = 70
 	e := Explain(Inputs{Sources: []*evidence.Source{
-		{Name: "log", Kind: evidence.TrainerLog, Findings: []evidence.Finding{at(105, first), at(107, ended(1, 77, 0, 9))}},
+		{Name: "log", Kind: evidence.TrainerLog, Findings: []evidence.Finding{
+			at(105, first), at(107, ended(1, 77, 0, 9))}},
 		{Name: "dmesg", Kind: evidence.KernelLog, Findings: []evidence.Finding{at(103, killed), at(104, late)}},
 	}})
 	if e.Cause.Rank == nil || *e.Cause.Rank != 1 {

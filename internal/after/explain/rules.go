@@ -304,8 +304,8 @@ const (
 	driver     = "the NVIDIA driver"
 	pinned     = "pinned memory"
 	broken     = "a broken size"
-	brokenText = "asked for more memory at once than any machine has: a shape, an index or an overflow in the program " +
-		"is wrong, and no memory is missing"
+	brokenText = "asked for more memory at once than any machine has: a shape, an index or an overflow in the " +
+		"program is wrong, and no memory is missing"
 	sharedText = "ran out of shared memory: /dev/shm is full"
 	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )

@@ -75,8 +75,8 @@ func (s *scene) concludeHidden(e *Explanation, r *Recording) {
 	e.Cause = Cause{Resource: Undetermined, Text: fmt.Sprintf("%s shows no failure and no good end: the command is a "+
 		"pipe, whose exit code is that of its last program", r.Name)}
 	e.Confidence = Unknown
-	e.Collect = append(e.Collect, Collect{"set -o pipefail; COMMAND | tee log", "the exit code of the pipe is then that " +
-		"of the program that failed"}, collectKernel)
+	e.Collect = append(e.Collect, Collect{"set -o pipefail; COMMAND | tee log", "the exit code of the pipe is then " +
+		"that of the program that failed"}, collectKernel)
 }
 
 // concludeUnended fills in an explanation in which nothing failed, but a recording stops in the middle of the job.

@@ -53,7 +53,7 @@ const (
 	moreByLong = "More: --long."
 )
 
-// ShortExplanationPage is what fits on a terminal of 24 lines: the answer, and of each list as much as there is room for.
+// ShortExplanationPage is what fits on a terminal of 24 lines: the answer, and of each list what there is room for.
 func ShortExplanationPage(e *explain.Explanation) *Page {
 	if whole := ExplanationPage(e); linesOf(whole) <= shortExplanation {
 		return whole

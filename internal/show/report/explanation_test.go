@@ -10,8 +10,8 @@ import (
 	"plimsoll/internal/after/explain"
 )
 
-// TestShortExplanation: whatever an explanation has, its short form fits on a terminal, begins with the answer, and says
-// where the rest is.
+// TestShortExplanation: whatever an explanation has, its short form fits on a terminal. It begins with the answer, and
+// says where the rest is.
 func TestShortExplanation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		words := func(name string) string {
