@@ -37,6 +37,12 @@ type Fact interface {
 	Says() string
 }
 
+// What a program did beside training when memory ran out.
+const (
+	Evaluation = "evaluation"
+	Generation = "generation"
+)
+
 // Unlimited is the value of a counter that is no limit: "max".
 const Unlimited = -1
 
@@ -63,6 +69,7 @@ type (
 		Pools     Size // the part of Allocated in private pools, such as those of CUDA graphs
 		Self      Size // all that this process holds, context and libraries included
 		Others    []GPUProcess
+		Within    string // Evaluation or Generation, as the traceback tells; else empty
 	}
 
 	// AllocationRetried is a warning: the allocator failed once, and frees its cache before it tries again.
@@ -154,6 +161,9 @@ type (
 		Host, GPU        Size
 		Options          string
 	}
+
+	// Setting is a switch that the log shows, or a release.
+	Setting struct{ Name, Value string }
 
 	// TrainedParameters is a trainer's word on how many parameters it trains.
 	TrainedParameters struct{ Number int64 }

@@ -328,6 +328,9 @@ func gpuOutOfMemory(m *match) Fact {
 	if f.Backend == "" {
 		f.Backend = "MPS"
 	}
+	if m.stream.trace != nil {
+		f.Within = m.stream.trace.within
+	}
 	if other := m.size("other", 1); other.Known { // what Metal has allocated for this process beside PyTorch
 		f.Reserved, f.Self = f.Allocated, Size{Bytes: f.Allocated.Bytes + other.Bytes, Known: true}
 	}

@@ -169,6 +169,9 @@ func (f Estimate) Says() string {
 }
 
 // Says says it.
+func (f Setting) Says() string { return "the log shows " + f.Name + " " + f.Value }
+
+// Says says it.
 func (f TrainedParameters) Says() string {
 	return "the job trains " + ledger.Count(f.Number) + " parameters"
 }

@@ -4,7 +4,7 @@ package evidence
 var tables = [][]pattern{
 	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, slurmPatterns,
 	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, modelPatterns, progressPatterns,
-	missingPatterns, exceptionPatterns, handledPatterns,
+	missingPatterns, exceptionPatterns, settingPatterns, handledPatterns,
 	signPatterns,
 }
 

@@ -15,6 +15,7 @@ type trace struct {
 	inside bool // the last line was a call
 	pinned bool
 	forked bool
+	within string // Evaluation or Generation
 	// ignored: its exception is one that Python has only reported
 	ignored bool
 	prefix  string // of a logger, in front of each line
@@ -97,7 +98,12 @@ var (
 	pinnedText    = lazyregexp.New(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR|` +
 		`\.to\(\s*["']cpu["'],.*non_blocking ?= ?True|\.to\(.*non_blocking ?= ?True.*["']cpu["']`)
 	// context is a line of IPython around a call, which was not executed.
-	context  = lazyregexp.New(`^ {2,}\d+ `)
+	context = lazyregexp.New(`^ {2,}\d+ `)
+	// evaluationText and generationText are calls of what trains nothing.
+	evaluationText = lazyregexp.New(`, in (?:evaluate|evaluation_loop|prediction_step|validation_step|predict|_?validate)$|` +
+		`\b(?:evaluate|evaluation_loop|prediction_step|validation_step|_?validate)\(`)
+	generationText = lazyregexp.New(`, in (?:generate|_?sample|generate_sequences|_generate_and_score_completions)$|` +
+		`\.generate(?:_sequences)?\(`)
 	forkText = lazyregexp.New(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
@@ -215,6 +221,7 @@ func (c *trace) yields(f *frame) bool {
 // call is what a line with a call tells by itself.
 type call struct {
 	pinned, forked, wholeStep bool
+	within                    string
 	frames                    []*frame // that it matches
 }
 
@@ -227,6 +234,12 @@ func (r *reader) callOf(line string) *call {
 	c := &call{
 		pinned: pinnedText.MatchString(line) && !context.MatchString(line), forked: forkText.MatchString(line),
 		wholeStep: wholeStep.MatchString(line),
+	}
+	switch {
+	case generationText.MatchString(line):
+		c.within = Generation
+	case evaluationText.MatchString(line):
+		c.within = Evaluation
 	}
 	for i := range frames {
 		if f := &frames[i]; f.expression.MatchString(line) {
@@ -243,6 +256,9 @@ func (r *reader) callOf(line string) *call {
 func (c *trace) see(t *text, line *call) {
 	c.inside = true
 	c.pinned, c.forked = c.pinned || line.pinned, c.forked || line.forked
+	if line.within != "" && c.within != Generation {
+		c.within = line.within
+	}
 	if line.wholeStep {
 		c.phase = ""
 	}

@@ -48,7 +48,7 @@ func TestBrokenSizes(t *testing.T) {
 		"RuntimeError: CUDA out of memory. Tried to allocate 90.00 GiB (GPU 0; 79.15 GiB total capacity; 1.00 GiB " +
 			"already allocated; 77.00 GiB free; 1.10 GiB reserved in total by PyTorch)\n": {GPU, "no GPU of 79.2 GiB"},
 		"RuntimeError: MPS backend out of memory (MPS allocated: 9.57 GiB, other allocations: 17.35 GiB, max " +
-			"allowed: 27.20 GiB). Tried to allocate 292.50 MiB on private pool.\n": {GPU, "17.3 GiB of Metal's memory outside"},
+			"allowed: 27.20 GiB). Tried to allocate 292.50 MiB on private pool.\n": {GPU, "17.3 GiB of Metal"},
 	} {
 		if e := explainText(t, text); e.Cause.Resource != want.resource || !strings.Contains(e.Cause.Text, want.words) {
 			t.Errorf("%q: %q (%s)", text, e.Cause.Resource, e.Cause.Text)

@@ -89,6 +89,10 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 	e.RuledOut = append(e.RuledOut, s.ruledOut(top)...)
 	e.Edits = append(e.Edits, s.edits(top, e.Cause.Phase)...)
 	e.Collect = append(e.Collect, s.collect(top, e)...)
+	if remedy := remedyOf(top); remedy != "" {
+		e.Notes = append(e.Notes, fmt.Sprintf("%s:%d: the message names a remedy: %q.", top.at.File, top.at.Number,
+			remedy))
+	}
 }
 
 // contradicted reports whether two facts that are certain speak for different resources, or the kernel's counters did

@@ -39,7 +39,7 @@ func (s *scene) stopped() *seen[evidence.Progress] {
 	}
 	for _, file := range files {
 		p := last[file]
-		if p.fact.Of > 0 && p.fact.Step < p.fact.Of && p.Left <= lastOutput {
+		if p.fact.Step > 0 && p.fact.Step < p.fact.Of && p.Left <= lastOutput {
 			return &p
 		}
 	}
