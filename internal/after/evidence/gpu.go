@@ -136,8 +136,8 @@ var gpuPatterns = []pattern{
 	},
 	{ // Level Zero and SYCL: Unified Runtime's and Level Zero's codes
 		name:       "Level Zero out of memory",
-		literals:   []string{"_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"},
-		expression: `(?P<status>(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)`,
+		literals:   []string{"_ERROR_OUT_OF_DEVICE_MEMORY", "_ERROR_OUT_OF_RESOURCES"},
+		expression: `(?P<status>(?:UR|ZE|PI)_(?:RESULT_)?ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES))`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{Library: "Level Zero", Status: m.get("status"), Memory: true}
@@ -216,12 +216,14 @@ var gpuPatterns = []pattern{
 		name: "driver out of memory",
 		literals: []string{
 			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+			"CUresult error", "hipError_t error", "cudaError error",
 			"hipErrorOutOfMemory", "cuda runtime error (2)", "CUresult error: 2", "rror [CUDA]: out of " +
 				"memory", "rror [HIP]: out of memory",
 		},
 		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|` +
 			`HIP)\]): (?:out of memory|memory allocation)|` +
-			`cuda runtime error \(2\) : out of memory|CUresult error: 2 \(out of memory\)|` +
+			`cuda runtime error \(2\) : out of memory|` +
+			`(?:CUresult|hipError_t|cudaError) error:? +(?:result=)?2\b|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},
@@ -353,7 +355,13 @@ func gpuOutOfMemory(m *match) Fact {
 	return f
 }
 
+// mayBeNone is what an allocator says of an error after which its caller tries again.
+var mayBeNone = lazyregexp.New(`may not be an issue|will (?:free|retry|try again)`)
+
 func driverOutOfMemory(m *match) Fact {
+	if mayBeNone.MatchString(m.whole) {
+		return AllocationRetried{}
+	}
 	pinned := m.stream.trace != nil && m.stream.trace.pinned || pinnedText.MatchString(m.whole)
 	return DriverOutOfMemory{Call: m.get("call") + m.get("code"), Pinning: pinned}
 }

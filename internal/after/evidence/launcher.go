@@ -317,9 +317,10 @@ var launcherPatterns = []pattern{
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
 		name: "NCCL watchdog",
-		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out",
+		literals: []string{"Timeout at NCCL work", "collective operation timeout", "NCCL operations have failed or timed out",
 			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
+			`Timeout at NCCL work.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},

@@ -23,7 +23,7 @@ var settingPatterns = []pattern{
 		expression: `expandable_segments['"]?[:=] ?['"]?(?P<value>True|true|1)`,
 		kind:       Unknown, picky: true,
 		fact: func(m *match) Fact {
-			if proposal.MatchString(m.whole) {
+			if proposes(m.whole) {
 				return nil
 			}
 			return Setting{ExpandableSegments, "true"}
@@ -36,7 +36,7 @@ var settingPatterns = []pattern{
 			`['"]?(?P<value>[Tt]rue|[Ff]alse|\d+)\b`,
 		kind: Unknown, picky: true,
 		fact: func(m *match) Fact {
-			if proposal.MatchString(m.whole) {
+			if proposes(m.whole) {
 				return nil
 			}
 			return Setting{strings.TrimPrefix(m.get("name"), "dataloader_"), strings.ToLower(m.get("value"))}
@@ -47,16 +47,30 @@ var settingPatterns = []pattern{
 		literals: []string{"CuMemAllocator", "Sleep mode freed", "fall asleep", "torch_memory_saver", "enable_sleep_mode"},
 		expression: `\bCuMemAllocator: sleep|\bSleep mode freed|\bto fall asleep\b|\btorch_memory_saver\b|` +
 			`\benable_sleep_mode['"]?[:=] ?True`,
-		kind: Unknown, fact: func(*match) Fact { return Setting{SleepMode, "true"} },
+		kind: Unknown, picky: true,
+		fact: func(m *match) Fact {
+			if isError(m.whole) {
+				return nil
+			}
+			return Setting{SleepMode, "true"}
+		},
 	},
 	{ // transformers: what a configuration and a trainer print of the release
 		name:       "release of transformers",
 		literals:   []string{"ransformers"},
 		expression: `\b[Tt]ransformers(?: version|_version)?['"]?(?:==|[ :=-]+)['"]?v?(?P<major>\d+)\.\d+`,
-		kind:       Unknown,
-		fact:       func(m *match) Fact { return Setting{TransformersMajor, m.get("major")} },
+		kind:       Unknown, picky: true,
+		fact: func(m *match) Fact {
+			if isError(m.whole) {
+				return nil
+			}
+			return Setting{TransformersMajor, m.get("major")}
+		},
 	},
 }
 
+func proposes(line string) bool { return proposal.MatchString(line) || isError(line) }
+
 // proposal are words of lines that propose a setting, or ask for it.
-var proposal = lazyregexp.New(`(?i)\b(?:try|set(?:ting)?|consider|recommend\w*|suggest\w*|incompatible|not supported|warn\w*)\b`)
+var proposal = lazyregexp.New(`(?i)\b(?:try|set(?:ting)?|consider|recommend\w*|suggest\w*|` +
+	`incompatible|not supported|warn\w*)\b`)

@@ -66,8 +66,8 @@ var signPatterns = []pattern{
 		literals: []string{"ore dumped", "died", "crashed", "killed", "Killed", "bort", "SIGABRT", "SIGKILL", "SIGSEGV",
 			"Terminated", "NodeDied", "is dead", "ead kernel", "ernel died", "anceled future", "panicked at", "egfault",
 			"Segmentation fault", "EXIT STRING", "eceived ", "sending signal", "dead or unavailable", "evice " +
-				"lost", "DEVICE_LOST", "DeviceLost", "has been lost"},
-		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\b(?:has|have) died\b|\bcrashed\b|` +
+				"lost", "DEVICE_LOST", "DeviceLost", "has been lost", "unexpectedly failed"},
+		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\bunexpectedly failed\b|\b(?:has|have) died\b|\bcrashed\b|` +
 			`\b[Dd]ead kernel\b|\b[Kk]ernel died\b|` +
 			`[Cc]anceled future for execute_request|\bpanicked at\b|\b[Ss]egfault|\bSegmentation fault\b|` +
 			`EXIT STRING: |` +
@@ -127,7 +127,7 @@ var signPatterns = []pattern{
 
 func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
-		if supposes.MatchString(m.whole) {
+		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
@@ -161,6 +161,22 @@ var (
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
 		`not found, using|optional)\b`)
 )
+
+// overcome are words of a line, wherever they stand, after which the program goes on.
+var overcome = lazyregexp.New(`(?i)\b(?:warning|warn|deprecated|no errors?|0 errors?|ignor(?:e|ed|ing)|` +
+	`skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|optional)\b`)
+
+// sentence returns the sentence of a match, in a line that may have several.
+func (m *match) sentence() string {
+	begin, end := 0, len(m.whole)
+	if i := strings.LastIndex(m.whole[:m.indices[0]], ". "); i >= 0 {
+		begin = i + 2
+	}
+	if i := strings.Index(m.whole[m.indices[1]:], ". "); i >= 0 {
+		end = m.indices[1] + i
+	}
+	return m.whole[begin:end]
+}
 
 func isError(line string) bool {
 	return errorText.MatchString(line) && !strings.Contains(line, "NCCL INFO")

@@ -26,10 +26,13 @@ func TestAdvice(t *testing.T) {
 		proposes     []string
 		doesNotOffer []string
 	}{
-		"training":   {trace("loss.backward()") + full, []string{"micro batch", "gradient_checkpointing"}, nil},
-		"saving":     {trace("model.save_pretrained(path)") + full, []string{"the state that is saved"}, []string{"micro batch"}},
-		"evaluation": {trace("trainer.evaluate()") + full, []string{"per_device_eval_batch_size"}, []string{"micro batch"}},
-		"generation": {trace("model.generate(**x)") + full, []string{"sequences generated"}, []string{"micro batch"}},
+		"training": {trace("loss.backward()") + full, []string{"micro batch", "gradient_checkpointing"}, nil},
+		"saving": {trace("model.save_pretrained(path)") + full,
+			[]string{"the state that is saved"}, []string{"micro batch"}},
+		"evaluation": {
+			trace("trainer.evaluate()") + full, []string{"per_device_eval_batch_size"}, []string{"micro batch"}},
+		"generation": {
+			trace("model.generate(**x)") + full, []string{"sequences generated"}, []string{"micro batch"}},
 		"checkpointing is on": {"gradient_checkpointing=True,\n" + trace("loss.backward()") + full,
 			[]string{"micro batch"}, []string{"gradient_checkpointing"}},
 		"pieces":        {inPieces, []string{"PYTORCH_CUDA_ALLOC_CONF"}, nil},
