@@ -259,9 +259,11 @@ var batchPatterns = []pattern{
 		name: "Ray: killed for memory",
 		literals: []string{
 			"running low on memory", "killed due to memory pressure (OOM)", "exceeds the memory usage threshold",
+			"of the memory on node",
 		},
 		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|` +
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
+			`[Mm]ore than \d+% of the memory on node|` +
 			`(?:killed|died) due to the node running low on memory)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

@@ -267,11 +267,15 @@ var kernelPatterns = []pattern{
 	},
 	{ // the NVIDIA driver
 		name:       "Xid",
-		literals:   []string{"NVRM: Xid"},
-		expression: `NVRM: Xid \([^)]*\): (?P<xid>\d+)`,
+		literals:   []string{"NVRM: "},
+		expression: `NVRM: (?:Xid \([^)]*\): (?P<xid>\d+)|.*(?P<lost>fallen off the bus|RmInitAdapter failed))`,
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
-			return LibraryFailed{Library: "the NVIDIA driver", Status: "Xid " + m.get("xid")}
+			status := m.get("lost")
+			if status == "" {
+				status = "Xid " + m.get("xid")
+			}
+			return LibraryFailed{Library: "the NVIDIA driver", Status: status}
 		},
 	},
 	{ // out_of_memory

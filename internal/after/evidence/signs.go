@@ -66,8 +66,9 @@ var signPatterns = []pattern{
 		literals: []string{"ore dumped", "died", "crashed", "killed", "Killed", "bort", "SIGABRT", "SIGKILL", "SIGSEGV",
 			"Terminated", "NodeDied", "is dead", "ead kernel", "ernel died", "anceled future", "panicked at", "egfault",
 			"Segmentation fault", "EXIT STRING", "eceived ", "sending signal", "dead or unavailable", "evice " +
-				"lost", "DEVICE_LOST", "DeviceLost", "has been lost", "unexpectedly failed"},
-		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\bunexpectedly failed\b|\b(?:has|have) died\b|\bcrashed\b|` +
+				"lost", "DEVICE_LOST", "DeviceLost", "has been lost", "unexpectedly failed", "Abort trap", "_ASSERT"},
+		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\bunexpectedly failed\b|` +
+			`\bAbort trap: 6|\b[A-Z]{2,}_ASSERT(?:\(|: )|\b(?:has|have) died\b|\bcrashed\b|` +
 			`\b[Dd]ead kernel\b|\b[Kk]ernel died\b|` +
 			`[Cc]anceled future for execute_request|\bpanicked at\b|\b[Ss]egfault|\bSegmentation fault\b|` +
 			`EXIT STRING: |` +
@@ -145,7 +146,8 @@ const lackOfMemory = `(?i:out[ _-]?of[ _-]?(?:\w+[ _-]){0,2}(?:device|host|gpu)?
 	`memory (?:\w+ ){0,2}(?:not enough|isn't enough|is not enough|exhausted|insufficient)|RESOURCE_?EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot|can't|not able) (?:to )?(?:\w+ )?(?:c|m|re)?alloc(?:ate)?\b|` +
 	`\b\w*alloc\w*:? (?:[^ :]+ ){0,4}(?:failed|failure)|memory of \d+ is smaller than requested|(?:attempting|` +
-	`trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bOOM\b)`
+	`trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bmore than (?:the )?total mem(?:ory)?\b|` +
+	`\bnot enough space in the buffer\b|\bOOM\b)`
 
 var (
 	lackText = lazyregexp.New(lackOfMemory)
@@ -327,7 +329,7 @@ const handledDistance = 10
 // deviceWords and hostWords tell whose memory a line speaks of.
 var (
 	deviceWords = lazyregexp.New(`(?i)(?:\b|_)(?:gpu|cuda\w*|cu_?mem\w*|CUresult|hip\w*|rocm|xpu|npu|tpu|hpu|` +
-		`mlu|musa|gcu|dcu|mps|metal|` +
+		`mlu|musa|gcu|dcu|mps|metal|neuron\w*|mem_dynamic_allocator|` +
 		`vulkan|kIOGPU\w*|hbm\d*|vram|device|nrt|tdrv|synapse|ascend|acl\w*|cnrt|cnnl|bfc|opencl|sycl|` +
 		`level_zero|cublas\w*|` +
 		`cudnn\w*|nccl|rccl|hccl|xla\w*|jaxlib|jax|cupy|rmm)(?:\b|_)|` +

@@ -291,7 +291,9 @@ var rules = []rule{
 		}, NotMemory, "", Likely, says[evidence.ProcessEnded](hangUp)},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
-	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
+	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+		return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
+	},
 		Undetermined, "", Unknown, func(e evidence.Exception) string {
 			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
 		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
@@ -314,6 +316,9 @@ const (
 var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|` +
 	`memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
+
+// lackClass is how classes of exceptions are called that lack memory of some kind.
+var lackClass = lazyregexp.New(`(?i)out_?of_?memory|memoryerror$|resourceexhausted`)
 
 // judge returns the claims of the scene, the strongest first.
 func (s *scene) judge() []claim {
