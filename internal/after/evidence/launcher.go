@@ -317,7 +317,8 @@ var launcherPatterns = []pattern{
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
 		name: "NCCL watchdog",
-		literals: []string{"Timeout at NCCL work", "collective operation timeout", "NCCL operations have failed or timed out",
+		literals: []string{"Timeout at NCCL work", "collective operation timeout",
+			"NCCL operations have failed or timed out",
 			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
 			`Timeout at NCCL work.*|` +
@@ -395,7 +396,8 @@ var launcherPatterns = []pattern{
 		name: "shell: a command",
 		literals: []string{"python", "torchrun", "accelerate launch", "deepspeed ", "srun ", "llamafactory-cli",
 			"swift sft", "axolotl train", "tune run"},
-		expression: `^(?:\([\w.-]+\) ?)?(?:[\w.-]+@\S+?)?\S{0,80}[$#%>] (?:[A-Z_]+=\S+ +)*(?P<what>(?:python[\d.]*|torchrun|` +
+		expression: `^(?:\([\w.-]+\) ?)?(?:[\w.-]+@\S+?)?\S{0,80}[$#%>] (?:[A-Z_]+=\S+ +)*` +
+			`(?P<what>(?:python[\d.]*|torchrun|` +
 			`accelerate launch|deepspeed|srun|llamafactory-cli|swift sft|axolotl train|tune run) \S+)`,
 		kind: TrainerLog, fact: func(m *match) Fact { return Started{What: m.get("what")} },
 	},

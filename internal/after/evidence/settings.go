@@ -43,8 +43,9 @@ var settingPatterns = []pattern{
 		},
 	},
 	{ // vllm/device_allocator/cumem.py, vllm/v1/worker/gpu_worker.py, torch_memory_saver
-		name:     "an engine sleeps",
-		literals: []string{"CuMemAllocator", "Sleep mode freed", "fall asleep", "torch_memory_saver", "enable_sleep_mode"},
+		name: "an engine sleeps",
+		literals: []string{"CuMemAllocator", "Sleep mode freed", "fall asleep", "torch_memory_saver",
+			"enable_sleep_mode"},
 		expression: `\bCuMemAllocator: sleep|\bSleep mode freed|\bto fall asleep\b|\btorch_memory_saver\b|` +
 			`\benable_sleep_mode['"]?[:=] ?True`,
 		kind: Unknown, picky: true,

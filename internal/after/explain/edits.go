@@ -105,8 +105,9 @@ func (s *scene) gpuEdits(top claim, phase *ledger.PhaseName) []Edit {
 		expandable.Frees = slack(f)
 		switch {
 		case s.shows(evidence.SleepMode, "true"):
-			return []Edit{edit("gpu_memory_utilization", "", "lower", "the engine that sleeps cannot wake up beside memory "+
-				"in pieces, and its allocator refuses expandable_segments: empty PyTorch's cache before it wakes up")}
+			return []Edit{edit("gpu_memory_utilization", "", "lower", "the engine that sleeps cannot wake up beside "+
+				"memory in pieces, and its allocator refuses expandable_segments: empty PyTorch's "+
+				"cache before it wakes up")}
 		case s.shows(evidence.ExpandableSegments, "true"):
 			return []Edit{edit("torch.cuda.empty_cache", "", "between phases of training",
 				"expandable_segments is on, and pieces are left all the same")}

@@ -7,9 +7,10 @@ import (
 
 const alreadyOn = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
 
-const inPieces = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of " +
-	"23.55 GiB of which 0.10 GiB is free. Including non-PyTorch memory, this process has 23.44 GiB memory in use. Of " +
-	"the allocated memory 17.90 GiB is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated. If " +
+const inPieces = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total " +
+	"capacity of 23.55 GiB of which 0.10 GiB is free. Including non-PyTorch memory, this process has " +
+	"23.44 GiB memory in use. Of the allocated memory 17.90 GiB is allocated by PyTorch, and " +
+	"5.00 GiB is reserved by PyTorch but unallocated. If " +
 	"reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid " +
 	"fragmentation.\n"
 
@@ -66,9 +67,10 @@ func TestAdvice(t *testing.T) {
 // TestRemedyOfTheMessage: what the message itself proposes is said, except for fragmentation that is none.
 func TestRemedyOfTheMessage(t *testing.T) {
 	for text, want := range map[string]string{
-		"RuntimeError: MPS backend out of memory (MPS allocated: 8.89 GB, other allocations: 172.98 MB, max allowed: " +
-			"9.07 GB). Tried to allocate 6.25 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable " +
-			"upper limit for memory allocations (may cause system failure).\n": "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+		"RuntimeError: MPS backend out of memory (MPS allocated: 8.89 GB, other allocations: 172.98 MB, max " +
+			"allowed: 9.07 GB). Tried to allocate 6.25 MB on private pool. Use " +
+			"PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations " +
+			"(may cause system failure).\n": "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO",
 		"RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n": "--mem-fraction-static",
 		inPieces: "expandable_segments:True",
 		full:     "",
