@@ -27,6 +27,8 @@ var documentedExit = map[string]int{
 		"--seq-len 4096 --host-bandwidth 300 --host-memory 512GiB": exitDoesNotFit,
 	"plimsoll explain examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b --gpus 4 " +
 		"--seq-len 1024": exitFailed,
+	"plimsoll explain --long examples/failures/train.log examples/failures/ds_config.json --model llama-3.1-8b " +
+		"--gpus 4 --seq-len 1024": exitFailed,
 	"plimsoll explain examples/failures/killed.log examples/failures/memory.events": exitFailed,
 	"plimsoll plan --gpu A100-40GB --gpus 8 --nodes 4 examples/megatron.sh":         exitDoesNotFit,
 	"plimsoll plan --model qwen2.5-7b --gpu RTX-4090 --host-memory 128GiB --offload states --precision bf16 " +

@@ -43,6 +43,7 @@ type explainOptions struct {
 	peak, end  bytesFlag
 	snapshot   snapshotOptions
 	format     report.Format
+	long       bool
 }
 
 func explainCommand() *cobra.Command {
@@ -102,6 +103,7 @@ func explainFlags(c *cobra.Command, o *explainOptions) {
 	})
 	group(c, "Memory snapshots of PyTorch", func() { snapshotFlags(c, &o.snapshot) })
 	group(c, "Result", func() {
+		c.Flags().BoolVar(&o.long, "long", false, "print all, and not only what fits on a terminal of 24 lines")
 		htmlFlag(c)
 		outputFlags(c, &o.format, "print one JSON document ("+explain.Schema+", or "+report.SnapshotSchema+")")
 	})
@@ -154,6 +156,9 @@ func runExplain(c *cobra.Command, o explainOptions) error {
 			return err
 		}
 	}
+	if len(r.refused) > 0 && !r.readAnything() {
+		return r.refused[0]
+	}
 	if err := checkMegatron(c, &r.request); err != nil {
 		return err
 	}
@@ -170,11 +175,11 @@ func runExplain(c *cobra.Command, o explainOptions) error {
 				WithHint("name one snapshot, or two with --diff, and no other file")
 		}
 	}
-	return r.explain(c, o.format, of)
+	return r.explain(c, &o, of)
 }
 
 // explain shows the explanation of what was read.
-func (r *explainReader) explain(c *cobra.Command, format report.Format, of machineOf) error {
+func (r *explainReader) explain(c *cobra.Command, o *explainOptions, of machineOf) error {
 	for _, name := range r.snapshots {
 		if err := r.holdersOf(name); err != nil {
 			return err
@@ -188,7 +193,11 @@ func (r *explainReader) explain(c *cobra.Command, format report.Format, of machi
 		}
 	}
 	e := explain.Explain(r.in)
-	if err := present(c, report.ExplanationPage(e), format); err != nil {
+	page := report.ExplanationPage(e)
+	if !o.long && cmp.Or(o.format, report.Text) == report.Text && !c.Flags().Changed(htmlFormat) {
+		page = report.ShortExplanationPage(e)
+	}
+	if err := present(c, page, o.format); err != nil {
 		return err
 	}
 	if e.Cause.Resource != explain.None {
@@ -236,6 +245,7 @@ type explainReader struct {
 	stdin     io.Reader
 	in        explain.Inputs
 	request   job.Request
+	refused   []error           // files that were named and cannot be read, or are empty
 	program   string            // the file of a program that sets up the training, such as axolotl's
 	snapshots []string          // files
 	members   int               // of archives, that were read
@@ -297,8 +307,8 @@ func (r *explainReader) argument(name string) error {
 	return err
 }
 
-// named reads a file that the user has named. It refuses one that explain cannot read: it might show the failure. Of an
-// archive, as of a folder, it leaves such files out.
+// named reads a file that the user has named. One that explain cannot read, or that is empty, is refused if no other
+// tells anything. Of an archive, as of a folder, such files are left out.
 func (r *explainReader) named(read func() error) error {
 	before, members := len(r.in.Sources), r.members
 	if err := read(); err != nil || r.members > members {
@@ -306,15 +316,30 @@ func (r *explainReader) named(read func() error) error {
 	}
 	for _, s := range r.in.Sources[before:] {
 		if !s.Kind.IsRead() {
-			return fault.File(s.Name).Inputf("this is a %s, which explain does not read", s.Kind).
-				WithHint("name logs, counters, recordings, plans or memory snapshots of PyTorch")
+			r.refuse(s.Name, string(s.Kind), fault.File(s.Name).Inputf("this is a %s, which explain does not read",
+				s.Kind).WithHint("name logs, counters, recordings, plans or memory snapshots of PyTorch"))
 		}
 	}
 	return nil
 }
 
+// refuse leaves a file out that the user has named.
+func (r *explainReader) refuse(name, kind string, err error) {
+	r.refused = append(r.refused, err)
+	r.in.LeftOut = append(r.in.LeftOut, explain.File{Name: name, Kind: kind})
+}
+
+// readAnything reports whether a file tells anything.
+func (r *explainReader) readAnything() bool {
+	return len(r.in.Recordings)+len(r.in.Plans)+len(r.in.Configurations)+len(r.snapshots)+r.members > 0 ||
+		slices.ContainsFunc(r.in.Sources, func(s *evidence.Source) bool { return s.Kind.IsRead() })
+}
+
 func (r *explainReader) file(name string) error {
-	file, _, err := files.Open(name)
+	file, err := files.OpenPipe(name)
+	if file == nil && err == nil {
+		file, _, err = files.Open(name)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.File(name).Inputf("there is no such file").
 			WithHint("give the files that the failure left: logs, dmesg, counters, snapshots or a folder with them")
@@ -338,6 +363,9 @@ func (r *explainReader) read(name string, file io.Reader) error {
 	switch {
 	case err != nil && !errors.Is(err, io.EOF):
 		return &fault.Input{Where: fault.File(name), Err: err}
+	case len(head) == 0:
+		r.refuse(name, "empty file", fault.File(name).Inputf("the file is empty"))
+		return nil
 	case snapshot.Recognize(head):
 		r.snapshots = append(r.snapshots, name)
 		return nil

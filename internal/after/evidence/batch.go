@@ -27,7 +27,7 @@ var batchPatterns = []pattern{
 	{ // Slurm: src/slurmd/slurmstepd, JobAcctGatherParams=OverMemoryKill
 		name:       "Slurm: memory limit exceeded",
 		literals:   []string{"exceeded memory limit"},
-		expression: `(?P<what>(?:Job |Step |StepId=|JobId=)[\d.]+(?:\.\w+)?) exceeded memory limit \(\d+ > (?P<limit>\d+)`,
+		expression: `(?P<what>(?:Job |Step |StepId=|JobId=)[\d.]+(?:\.\w+)?) exceeded memory limit(?: \(\d+ > (?P<limit>\d+)|\b)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			unit := kb // releases that write "Job 7" count in kB, and those with "StepId=7.0" in bytes
@@ -259,11 +259,19 @@ var batchPatterns = []pattern{
 		name: "Ray: killed for memory",
 		literals: []string{
 			"running low on memory", "killed due to memory pressure (OOM)", "exceeds the memory usage threshold",
+			"of the memory on node",
 		},
 		expression: `(?:(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure|` +
 			`was (?P<used>[\d.]+GB) / (?P<limit>[\d.]+GB) \([\d.]+\), which exceeds the memory usage threshold|` +
+			`[Mm]ore than \d+% of the memory on node|` +
 			`(?:killed|died) due to the node running low on memory)`,
-		kind: TrainerLog, fact: batchKill("Ray"),
+		kind: TrainerLog,
+		fact: func(m *match) Fact {
+			if m.get("n") == "0" {
+				return nil
+			}
+			return batchKill("Ray")(m)
+		},
 	},
 	{ // other batch systems: LSF, PBS, HTCondor, SGE
 		name: "batch system: memory limit",

@@ -37,6 +37,12 @@ type Fact interface {
 	Says() string
 }
 
+// What a program did beside training when memory ran out.
+const (
+	Evaluation = "evaluation"
+	Generation = "generation"
+)
+
 // Unlimited is the value of a counter that is no limit: "max".
 const Unlimited = -1
 
@@ -44,6 +50,8 @@ const Unlimited = -1
 type Size struct {
 	Bytes ledger.Bytes
 	Known bool
+	// Beyond is set if no machine has that much: a product of broken factors, or a driver's "not available".
+	Beyond bool
 }
 
 // Facts of trainers.
@@ -61,6 +69,7 @@ type (
 		Pools     Size // the part of Allocated in private pools, such as those of CUDA graphs
 		Self      Size // all that this process holds, context and libraries included
 		Others    []GPUProcess
+		Within    string // Evaluation or Generation, as the traceback tells; else empty
 	}
 
 	// AllocationRetried is a warning: the allocator failed once, and frees its cache before it tries again.
@@ -153,10 +162,19 @@ type (
 		Options          string
 	}
 
+	// Setting is a switch that the log shows, or a release.
+	Setting struct{ Name, Value string }
+
+	// TrainedParameters is a trainer's word on how many parameters it trains.
+	TrainedParameters struct{ Number int64 }
+
 	// Progress is a line that tells where the training loop is.
 	Progress struct {
-		Phase ledger.PhaseName // empty if the line tells only a step
-		Step  int64            // -1 if the line does not tell
+		Phase  ledger.PhaseName // empty if the line tells only a step
+		Step   int64            // -1 if the line does not tell
+		Of     int64            // the last step; 0 if the line does not tell
+		Begins bool             // a trainer says so before its first step
+		Bar    bool             // it is a bar, which a program writes again until the last step
 	}
 )
 
@@ -193,6 +211,9 @@ type (
 
 	// Restarted is a launcher's word that it starts the ranks again. What failed before has been dealt with.
 	Restarted struct{ By string }
+
+	// Started is a command of a session, or a trainer, that begins again. A session may show several runs.
+	Started struct{ What string }
 
 	// BatchEnd is an end that a batch system wanted: a time limit, preemption, a cancellation.
 	BatchEnd struct {

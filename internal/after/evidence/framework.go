@@ -222,6 +222,19 @@ var frameworkPatterns = []pattern{
 	},
 }
 
+// modelPatterns are what trainers say of the model.
+var modelPatterns = []pattern{
+	{ // transformers/trainer.py, peft/peft_model.py
+		name:       "trained parameters",
+		literals:   []string{"trainable parameters = ", "trainable params: "},
+		expression: `(?:Number of trainable parameters = |\btrainable params: )(?P<n>\d[\d,]{0,20})`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			return TrainedParameters{Number: int64(m.integer("n", 0))}
+		},
+	},
+}
+
 // progressPatterns are the texts that tell where the training loop is.
 var progressPatterns = []pattern{
 	{ // deepspeed/runtime/engine.py
@@ -233,7 +246,7 @@ var progressPatterns = []pattern{
 	{ // megatron/training/training.py
 		name:       "Megatron: step",
 		literals:   []string{" iteration "},
-		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*\d+ \|`,
+		expression: `^\s*(?:\[[^\]]*\]\s*)?iteration\s+(?P<step>\d+)/\s*(?P<of>\d+) \|`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // transformers/trainer.py: a dictionary of metrics tells no step. It stands before the slower pattern of losses.
@@ -245,20 +258,20 @@ var progressPatterns = []pattern{
 	{ // torchtitan/components/metrics.py, and scripts of one's own
 		name:       "step and loss",
 		literals:   []string{"loss", "Loss"},
-		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/\d+)?\b.*\bloss\b)`,
+		expression: `(?i:\bstep[ :=\[]+(?P<step>\d+)(?:/(?P<of>\d+))?\b.*\bloss\b)`,
 		kind:       TrainerLog, fact: step,
 	},
 	{ // tqdm, as Trainer, Lightning, torchtune and transformers use it
 		name:       "tqdm",
 		literals:   []string{"%|"},
-		expression: `^(?P<what>.*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/\d+ \[`,
+		expression: `^(?P<what>.*?):?\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<of>\d+) \[`,
 		kind:       TrainerLog, fact: progressBar,
 	},
 	{ // rich, as Lightning uses it
 		name:       "rich progress bar",
 		literals:   []string{"\u2501"},
-		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/\d+ `,
-		kind:       TrainerLog, fact: step,
+		expression: `^Epoch \d+/\d+\s+[\x{2578}-\x{257A}\x{2501} ]*\s+(?P<step>\d+)/(?P<of>\d+) `,
+		kind:       TrainerLog, fact: barStep,
 	},
 	{ // transformers, Megatron, DeepSpeed, Lightning, torchtitan, torchtune
 		name: "saving",
@@ -282,7 +295,7 @@ var progressPatterns = []pattern{
 		name:       "Trainer: begins",
 		literals:   []string{"***** Running training *****"},
 		expression: `\*{5} Running training \*{5}`,
-		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0} },
+		kind:       TrainerLog, fact: func(*match) Fact { return Progress{Step: 0, Begins: true} },
 	},
 	{ // pytest, go test: the account of a suite that has passed
 		name:     "tests passed",
@@ -301,7 +314,9 @@ var progressPatterns = []pattern{
 	},
 }
 
-func step(m *match) Fact { return Progress{Step: int64(m.integer("step", -1))} }
+func step(m *match) Fact {
+	return Progress{Step: int64(m.integer("step", -1)), Of: int64(m.integer("of", 0))}
+}
 
 func inPhase(phase ledger.PhaseName) func(*match) Fact {
 	return func(m *match) Fact { return Progress{Phase: phase, Step: int64(m.integer("step", -1))} }
@@ -321,9 +336,15 @@ func progressBar(m *match) Fact {
 	case barOfSaving.MatchString(what):
 		return Progress{Phase: ledger.Checkpoint, Step: -1}
 	case barOfSteps.MatchString(what):
-		return step(m)
+		return barStep(m)
 	}
 	return nil
+}
+
+func barStep(m *match) Fact {
+	p, _ := step(m).(Progress)
+	p.Bar = true
+	return p
 }
 
 var memoryMetric = lazyregexp.New(`((?:before_init|init|train|eval|test)_mem_(?:cpu|gpu)_(?:alloc|peaked)_delta)` +

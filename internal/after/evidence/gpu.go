@@ -136,8 +136,8 @@ var gpuPatterns = []pattern{
 	},
 	{ // Level Zero and SYCL: Unified Runtime's and Level Zero's codes
 		name:       "Level Zero out of memory",
-		literals:   []string{"_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"},
-		expression: `(?P<status>(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)`,
+		literals:   []string{"_ERROR_OUT_OF_DEVICE_MEMORY", "_ERROR_OUT_OF_RESOURCES"},
+		expression: `(?P<status>(?:UR|ZE|PI)_(?:RESULT_)?ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES))`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return LibraryFailed{Library: "Level Zero", Status: m.get("status"), Memory: true}
@@ -145,8 +145,8 @@ var gpuPatterns = []pattern{
 	},
 	{ // the bridge of PyTorch for Gaudi
 		name:       "Gaudi out of memory",
-		literals:   []string{"PT_DEVMEM Allocation failed"},
-		expression: `MODULE:PT_DEVMEM Allocation failed for size::(?P<req>\d+)`,
+		literals:   []string{"Allocation failed for size::", "workspace Allocation of size ::"},
+		expression: `MODULE:\w+ (?:Allocation failed for size::|workspace Allocation of size ::)(?P<req>\d+)`,
 		kind:       TrainerLog,
 		fact: func(m *match) Fact {
 			return GPUOutOfMemory{Backend: "HPU", Device: -1, Requested: m.size("req", 1)}
@@ -154,9 +154,10 @@ var gpuPatterns = []pattern{
 	},
 	{ // xla/service/gpu, as JAX shows it
 		name:     "XLA out of memory",
-		literals: []string{"RESOURCE_EXHAUSTED: "},
-		expression: `(?P<status>RESOURCE_EXHAUSTED): (?:(?:Out of memory while trying|Failed) to allocate|` +
-			`.*Ran out of memory in memory space hbm)`,
+		literals: []string{"RESOURCE_EXHAUSTED: ", "Resource exhausted: "},
+		expression: `(?P<status>RESOURCE_EXHAUSTED|Resource exhausted): (?:(?:Out of memory while trying|` +
+			`Failed) to allocate|.*Ran out of memory in memory space hbm|` +
+			`.*Attempting to (?:allocate|reserve) [\d.]+[KMGT]?i?B?\b.*That was not possible)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact { return LibraryFailed{Library: "XLA", Status: m.get("status"), Memory: true} },
 	},
@@ -215,12 +216,14 @@ var gpuPatterns = []pattern{
 		name: "driver out of memory",
 		literals: []string{
 			"rror: out of memory", "error: memory allocation", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
+			"CUresult error", "hipError_t error", "cudaError error",
 			"hipErrorOutOfMemory", "cuda runtime error (2)", "CUresult error: 2", "rror [CUDA]: out of " +
 				"memory", "rror [HIP]: out of memory",
 		},
 		expression: `(?:(?P<call>(?:CUDA|HIP) (?:driver )?[Ee]rror|Triton Error \[(?:CUDA|` +
 			`HIP)\]): (?:out of memory|memory allocation)|` +
-			`cuda runtime error \(2\) : out of memory|CUresult error: 2 \(out of memory\)|` +
+			`cuda runtime error \(2\) : out of memory|` +
+			`(?:CUresult|hipError_t|cudaError) error:? +(?:result=)?2\b|` +
 			`(?P<code>cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory))`,
 		kind: TrainerLog, fact: driverOutOfMemory,
 	},
@@ -248,7 +251,7 @@ var gpuPatterns = []pattern{
 		name:     "out of memory without sizes",
 		literals: []string{"out of memory"},
 		expression: `(?:^|[:\]] |Error\(['"])(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory` +
-			`(?:\. Tried to allocate (?P<req>` + sz + `)|[.'"]|\s*$)`,
+			`(?:\. Tried to allocate (?P<req>` + sz + `|` + moreThan + `)|[.'"]|\s*$)`,
 		kind: TrainerLog, fact: gpuOutOfMemory,
 	},
 	{ // PyTorch's class with another message: CUDAMallocAsyncAllocator.cpp, ComfyUI
@@ -327,6 +330,12 @@ func gpuOutOfMemory(m *match) Fact {
 	if f.Backend == "" {
 		f.Backend = "MPS"
 	}
+	if m.stream.trace != nil {
+		f.Within = m.stream.trace.within
+	}
+	if other := m.size("other", 1); other.Known { // what Metal has allocated for this process beside PyTorch
+		f.Reserved, f.Self = f.Allocated, Size{Bytes: f.Allocated.Bytes + other.Bytes, Known: true}
+	}
 	if slack := m.size("slack", 1); slack.Known && f.Allocated.Known {
 		f.Reserved = Size{Bytes: f.Allocated.Bytes + slack.Bytes, Known: true}
 	}
@@ -346,7 +355,13 @@ func gpuOutOfMemory(m *match) Fact {
 	return f
 }
 
+// mayBeNone is what an allocator says of an error after which its caller tries again.
+var mayBeNone = lazyregexp.New(`may not be an issue|will (?:free|retry|try again)`)
+
 func driverOutOfMemory(m *match) Fact {
+	if mayBeNone.MatchString(m.whole) {
+		return AllocationRetried{}
+	}
 	pinned := m.stream.trace != nil && m.stream.trace.pinned || pinnedText.MatchString(m.whole)
 	return DriverOutOfMemory{Call: m.get("call") + m.get("code"), Pinning: pinned}
 }

@@ -164,8 +164,9 @@ var hostPatterns = []pattern{
 		name: "no new thread",
 		literals: []string{
 			"can't start new thread", "Thread creation failed", "pthread_create failed", "OMP: Error #34",
+			"unable to create native thread", "unable to create new native thread",
 		},
-		expression: `(?:can't start new thread|(?P<gomp>libgomp): Thread creation failed|(?P<omp>OMP): Error #34|` +
+		expression: `(?:can't start new thread|unable to create (?:new )?native thread|(?P<gomp>libgomp): Thread creation failed|(?P<omp>OMP): Error #34|` +
 			`(?P<blas>OpenBLAS) blas_thread_init: pthread_create failed)`,
 		kind: TrainerLog,
 		fact: func(m *match) Fact {

@@ -267,11 +267,15 @@ var kernelPatterns = []pattern{
 	},
 	{ // the NVIDIA driver
 		name:       "Xid",
-		literals:   []string{"NVRM: Xid"},
-		expression: `NVRM: Xid \([^)]*\): (?P<xid>\d+)`,
+		literals:   []string{"NVRM: "},
+		expression: `NVRM: (?:Xid \([^)]*\): (?P<xid>\d+)|.*(?P<lost>fallen off the bus|RmInitAdapter failed))`,
 		kind:       KernelLog,
 		fact: func(m *match) Fact {
-			return LibraryFailed{Library: "the NVIDIA driver", Status: "Xid " + m.get("xid")}
+			status := m.get("lost")
+			if status == "" {
+				status = "Xid " + m.get("xid")
+			}
+			return LibraryFailed{Library: "the NVIDIA driver", Status: status}
 		},
 	},
 	{ // out_of_memory
@@ -326,8 +330,8 @@ func takeZone(r *reader, m *match) {
 	if !size.Known {
 		size = m.size("present", kb)
 	}
-	n.Free = Size{n.Free.Bytes + m.size("free", kb).Bytes, true}
-	n.Size = Size{n.Size.Bytes + size.Bytes, size.Known}
+	n.Free = Size{Bytes: n.Free.Bytes + m.size("free", kb).Bytes, Known: true}
+	n.Size = Size{Bytes: n.Size.Bytes + size.Bytes, Known: size.Known}
 }
 
 func takeKilled(r *reader, m *match) {

@@ -130,6 +130,12 @@ var launcherPatterns = []pattern{
 		expression: `Worker group \w+\. (?P<left>\d+)/\d+ attempts left; will restart worker group`,
 		kind:       TrainerLog, fact: func(*match) Fact { return Restarted{By: "torchrun"} },
 	},
+	{ // deepspeed/autotuning/autotuner.py: the experiments before may fail
+		name:       "autotuner has a result",
+		literals:   []string{"Done tuning", "optimal DeepSpeed config found by autotuning"},
+		expression: `\bDone tuning\b|\boptimal DeepSpeed config found by autotuning\b`,
+		kind:       TrainerLog, fact: func(*match) Fact { return Restarted{By: "the autotuner"} },
+	},
 	{ // package launch
 		name:     "plimsoll starts again",
 		literals: []string{"plimsoll starts all ranks again"},
@@ -213,6 +219,18 @@ var launcherPatterns = []pattern{
 		expression: `Main process received (?P<sig>SIG\w+), exiting`,
 		kind:       TrainerLog,
 		fact:       func(m *match) Fact { return BatchEnd{By: "DeepSpeed", Reason: "signal " + m.get("sig")} },
+	},
+	{ // vllm/v1/utils.py, vllm/v1/engine/utils.py, sglang: a parent's word on a process that it had started
+		name:       "engine process ended",
+		literals:   []string{"Failed core proc(s)"},
+		expression: `Failed core proc\(s\): \{(?:.*?: (?P<code>-?\d+))?`,
+		kind:       TrainerLog,
+		fact: func(m *match) Fact {
+			if m.get("code") == "" { // it does not say how
+				return nil
+			}
+			return ended("vLLM")(m)
+		},
 	},
 	{ // Python's subprocess, as accelerate and others raise it
 		name:     "command ended",
@@ -299,9 +317,11 @@ var launcherPatterns = []pattern{
 	},
 	{ // torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
 		name: "NCCL watchdog",
-		literals: []string{"collective operation timeout", "NCCL operations have failed or timed out",
+		literals: []string{"Timeout at NCCL work", "collective operation timeout",
+			"NCCL operations have failed or timed out",
 			"Heartbeat monitor"},
 		expression: `(?:\[?[Rr]ank (?P<rank>\d+)\]? ?)?(?P<what>Watchdog caught collective operation timeout.*|` +
+			`Timeout at NCCL work.*|` +
 			`Some NCCL operations have failed or timed out|.*Heartbeat monitor timed out)`,
 		kind: TrainerLog, fact: collective("NCCL"),
 	},
@@ -371,6 +391,15 @@ var launcherPatterns = []pattern{
 			`\bexit=)(?P<code>\d{1,3})[.\s]*$|` +
 			`error: Recipe .* was terminated on line \d+ by signal (?P<sig>\d{1,2})`,
 		kind: TrainerLog, fact: ended("shell"),
+	},
+	{ // a session of a shell: a command that starts a training
+		name: "shell: a command",
+		literals: []string{"python", "torchrun", "accelerate launch", "deepspeed ", "srun ", "llamafactory-cli",
+			"swift sft", "axolotl train", "tune run"},
+		expression: `^(?:\([\w.-]+\) ?)?(?:[\w.-]+@\S+?)?\S{0,80}[$#%>] (?:[A-Z_]+=\S+ +)*` +
+			`(?P<what>(?:python[\d.]*|torchrun|` +
+			`accelerate launch|deepspeed|srun|llamafactory-cli|swift sft|axolotl train|tune run) \S+)`,
+		kind: TrainerLog, fact: func(m *match) Fact { return Started{What: m.get("what")} },
 	},
 	{ // a session of a shell
 		name:       "shell: the exit code, asked for",

@@ -73,10 +73,19 @@ func (m *match) size(group string, unit ledger.Bytes) Size { return sizeOf(m.get
 // noSize is from where on a size is a driver's word for "not available": 2^64 - 1.
 const noSize = float64(1 << 60)
 
+// beyond is from where on a size is more than any machine has: 1 PiB.
+const beyond = float64(1 << 50)
+
+// moreThan is how PyTorch names the size of a request that it does not even try.
+const moreThan = "more than 1EB memory"
+
 // sizeOf reads a size. GB means GiB, as in PyTorch, DeepSpeed and the kernel.
 func sizeOf(s string, unit ledger.Bytes) Size {
 	const spaces = " \t\n\f\r"
 	s = strings.Trim(s, spaces)
+	if s == moreThan {
+		return Size{Beyond: true}
+	}
 	word := strings.TrimLeft(s, "0123456789.,")
 	value, err := strconv.ParseFloat(strings.ReplaceAll(s[:len(s)-len(word)], ",", ""), 64)
 	if err != nil {
@@ -93,10 +102,11 @@ func sizeOf(s string, unit ledger.Bytes) Size {
 	default:
 		return Size{}
 	}
-	if bytes := value * float64(unit); bytes >= 0 && bytes < noSize {
-		return Size{Bytes: ledger.Bytes(bytes + 0.5), Known: true}
+	bytes := value * float64(unit)
+	if bytes >= 0 && bytes < noSize {
+		return Size{Bytes: ledger.Bytes(bytes + 0.5), Known: true, Beyond: bytes >= beyond}
 	}
-	return Size{}
+	return Size{Beyond: bytes >= beyond}
 }
 
 // unspaced returns an expression that also matches texts that lack spaces.

@@ -95,6 +95,7 @@ func (t *Text) read() (*Source, error) {
 	r := &reader{
 		source: source, index: patternIndex(), streams: map[string]*stream{},
 		kinds: map[Kind]int{}, kernels: map[string]*kernelLog{}, killed: map[int]bool{},
+		calls: map[wording]*call{},
 	}
 	if _, err := t.Peek(1); errors.Is(err, io.EOF) {
 		if source.Cut {
@@ -133,11 +134,14 @@ type reader struct {
 	killed  map[int]bool // PIDs that the kernel has killed
 	rows    int          // of the kernel's tables of processes
 	hits    []int
+	said    int  // how many matches had a meaning
 	thin    int  // every so many repetitive findings count
 	held    int  // bytes of the lines of all findings
 	full    bool // there are more findings than are kept: the rest is not read
 	binary  bool // the beginning of the file is no text
 	signs   heldSigns
+	repeats repeats
+	calls   map[wording]*call
 }
 
 // lastLine is a line as it was read, for texts that began in it.
@@ -198,6 +202,14 @@ func (r *reader) line(line []byte, number int) {
 			return
 		}
 	}
+	idle, look := r.active == 0, wording(0)
+	if idle {
+		if look = wordingOf(line); r.repeats.skips(look, line, number, r.signs.step) {
+			r.last[number%len(r.last)].keep(line, number)
+			return
+		}
+	}
+	said, kept, dropped := r.said, len(r.source.Findings), r.repeats.dropped
 	odd := hidden || bytes.IndexByte(line, '{') >= 0
 	for _, t := range unglued(unpack(clean(string(line), number), 0)) {
 		t.string = t.string[:min(len(t.string), longestMatched)]
@@ -205,6 +217,13 @@ func (r *reader) line(line []byte, number int) {
 			r.index.find([]byte(t.string), &r.hits)
 		}
 		r.text(&t)
+	}
+	switch {
+	case !idle || r.active > 0:
+	case said == r.said:
+		r.repeats.saysNothing(look)
+	case dropped < r.repeats.dropped && kept == len(r.source.Findings):
+		r.repeats.saysTheSame(look)
 	}
 	r.last[number%len(r.last)].keep(line, number)
 }
@@ -339,6 +358,7 @@ func (p *pattern) in(s string) *match {
 
 // take counts a match.
 func (r *reader) take(m *match) {
+	r.said++
 	if m.pattern.kind != Unknown {
 		r.kinds[m.pattern.kind]++
 	}
@@ -348,7 +368,7 @@ func (r *reader) take(m *match) {
 	}
 	fact := m.pattern.fact(m)
 	if progress, ok := fact.(Progress); ok {
-		if progress == m.stream.progress { // a bar that is written again
+		if progress == m.stream.progress && !progress.Begins { // a bar that is written again
 			return
 		}
 		m.stream.progress = progress
@@ -372,19 +392,24 @@ func (r *reader) emit(m *match, fact Fact) {
 
 // add adds a finding that the text tells.
 func (r *reader) add(t *text, fact Fact) {
+	r.said++
 	if len(r.source.Findings) >= maxFindings && repetitive(fact) {
 		if r.thin++; r.thin%64 != 0 || len(r.source.Findings) >= 2*maxFindings {
 			return
 		}
 	}
+	f := Finding{
+		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
+		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
+	}
+	if !r.repeats.keeps(&f, t.string) {
+		return
+	}
 	if r.held += len(t.string); len(r.source.Findings) >= 3*maxFindings || r.held > mostHeld {
 		r.source.Cut, r.full = true, true
 		return
 	}
-	r.source.Findings = append(r.source.Findings, Finding{
-		Line: Line{File: r.source.Name, Number: t.number, Text: t.shown()},
-		Rank: t.rank, Time: t.when(), Uptime: t.uptime, Fact: fact,
-	})
+	r.source.Findings = append(r.source.Findings, f)
 }
 
 // repetitive returns whether the fact is one of many that a long log has.
@@ -417,6 +442,8 @@ func (r *reader) end() {
 		r.source.Kind = Binary
 	}
 	r.delayed()
+	r.lookAgain()
+	r.source.Findings = append(r.source.Findings, r.repeats.rest()...)
 	r.signs.drop(r.source.Lines)
 	if r.source.Kind != Binary && r.source.Kind != Recording {
 		r.source.Signs = r.signs.list

@@ -169,6 +169,14 @@ func (f Estimate) Says() string {
 }
 
 // Says says it.
+func (f Setting) Says() string { return "the log shows " + f.Name + " " + f.Value }
+
+// Says says it.
+func (f TrainedParameters) Says() string {
+	return "the job trains " + ledger.Count(f.Number) + " parameters"
+}
+
+// Says says it.
 func (f Progress) Says() string {
 	switch {
 	case f.Phase == "":
@@ -210,6 +218,9 @@ func (f BatchEnd) Says() string { return f.By + " ended the job: " + f.Reason }
 
 // Says says it.
 func (f Restarted) Says() string { return f.By + " starts the ranks again" }
+
+// Says says it.
+func (f Started) Says() string { return sentence("a run begins", f.What) }
 
 // Says says it.
 func (f KernelKill) Says() string {

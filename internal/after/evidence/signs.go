@@ -66,8 +66,9 @@ var signPatterns = []pattern{
 		literals: []string{"ore dumped", "died", "crashed", "killed", "Killed", "bort", "SIGABRT", "SIGKILL", "SIGSEGV",
 			"Terminated", "NodeDied", "is dead", "ead kernel", "ernel died", "anceled future", "panicked at", "egfault",
 			"Segmentation fault", "EXIT STRING", "eceived ", "sending signal", "dead or unavailable", "evice " +
-				"lost", "DEVICE_LOST", "DeviceLost", "has been lost"},
-		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\b(?:has|have) died\b|\bcrashed\b|` +
+				"lost", "DEVICE_LOST", "DeviceLost", "has been lost", "unexpectedly failed", "Abort trap", "_ASSERT"},
+		expression: `\([Cc]ore dumped\)|\bdied unexpectedly\b|\bunexpectedly failed\b|` +
+			`\bAbort trap: 6|\b[A-Z]{2,}_ASSERT(?:\(|: )|\b(?:has|have) died\b|\bcrashed\b|` +
 			`\b[Dd]ead kernel\b|\b[Kk]ernel died\b|` +
 			`[Cc]anceled future for execute_request|\bpanicked at\b|\b[Ss]egfault|\bSegmentation fault\b|` +
 			`EXIT STRING: |` +
@@ -127,7 +128,7 @@ var signPatterns = []pattern{
 
 func signOf(reach int) func(*match) Fact {
 	return func(m *match) Fact {
-		if supposes.MatchString(m.whole) {
+		if supposes.MatchString(m.sentence()) || overcome.MatchString(m.whole) {
 			return nil
 		}
 		found := m.whole[m.indices[0]:m.indices[1]]
@@ -145,7 +146,8 @@ const lackOfMemory = `(?i:out[ _-]?of[ _-]?(?:\w+[ _-]){0,2}(?:device|host|gpu)?
 	`memory (?:\w+ ){0,2}(?:not enough|isn't enough|is not enough|exhausted|insufficient)|RESOURCE_?EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot|can't|not able) (?:to )?(?:\w+ )?(?:c|m|re)?alloc(?:ate)?\b|` +
 	`\b\w*alloc\w*:? (?:[^ :]+ ){0,4}(?:failed|failure)|memory of \d+ is smaller than requested|(?:attempting|` +
-	`trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bOOM\b)`
+	`trying) to allocate\b.*\b(?:greater|more|larger) than\b|\bmore than (?:the )?total mem(?:ory)?\b|` +
+	`\bnot enough space in the buffer\b|\bOOM\b)`
 
 var (
 	lackText = lazyregexp.New(lackOfMemory)
@@ -161,6 +163,22 @@ var (
 		`ignor(?:e|ed|ing)|skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|no allocation|never|` +
 		`not found, using|optional)\b`)
 )
+
+// overcome are words of a line, wherever they stand, after which the program goes on.
+var overcome = lazyregexp.New(`(?i)\b(?:warning|warn|deprecated|no errors?|0 errors?|ignor(?:e|ed|ing)|` +
+	`skip(?:ped|ping)|retry(?:ing)?|fall(?:ing)? ?back|optional)\b`)
+
+// sentence returns the sentence of a match, in a line that may have several.
+func (m *match) sentence() string {
+	begin, end := 0, len(m.whole)
+	if i := strings.LastIndex(m.whole[:m.indices[0]], ". "); i >= 0 {
+		begin = i + 2
+	}
+	if i := strings.Index(m.whole[m.indices[1]:], ". "); i >= 0 {
+		end = m.indices[1] + i
+	}
+	return m.whole[begin:end]
+}
 
 func isError(line string) bool {
 	return errorText.MatchString(line) && !strings.Contains(line, "NCCL INFO")
@@ -311,7 +329,7 @@ const handledDistance = 10
 // deviceWords and hostWords tell whose memory a line speaks of.
 var (
 	deviceWords = lazyregexp.New(`(?i)(?:\b|_)(?:gpu|cuda\w*|cu_?mem\w*|CUresult|hip\w*|rocm|xpu|npu|tpu|hpu|` +
-		`mlu|musa|gcu|dcu|mps|metal|` +
+		`mlu|musa|gcu|dcu|mps|metal|neuron\w*|mem_dynamic_allocator|` +
 		`vulkan|kIOGPU\w*|hbm\d*|vram|device|nrt|tdrv|synapse|ascend|acl\w*|cnrt|cnnl|bfc|opencl|sycl|` +
 		`level_zero|cublas\w*|` +
 		`cudnn\w*|nccl|rccl|hccl|xla\w*|jaxlib|jax|cupy|rmm)(?:\b|_)|` +

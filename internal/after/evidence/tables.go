@@ -3,8 +3,8 @@ package evidence
 // tables are all patterns. Of several in a line, the first counts.
 var tables = [][]pattern{
 	kernelPatterns, frameworkPatterns, gpuPatterns, hostPatterns, batchPatterns, slurmPatterns,
-	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, progressPatterns, missingPatterns,
-	exceptionPatterns, handledPatterns,
+	launcherPatterns, counterPatterns, usagePatterns, containerPatterns, modelPatterns, progressPatterns,
+	missingPatterns, exceptionPatterns, settingPatterns, handledPatterns,
 	signPatterns,
 }
 

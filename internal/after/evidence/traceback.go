@@ -15,6 +15,7 @@ type trace struct {
 	inside bool // the last line was a call
 	pinned bool
 	forked bool
+	within string // Evaluation or Generation
 	// ignored: its exception is one that Python has only reported
 	ignored bool
 	prefix  string // of a logger, in front of each line
@@ -97,7 +98,12 @@ var (
 	pinnedText    = lazyregexp.New(`pin_memory|cudaHostAlloc|cudaHostRegister|pinned|bytes on host: CUDA_ERROR|` +
 		`\.to\(\s*["']cpu["'],.*non_blocking ?= ?True|\.to\(.*non_blocking ?= ?True.*["']cpu["']`)
 	// context is a line of IPython around a call, which was not executed.
-	context  = lazyregexp.New(`^ {2,}\d+ `)
+	context = lazyregexp.New(`^ {2,}\d+ `)
+	// evaluationText and generationText are calls of what trains nothing.
+	evaluationText = lazyregexp.New(`, in (?:evaluate|evaluation_loop|prediction_step|validation_step|predict|_?validate)$|` +
+		`\b(?:evaluate|evaluation_loop|prediction_step|validation_step|_?validate)\(`)
+	generationText = lazyregexp.New(`, in (?:generate|_?sample|generate_sequences|_generate_and_score_completions)$|` +
+		`\.generate(?:_sequences)?\(`)
 	forkText = lazyregexp.New(`fork_exec|os\.fork\(|in _launch$|_posixsubprocess`)
 )
 
@@ -146,7 +152,7 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 	case strings.HasPrefix(t.string, " "), strings.HasPrefix(t.string, "\t"), t.string == "",
 		strings.HasPrefix(t.string, "│"), // a box of Rich
 		notebookFrame.MatchString(t.string):
-		c.see(t)
+		c.see(t, r.callOf(t.string))
 	default:
 		groups := exceptionText.FindStringSubmatch(t.string)
 		if groups == nil || (!c.inside || c.headless) && !usualName.MatchString(groups[1]) {
@@ -169,8 +175,10 @@ func (r *reader) trace(s *stream, t *text, found bool, before int) {
 		case c.ignored:
 		case !found:
 			r.kinds[TrainerLog]++
+			known := len(r.source.Findings)
 			r.add(t, exception)
-			if !r.source.Cut && (exception.Message == "" || strings.HasSuffix(exception.Message, ":")) {
+			goesOn := exception.Message == "" || strings.HasSuffix(exception.Message, ":")
+			if goesOn && len(r.source.Findings) > known {
 				s.headline = len(r.source.Findings)
 			}
 		case w != nil && w.first.number == t.number:
@@ -210,16 +218,52 @@ func (c *trace) yields(f *frame) bool {
 	return c.phase == "" || c.weak && !f.weak || inside
 }
 
-// see takes what a line with a call tells.
-func (c *trace) see(t *text) {
-	c.inside = true
-	c.pinned = c.pinned || pinnedText.MatchString(t.string) && !context.MatchString(t.string)
-	c.forked = c.forked || forkText.MatchString(t.string)
-	if wholeStep.MatchString(t.string) {
-		c.phase = ""
+// call is what a line with a call tells by itself.
+type call struct {
+	pinned, forked, wholeStep bool
+	within                    string
+	frames                    []*frame // that it matches
+}
+
+// callOf returns what a line tells. Tracebacks repeat their calls.
+func (r *reader) callOf(line string) *call {
+	w := wordingOf(line)
+	if known := r.calls[w]; known != nil {
+		return known
+	}
+	c := &call{
+		pinned: pinnedText.MatchString(line) && !context.MatchString(line), forked: forkText.MatchString(line),
+		wholeStep: wholeStep.MatchString(line),
+	}
+	switch {
+	case generationText.MatchString(line):
+		c.within = Generation
+	case evaluationText.MatchString(line):
+		c.within = Evaluation
 	}
 	for i := range frames {
-		if f := &frames[i]; f.expression.MatchString(t.string) && c.yields(f) {
+		if f := &frames[i]; f.expression.MatchString(line) {
+			c.frames = append(c.frames, f)
+		}
+	}
+	if len(r.calls) < mostWordings {
+		r.calls[w] = c
+	}
+	return c
+}
+
+// see takes what a line with a call tells.
+func (c *trace) see(t *text, line *call) {
+	c.inside = true
+	c.pinned, c.forked = c.pinned || line.pinned, c.forked || line.forked
+	if line.within != "" && c.within != Generation {
+		c.within = line.within
+	}
+	if line.wholeStep {
+		c.phase = ""
+	}
+	for _, f := range line.frames {
+		if c.yields(f) {
 			c.phase, c.weak, c.frame = f.phase, f.weak, *t
 			c.frame.string = t.shown()
 			return

@@ -187,7 +187,7 @@ func (b *gpuTable) line(_ *reader, t *text) bool {
 	if g := gpuMemoryRow.FindStringSubmatch(t.string); g != nil && len(b.gpus) > 0 {
 		last := &b.gpus[len(b.gpus)-1]
 		last.Used, last.Total = sizeOf(g[1], ledger.MiB), sizeOf(g[2], ledger.MiB)
-		last.Free = Size{last.Total.Bytes - last.Used.Bytes, true}
+		last.Free = Size{Bytes: last.Total.Bytes - last.Used.Bytes, Known: true}
 	}
 	if g := gpuProcessRow.FindStringSubmatch(t.string); g != nil {
 		for i := range b.gpus {

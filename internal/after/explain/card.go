@@ -9,7 +9,7 @@ import (
 // others. NVIDIA's library names processes by their number on the host. In a container PyTorch has another number, and
 // lists its own process as one of the others.
 func identified(f evidence.GPUOutOfMemory) evidence.GPUOutOfMemory {
-	if f.Self.Bytes < f.Reserved.Bytes-rounding || f.Self.Bytes > f.Total.Bytes {
+	if f.Self.Bytes < f.Reserved.Bytes-rounding || f.Total.Known && f.Self.Bytes > f.Total.Bytes {
 		f.Self = evidence.Size{} // the driver does not tell: 0 in some containers, all bits set under Windows
 	}
 	listed := f.Others

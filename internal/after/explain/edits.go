@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/ledger"
@@ -16,9 +17,12 @@ const allocConf = "PYTORCH_CUDA_ALLOC_CONF"
 // edits returns the changes that suit the cause. Where the job can be planned, only changes whose effect is known are
 // offered for a full device.
 func (s *scene) edits(top claim, phase *ledger.PhaseName) []Edit {
-	list := s.plannedEdits(top, phase)
+	var list []Edit
+	if f, ok := top.at.Fact.(evidence.GPUOutOfMemory); !ok || f.Within == "" { // plans are of training
+		list = s.plannedEdits(top, phase)
+	}
 	if top.resource != GPU || top.detail != "capacity" || len(list) == 0 {
-		list = append(list, s.fixedEdits(top)...)
+		list = append(list, s.fixedEdits(top, phase)...)
 	}
 	if s.plan == nil || !s.plan.Lacks() {
 		slices.SortStableFunc(list, func(a, b Edit) int { return cmp.Compare(b.Frees, a.Frees) })
@@ -38,14 +42,14 @@ func (e Edit) freeing(bytes ledger.Bytes) Edit {
 }
 
 // fixedEdits are the changes that a cause has by itself, without a plan.
-func (s *scene) fixedEdits(top claim) []Edit {
+func (s *scene) fixedEdits(top claim, phase *ledger.PhaseName) []Edit {
 	switch top.resource {
 	case GPU:
-		return gpuEdits(top)
+		return s.gpuEdits(top, phase)
 	case Host:
-		return hostEdits(top)
+		return s.hostEdits(top, phase)
 	case CGroup:
-		return s.groupEdits(top)
+		return s.groupEdits(top, phase)
 	case SharedMemory:
 		return []Edit{
 			edit("--shm-size", "64m", "16g",
@@ -92,13 +96,22 @@ func (s *scene) fixedEdits(top claim) []Edit {
 	return nil
 }
 
-func gpuEdits(top claim) []Edit {
+func (s *scene) gpuEdits(top claim, phase *ledger.PhaseName) []Edit {
 	f, _ := top.at.Fact.(evidence.GPUOutOfMemory)
 	expandable := edit(allocConf, "", "expandable_segments:True",
 		"the allocator then grows segments in place, so that reserved memory does not break into pieces")
 	switch top.detail {
 	case "fragmentation":
 		expandable.Frees = slack(f)
+		switch {
+		case s.shows(evidence.SleepMode, "true"):
+			return []Edit{edit("gpu_memory_utilization", "", "lower", "the engine that sleeps cannot wake up beside "+
+				"memory in pieces, and its allocator refuses expandable_segments: empty PyTorch's "+
+				"cache before it wakes up")}
+		case s.shows(evidence.ExpandableSegments, "true"):
+			return []Edit{edit("torch.cuda.empty_cache", "", "between phases of training",
+				"expandable_segments is on, and pieces are left all the same")}
+		}
 		return []Edit{expandable}
 	case "fraction cap":
 		return []Edit{edit("torch.cuda.set_per_process_memory_fraction",
@@ -111,17 +124,65 @@ func gpuEdits(top claim) []Edit {
 		return []Edit{edit("NCCL_BUFFSIZE", "4194304", "1048576",
 			"NCCL's buffers lie outside of PyTorch, and every communicator has its own")}
 	case "capacity":
-		return []Edit{
-			edit("micro batch", "", "half, with twice the accumulation steps",
-				"activations shrink with it, and the global batch stays"),
-			edit("gradient_checkpointing", "false", "true",
-				"the backward pass recomputes activations instead of keeping them"),
-		}
+		return s.capacityEdits(f, phase)
 	}
 	return nil
 }
 
-func hostEdits(top claim) []Edit {
+// capacityEdits suit what the program did: a smaller micro batch frees nothing while a checkpoint is saved.
+func (s *scene) capacityEdits(f evidence.GPUOutOfMemory, phase *ledger.PhaseName) []Edit {
+	switch {
+	case f.Within == evidence.Generation:
+		return []Edit{edit("sequences generated at once", "", "fewer, or shorter ones",
+			"every token that is generated keeps its keys and values")}
+	case f.Within == evidence.Evaluation:
+		return []Edit{
+			edit("per_device_eval_batch_size", "", "fewer", "an evaluation has a batch size of its own"),
+			edit("eval_accumulation_steps", "", "1", "predictions then go to the host, and do not stay on the GPU"),
+		}
+	case phase != nil && *phase == ledger.Checkpoint:
+		return []Edit{edit("the state that is saved", "full", "sharded, or on the CPU",
+			"a full state is gathered on one GPU before it is written")}
+	case phase != nil && *phase == ledger.Load:
+		return []Edit{edit("the load", "", "on the CPU, in shards or in 16 bit",
+			"the weights then are not on the GPU twice")}
+	}
+	list := []Edit{edit("micro batch", "", "half, with twice the accumulation steps",
+		"activations shrink with it, and the global batch stays")}
+	if !s.shows("gradient_checkpointing", "true") {
+		list = append(list, edit("gradient_checkpointing", "false", "true",
+			"the backward pass recomputes activations instead of keeping them"))
+	}
+	return list
+}
+
+// shows reports whether the log shows a setting with a value.
+func (s *scene) shows(name, value string) bool {
+	return slices.ContainsFunc(all[evidence.Setting](s.findings), func(f seen[evidence.Setting]) bool {
+		return f.fact.Name == name && f.fact.Value == value
+	})
+}
+
+// hasLoaders reports whether a file shows that workers load data.
+func (s *scene) hasLoaders() bool {
+	for _, f := range s.findings {
+		switch fact := f.Fact.(type) {
+		case evidence.WorkerEnded:
+			return true
+		case evidence.SharedMemoryFull:
+			if fact.By == "DataLoader" {
+				return true
+			}
+		case evidence.Setting:
+			if fact.Name == evidence.Workers && fact.Value != "0" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (s *scene) hostEdits(top claim, phase *ledger.PhaseName) []Edit {
 	switch top.detail {
 	case pinned:
 		return []Edit{
@@ -132,15 +193,31 @@ func hostEdits(top claim) []Edit {
 		return []Edit{edit("vm.overcommit_memory", "2", "0",
 			"the kernel then promises memory beyond CommitLimit, as CUDA and PyTorch expect (sysctl)")}
 	}
-	return []Edit{
-		edit("num_workers", "", "fewer", "every worker of a DataLoader is a process of its own"),
-		edit("low_cpu_mem_usage", "false", "true", "a rank then loads the weights once, not twice"),
+	var list []Edit
+	if s.hasLoaders() {
+		list = append(list, edit("num_workers", "", "fewer", "every worker of a DataLoader is a process of its own"))
 	}
+	if phase != nil && *phase == ledger.Load && !s.hasNewTransformers() {
+		list = append(list, edit("low_cpu_mem_usage", "false", "true", "a rank then loads the weights once, not twice"))
+	}
+	if len(list) == 0 {
+		list = append(list, edit("ranks on a node", "", "fewer, or a node with more memory",
+			"every rank has its own copies on the host"))
+	}
+	return list
+}
+
+// hasNewTransformers reports whether the log shows a release that loads weights once whatever the flag says.
+func (s *scene) hasNewTransformers() bool {
+	return slices.ContainsFunc(all[evidence.Setting](s.findings), func(f seen[evidence.Setting]) bool {
+		major, err := strconv.Atoi(f.fact.Value)
+		return f.fact.Name == evidence.TransformersMajor && err == nil && major >= 5
+	})
 }
 
 // groupEdits raises the limit to what was needed at least. The kernel had stopped the job at its limit, so that what
 // it needs in all is not known.
-func (s *scene) groupEdits(top claim) []Edit {
+func (s *scene) groupEdits(top claim, phase *ledger.PhaseName) []Edit {
 	from, to := "", "more"
 	if limit := limitOf(top.at.Fact); limit > 0 {
 		from, to = limit.String(), "more than "+limit.String()
@@ -154,7 +231,7 @@ func (s *scene) groupEdits(top claim) []Edit {
 	case s.killedBy("Docker"):
 		key, why = "docker run --memory", "Docker limits the container's cgroup to it"
 	}
-	return append([]Edit{edit(key, from, to, why)}, hostEdits(claim{})...)
+	return append([]Edit{edit(key, from, to, why)}, s.hostEdits(claim{}, phase)...)
 }
 
 // limitOf returns the limit of the cgroup that a fact says was reached, or 0.

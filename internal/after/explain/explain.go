@@ -26,10 +26,14 @@ func Explain(in Inputs) *Explanation {
 		s.concludeUnexplained(e, s.unexplained())
 	case s.unended() != nil && !s.index.endedWell:
 		s.concludeUnended(e)
+	case s.hidden() != nil:
+		s.concludeHidden(e, s.hidden())
+	case s.stopped() != nil:
+		s.concludeStopped(e, s.stopped())
 	default:
 		e.Cause = Cause{Resource: None, Text: s.nothingText()}
 		e.Confidence = Likely
-		if s.index.endedWell && len(s.recoveries) == 0 {
+		if s.index.endedWell && len(s.recoveries)+len(s.LeftOut) == 0 {
 			e.Confidence = Certain
 		}
 		if s.Peak > 0 {
@@ -85,6 +89,10 @@ func (s *scene) conclude(e *Explanation, claims []claim) {
 	e.RuledOut = append(e.RuledOut, s.ruledOut(top)...)
 	e.Edits = append(e.Edits, s.edits(top, e.Cause.Phase)...)
 	e.Collect = append(e.Collect, s.collect(top, e)...)
+	if remedy := remedyOf(top); remedy != "" {
+		e.Notes = append(e.Notes, fmt.Sprintf("%s:%d: the message names a remedy: %q.", top.at.File, top.at.Number,
+			remedy))
+	}
 }
 
 // contradicted reports whether two facts that are certain speak for different resources, or the kernel's counters did
@@ -321,49 +329,6 @@ func (s *scene) interrupted() bool {
 		}
 	}
 	return found
-}
-
-// unended returns the first recording that has no end, or nil.
-func (s *scene) unended() *Recording {
-	if i := slices.IndexFunc(s.Recordings, func(r *Recording) bool { return r.end == nil }); i >= 0 {
-		return s.Recordings[i]
-	}
-	return nil
-}
-
-// concludeUnended fills in an explanation in which nothing failed, but a recording stops in the middle of the job.
-func (s *scene) concludeUnended(e *Explanation) {
-	r := s.unended()
-	e.Cause = Cause{Resource: Undetermined, Text: fmt.Sprintf("%s has no end and shows no failure: its recorder was "+
-		"killed before the job ended, or the job still runs", r.Name)}
-	e.Confidence = Unknown
-	if s.levels != nil && s.levels.at.File == r.Name {
-		e.Evidence = append(e.Evidence, Evidence{r.Name, s.levels.at.Number, s.levels.at.Text,
-			s.lastReading()})
-		for _, h := range s.recordedHolders(Host) {
-			if h.Bytes > 0 && len(e.Holders) < mostHolders {
-				e.Holders = append(e.Holders, h)
-			}
-		}
-		slices.SortStableFunc(e.Holders, func(a, b Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
-	}
-	e.Collect = append(e.Collect, collectKernel)
-}
-
-// lastReading says what the last sample of a recording shows, and how fast memory grew.
-func (s *scene) lastReading() string {
-	l := s.levels
-	text := fmt.Sprintf("the last sample: the host had %v of %v available", l.node.Available, l.node.Memory)
-	for _, g := range l.groups {
-		if g.Limit > 0 {
-			text += fmt.Sprintf(", and %s held %v of its limit of %v", g.Name, g.Current, g.Limit)
-			break
-		}
-	}
-	if l.rise > 0 {
-		text += fmt.Sprintf("; the memory of all ranks grew by %v a second", l.rise)
-	}
-	return text
 }
 
 // nothingText says that nothing failed, as far as the files tell.

@@ -535,6 +535,36 @@ func TestIssue7693(t *testing.T) {
 	}
 }
 
+// TestJumpsWithoutParameters: where no file says how many parameters there are, the line that names its operation tells
+// how many elements were touched, and the other jumps are counted in them.
+func TestJumpsWithoutParameters(t *testing.T) {
+	log := `before the step
+MA 9.36 GB         Max_MA 9.36 GB         CA 12.05 GB         Max_CA 12 GB
+CPU Virtual Memory:  used = 135.32 GB, percent = 6.8%
+after grad.to(cuda)
+MA 21.36 GB         Max_MA 21.36 GB         CA 24.05 GB         Max_CA 24 GB
+CPU Virtual Memory:  used = 135.33 GB, percent = 6.8%
+after grad.cpu
+MA 9.36 GB         Max_MA 21.36 GB         CA 24.05 GB         Max_CA 24 GB
+CPU Virtual Memory:  used = 147.38 GB, percent = 7.4%
+after the first optimizer step
+MA 9.36 GB         Max_MA 21.36 GB         CA 24.05 GB         Max_CA 24 GB
+CPU Virtual Memory:  used = 171.40 GB, percent = 8.6%
+`
+	e := explainText(t, log)
+	if len(e.Notes) != 3 {
+		t.Fatalf("%q: expected three notes", e.Notes)
+	}
+	for i, words := range [][]string{{"4.00 bytes an element", "fp32 gradient"}, {"4.02 bytes an element", "no leak"},
+		{"8.01 bytes an element", "exp_avg"}} {
+		for _, word := range words {
+			if !strings.Contains(e.Notes[i], word) {
+				t.Errorf("%q lacks %q", e.Notes[i], word)
+			}
+		}
+	}
+}
+
 // TestDisputedJumps: the two rises that the issue reports in the first step have no source, and the note says so.
 func TestDisputedJumps(t *testing.T) {
 	for tag, word := range map[string]string{"after unscale_and_clip_grads": "see_memory_usage counts the whole node",

@@ -57,7 +57,25 @@ func dwarfs(held, pieces ledger.Bytes) bool { return held > 2*pieces }
 
 // outsidePyTorch holds if the process has far more than the context of CUDA outside of PyTorch.
 func outsidePyTorch(_ *scene, f evidence.GPUOutOfMemory) bool {
-	return outside(f) > f.Total.Bytes/10 && outside(f) > 2*ledger.GiB && outside(f) >= missing(f) && !enoughFree(nil, f)
+	return outside(f) > cardOf(f)/10 && outside(f) > 2*ledger.GiB && outside(f) >= missing(f) && !enoughFree(nil, f)
+}
+
+// aboveCard holds if the request alone exceeds what the GPU has in all.
+func aboveCard(_ *scene, f evidence.GPUOutOfMemory) bool {
+	return cardOf(f) > 0 && f.Requested.Bytes > cardOf(f)
+}
+
+func aboveCardText(f evidence.GPUOutOfMemory) string {
+	return fmt.Sprintf("ran out of GPU memory: it asked for %v at once, and no GPU of %v can ever hold that",
+		f.Requested.Bytes, cardOf(f))
+}
+
+// cardOf is all that the error says may be used of the GPU, or 0 if unknown. Metal states no more than what it allows.
+func cardOf(f evidence.GPUOutOfMemory) ledger.Bytes {
+	if f.Total.Known {
+		return f.Total.Bytes
+	}
+	return f.Allowed.Bytes
 }
 
 func enoughFree(_ *scene, f evidence.GPUOutOfMemory) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"plimsoll/internal/after/evidence"
 	"plimsoll/internal/base/ledger"
@@ -31,12 +32,37 @@ func (s *scene) holders(top claim, phase *ledger.PhaseName) []Holder {
 			list = s.statHolders()
 		}
 	}
-	if len(list) == 0 || top.resource == GPU {
-		list = append(list, s.plannedHolders(top.resource, phase)...)
+	list = largest(list)
+	planned := largest(s.plannedHolders(top.resource, phase))
+	if len(list) == 0 {
+		return planned
 	}
+	if top.resource == GPU {
+		s.division = divisionOf(planned)
+	}
+	return list
+}
+
+// largest returns the largest holders, in the order of their bytes.
+func largest(list []Holder) []Holder {
 	list = slices.DeleteFunc(list, func(h Holder) bool { return h.Bytes <= 0 })
 	slices.SortStableFunc(list, func(a, b Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	return list[:min(len(list), mostHolders)]
+}
+
+// mostDivided is how many planned parts a note names.
+const mostDivided = 5
+
+// divisionOf says how a plan divides the bytes that were measured as a whole. Planned bytes are no part of a balance.
+func divisionOf(planned []Holder) string {
+	var parts []string
+	for _, h := range planned[:min(len(planned), mostDivided)] {
+		parts = append(parts, fmt.Sprintf("%v of %s", h.Bytes, h.Text))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "The plan of the job divides what its tensors hold: " + strings.Join(parts, "; ") + "."
 }
 
 // gpuHolders divides a GPU's memory as PyTorch's error does, and by component where the client has counted it.
@@ -66,14 +92,34 @@ func (s *scene) gpuHolders(top claim) []Holder {
 	if !counted && f.Allocated.Known {
 		list = append(list, Holder{"pytorch_allocated", f.Allocated.Bytes - f.Pools.Bytes, "tensors of this process"})
 	}
-	list = append(list,
-		Holder{"cuda_graph_pools", f.Pools.Bytes, "private pools of PyTorch, such as those of CUDA graphs"},
-		Holder{"pytorch_reserved_unused", slack(f), "reserved by PyTorch, and in no tensor"},
-		Holder{"outside_pytorch", outside(f), "this process outside of PyTorch: the CUDA context, NCCL, cuDNN, graphs"})
+	return append(list, gpuShares(f)...)
+}
+
+// gpuShares are the shares of a GPU beside tensors, with what is left of the card.
+func gpuShares(f evidence.GPUOutOfMemory) []Holder {
+	list := []Holder{
+		{"cuda_graph_pools", f.Pools.Bytes, "private pools of PyTorch, such as those of CUDA graphs"},
+		{"pytorch_reserved_unused", slack(f), "reserved by PyTorch, and in no tensor"},
+		{"outside_pytorch", outside(f), outsideWords(f)},
+	}
+	if rest := unlisted(f); rest > rounding {
+		text := "in use, and of no process that the error lists"
+		if !f.Self.Known {
+			text = "in use, and not PyTorch's: the context and libraries of this process, or other processes"
+		}
+		list = append(list, Holder{"unexplained", rest, text})
+	}
 	for _, p := range f.Others {
 		list = append(list, Holder{fmt.Sprintf("process %d", p.PID), p.Used.Bytes, "another process on this GPU"})
 	}
 	return list
+}
+
+func outsideWords(f evidence.GPUOutOfMemory) string {
+	if f.Backend == "MPS" {
+		return "this process outside of PyTorch: what Metal holds for other libraries"
+	}
+	return "this process outside of PyTorch: the CUDA context, NCCL, cuDNN, graphs"
 }
 
 // snapshotHolders returns the components of a snapshot. A snapshot has a holding for every line of the source.

@@ -14,9 +14,11 @@ type index struct {
 	kinds      map[string]evidence.Kind // of the files
 	trainerLog bool                     // one of the files is a trainer's log
 	endedWell  bool                     // a launcher says that the job ended with exit code 0
-	completed  map[string]bool          // batch systems that know only ends with exit code 0
-	limits     map[string]firstLimit    // of the cgroups; of no cgroup in particular under ""
-	peaks      map[string]ledger.Bytes  // of the cgroups
+	// trainingEnded is set if the trainer says that training ended well. Its process may fail afterwards.
+	trainingEnded bool
+	completed     map[string]bool         // batch systems that know only ends with exit code 0
+	limits        map[string]firstLimit   // of the cgroups; of no cgroup in particular under ""
+	peaks         map[string]ledger.Bytes // of the cgroups
 }
 
 // firstLimit is the first limit that the findings have of a cgroup.
@@ -53,6 +55,7 @@ func newIndex(s *scene) index {
 func (x *index) ended(f evidence.ProcessEnded) {
 	well := mannerOfProcess(f) == unended
 	x.endedWell = x.endedWell || well && f.By != trainer
+	x.trainingEnded = x.trainingEnded || well && f.By == trainer
 	if only, known := x.completed[f.By]; known {
 		well = well && only
 	}

@@ -27,6 +27,8 @@ type Inputs struct {
 	Configurations []File
 	// Unread are files of archives that explain reads only as files of their own.
 	Unread []File
+	// LeftOut are files that were named, and that are empty or of no kind that explain reads.
+	LeftOut []File
 	// Cut are archives that are damaged or cut, so that the rest of their files is missing.
 	Cut []string
 	// Parameters is the number of trained parameters on the node, or 0 if unknown.

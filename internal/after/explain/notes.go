@@ -3,12 +3,10 @@ package explain
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
 	"plimsoll/internal/after/evidence"
-	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 )
 
@@ -27,8 +25,10 @@ func (s *scene) notes() []string {
 				"shows how the others ended: begin the command with \"set -o pipefail;\".")
 		}
 	}
-	if s.planNote != "" {
-		list = append(list, s.planNote)
+	for _, note := range []string{s.planNote, s.division} {
+		if note != "" {
+			list = append(list, note)
+		}
 	}
 	list = append(list, s.jumps()...)
 	list = append(list, s.peakAndEnd()...)
@@ -62,108 +62,13 @@ func (s *scene) missing() []string {
 		list = append(list, fmt.Sprintf("%s: left out, as it is inside an archive (%s). Unpack it and name it.",
 			file.Name, file.Kind))
 	}
+	for _, file := range s.LeftOut {
+		list = append(list, fmt.Sprintf("%s: left out, as explain does not read it (%s).", file.Name, file.Kind))
+	}
 	if more := len(list) - mostNamed; more > 0 {
 		list = append(list[:mostNamed], "Not read to the end: "+counted(int64(more), "more file")+".")
 	}
 	return list
-}
-
-// smallJump is below what an explanation names as a jump.
-const smallJump = 512 * ledger.MiB
-
-// jumps returns where memory rose between two lines of a framework, with the bytes a parameter.
-func (s *scene) jumps() []string {
-	type stream struct {
-		file string
-		rank int
-		by   string
-	}
-	last := map[stream]seen[evidence.MemoryUsage]{}
-	var list []string
-	for _, now := range all[evidence.MemoryUsage](s.findings) {
-		key := stream{now.File, now.Rank, now.fact.By}
-		was, ok := last[key]
-		last[key] = now
-		if !ok {
-			continue
-		}
-		for _, place := range []struct {
-			name     string
-			from, to evidence.Size
-			kind     ledger.Kind
-		}{
-			{"GPU memory", was.fact.Allocated, now.fact.Allocated, ledger.GPU},
-			{"host memory of the node", was.fact.HostUsed, now.fact.HostUsed, ledger.Host},
-		} {
-			if rise := place.to.Bytes - place.from.Bytes; place.from.Known && place.to.Known && rise >= smallJump {
-				list = append(list, s.jump(was, now, place.name, place.kind, rise))
-			}
-		}
-	}
-	return list[:min(len(list), 12)]
-}
-
-// jump describes one rise.
-func (s *scene) jump(was, now seen[evidence.MemoryUsage], name string, kind ledger.Kind, rise ledger.Bytes) string {
-	text := fmt.Sprintf("%s:%d: %s rose by %v between %q and %q", now.File, now.Number, name, rise, was.fact.Tag,
-		now.fact.Tag)
-	elements := s.parameters()
-	if elements == 0 {
-		return text + "."
-	}
-	each := float64(rise) / float64(elements)
-	text += fmt.Sprintf(": %.2f bytes a parameter.", each)
-	for _, k := range knownJumps {
-		if k.kind == kind && math.Abs(each-k.bytes) < k.bytes/20 && k.tag.MatchString(now.fact.Tag) {
-			return text + " " + k.text
-		}
-	}
-	return text
-}
-
-// knownJumps are rises of memory whose cause is known, or which are known to be disputed. They come from DeepSpeed's
-// source and from its issue 7693. The first that matches counts.
-var knownJumps = []struct {
-	tag   *lazyregexp.Regexp
-	kind  ledger.Kind
-	bytes float64 // a parameter
-	text  string
-}{
-	{lazyregexp.New(`(?i)(to|\.)\(?["']?cuda|to gpu|to device`), ledger.GPU, 4,
-		"It is the fp32 gradient, copied to the GPU."},
-	{lazyregexp.New(`(?i)\bcpu\b`), ledger.Host, 4,
-		"It is a second copy of the fp32 gradient: grad = grad.cpu() gives a new tensor the name, while the " +
-			"optimizer's partition still holds the first one. So this line measures itself, and shows no leak."},
-	{lazyregexp.New(`(?i)unscale|mul_|clip`), ledger.Host, 4,
-		"DeepSpeed's source allocates nothing there, and the plan says 0. see_memory_usage counts the whole node: " +
-			"states that other ranks make at the same time (8 bytes a parameter) count, too. Others did not " +
-			"reproduce this " +
-			"rise."},
-	{lazyregexp.New(`(?i)adam_update`), ledger.Host, 4,
-		"DeepSpeed's source allocates nothing there beyond the optimizer states, and the plan says 0. Others did not " +
-			"reproduce this rise; aarch64 builds of PyTorch from 2.10 on keep freed pages (mimalloc)."},
-	{lazyregexp.New(`(?i)optimizer|step|adam`), ledger.Host, 8,
-		"They are exp_avg and exp_avg_sq in fp32, which the first step makes."},
-	{lazyregexp.New(`(?i)fp32 partitions|master`), ledger.Host, 4, "They are the fp32 master weights."},
-	{lazyregexp.New(`.`), ledger.Host, 4,
-		"Four bytes are one fp32 copy of the parameters: master weights, gradients or one of Adam's two moments."},
-	{lazyregexp.New(`.`), ledger.Host, 2, "Two bytes are one 16-bit copy of the parameters."},
-	{lazyregexp.New(`.`), ledger.GPU, 4, "Four bytes are one fp32 copy of the parameters."},
-	{lazyregexp.New(`.`), ledger.GPU, 2, "Two bytes are one 16-bit copy of the parameters."},
-}
-
-// parameters returns the number of trained parameters, or 0.
-func (s *scene) parameters() int64 {
-	if s.Parameters > 0 {
-		return s.Parameters
-	}
-	for _, p := range s.Plans {
-		return p.Parameters
-	}
-	if p, _ := s.planned(); p != nil {
-		return p.Trained
-	}
-	return 0
 }
 
 // peakAndEnd says what a GPU held at its peak and no longer at the end, by the user's two numbers.

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,7 @@ type death struct {
 	pids  []int
 	first bool      // a launcher names this end as the first
 	ended time.Time // when a launcher saw it, or zero
+	kill  time.Time // when the kernel has killed it, or zero
 	tier  int       // the order in which ends are believed
 }
 
@@ -128,7 +130,7 @@ func isConsequence(e evidence.Exception) bool {
 func (s *scene) order() {
 	deaths := s.deaths()
 	for _, d := range deaths {
-		d.tier = s.tierOf(d)
+		d.tier, d.kill = s.tierOf(d), s.killWords.times[firstOf(d.pids)]
 	}
 	first := -1
 	for i, d := range deaths {
@@ -243,6 +245,9 @@ func earlier(a, b *death) bool {
 	if a.tier != b.tier {
 		return a.tier < b.tier
 	}
+	if order := a.byKernel(b); order != 0 {
+		return order < 0
+	}
 	if a.first != b.first {
 		return a.first
 	}
@@ -253,6 +258,16 @@ func earlier(a, b *death) bool {
 		return order < 0
 	}
 	return a.how < b.how
+}
+
+// byKernel orders two ends by the time of a kill of the kernel, which a launcher only sees when it looks. It returns 0
+// where the kernel has killed neither, or a time is missing.
+func (d *death) byKernel(other *death) int {
+	a, b := cmp.Or(d.kill, d.ended), cmp.Or(other.kill, other.ended)
+	if d.kill.IsZero() && other.kill.IsZero() || a.IsZero() || b.IsZero() {
+		return 0
+	}
+	return a.Compare(b)
 }
 
 // tierOf returns the order in which an end is believed.
@@ -281,16 +296,20 @@ func (s *scene) confirmed(d *death) bool {
 // killWords are what all words of kills say together.
 type killWords struct {
 	pids    map[int]bool // that the kernel has killed
-	trainer bool         // one of them has the name of a trainer
-	counted bool         // a counter or a batch system says so
+	times   map[int]time.Time
+	trainer bool // one of them has the name of a trainer
+	counted bool // a counter or a batch system says so
 }
 
 func wordsOfKills(words []evidence.Finding) killWords {
-	w := killWords{pids: map[int]bool{}}
+	w := killWords{pids: map[int]bool{}, times: map[int]time.Time{}}
 	for _, f := range words {
 		switch fact := f.Fact.(type) {
 		case evidence.KernelKill:
 			w.pids[fact.PID] = true
+			if fact.PID > 0 {
+				w.times[fact.PID] = f.Time
+			}
 			w.trainer = w.trainer || trainerNames.MatchString(fact.Name)
 		case evidence.BatchKill:
 			w.counted = true
@@ -299,6 +318,14 @@ func wordsOfKills(words []evidence.Finding) killWords {
 		}
 	}
 	return w
+}
+
+// firstOf returns the first of the processes, or 0 for none.
+func firstOf(pids []int) int {
+	if len(pids) == 0 {
+		return 0
+	}
+	return pids[0]
 }
 
 // processes returns the processes of which findings speak.
@@ -335,6 +362,7 @@ func (s *scene) setRecoveriesAside() {
 	later, end, restarted := map[stream]int{}, map[stream]manner{}, map[string]bool{}
 	masked := map[stream]bool{} // the end may be that of another program than the one that failed
 	handled := map[stream]int{} // the line that says that the error before was dealt with
+	failed := map[string]bool{} // a later line of the file is the end of a program, or a step of it
 	recovered, completed := make([]bool, len(s.findings)), s.index.completed["Slurm"]
 	for i, f := range slices.Backward(s.findings) {
 		key := stream{f.File, f.Rank}
@@ -344,8 +372,12 @@ func (s *scene) setRecoveriesAside() {
 			s.mayRecover(f) && (ended && how == unended && !(f.Left <= lastWords && masked[key]) ||
 				!ended && later[key] >= enoughSteps(f.Fact)) ||
 			completed && s.index.kinds[f.File] == evidence.TrainerLog && isSlurmWarning(f.Fact)
+		failed[f.File] = failed[f.File] || !recovered[i] && mannerOf(f.Fact) < taken
 		switch fact := f.Fact.(type) {
+		case evidence.Started:
+			restarted[f.File] = restarted[f.File] || failed[f.File]
 		case evidence.Progress:
+			restarted[f.File] = restarted[f.File] || failed[f.File] && fact.Begins
 			if advances[i] {
 				later[key]++
 			}

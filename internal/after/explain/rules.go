@@ -89,12 +89,19 @@ var rules = []rule{
 		row[evidence.BatchKill]{nil, Host, "", Likely, batchText},
 	),
 	table(
+		row[evidence.GPUOutOfMemory]{func(_ *scene, f evidence.GPUOutOfMemory) bool { return f.Requested.Beyond },
+			NotMemory, broken, Likely, says[evidence.GPUOutOfMemory](brokenText)},
 		row[evidence.GPUOutOfMemory]{capped, GPU, "fraction cap", Certain, gpuText(
 			"set_per_process_memory_fraction allows this process %v of the GPU", allowed)},
+		row[evidence.GPUOutOfMemory]{aboveCard, GPU, "capacity", Certain, aboveCardText},
 		row[evidence.GPUOutOfMemory]{fragmented, GPU, "fragmentation", Certain, gpuText(
 			"PyTorch held %v of reserved memory that no tensor used, in pieces that were too small", slack)},
 		row[evidence.GPUOutOfMemory]{besideOthers, GPU, "another process", Certain, gpuText(
 			"other processes held %v of the same GPU", others)},
+		row[evidence.GPUOutOfMemory]{func(s *scene, f evidence.GPUOutOfMemory) bool {
+			return f.Backend == "MPS" && outsidePyTorch(s, f)
+		}, GPU, "memory outside PyTorch", Certain, gpuText("this process held %v of Metal's memory outside of "+
+			"PyTorch's allocator", outside)},
 		row[evidence.GPUOutOfMemory]{outsidePyTorch, GPU, "memory outside PyTorch", Certain, gpuText(
 			"this process held %v outside of PyTorch's allocator, as NCCL, cuDNN and CUDA graphs do", outside)},
 		row[evidence.GPUOutOfMemory]{besideUnlisted, GPU, "another process", Likely, gpuText(
@@ -149,6 +156,9 @@ var rules = []rule{
 		}},
 	),
 	table(
+		row[evidence.HostAllocationFailed]{func(_ *scene, f evidence.HostAllocationFailed) bool {
+			return f.Requested.Beyond
+		}, NotMemory, broken, Likely, says[evidence.HostAllocationFailed](brokenText)},
 		row[evidence.HostAllocationFailed]{overAddressSpace, AddressSpace, "", Certain, addressText},
 		row[evidence.HostAllocationFailed]{func(s *scene, _ evidence.HostAllocationFailed) bool {
 			return s.addressSpaceLimit() > 0
@@ -281,7 +291,9 @@ var rules = []rule{
 		}, NotMemory, "", Likely, says[evidence.ProcessEnded](hangUp)},
 		row[evidence.ProcessEnded]{nil, Undetermined, "", Unknown, endedText},
 	),
-	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool { return lackText.MatchString(e.Message) },
+	table(row[evidence.Exception]{func(_ *scene, e evidence.Exception) bool {
+		return lackText.MatchString(e.Message) || lackClass.MatchString(e.Type)
+	},
 		Undetermined, "", Unknown, func(e evidence.Exception) string {
 			return fmt.Sprintf("ended with %s, whose text speaks of missing memory and not of which", e.Type)
 		}}, row[evidence.Exception]{nil, NotMemory, "", Likely, func(e evidence.Exception) string {
@@ -293,6 +305,9 @@ const (
 	triton     = "Triton"
 	driver     = "the NVIDIA driver"
 	pinned     = "pinned memory"
+	broken     = "a broken size"
+	brokenText = "asked for more memory at once than any machine has: a shape, an index or an overflow in the " +
+		"program is wrong, and no memory is missing"
 	sharedText = "ran out of shared memory: /dev/shm is full"
 	busText    = "got SIGBUS: a page of shared memory could not be allocated, as /dev/shm was full"
 )
@@ -301,6 +316,9 @@ const (
 var lackText = lazyregexp.New(`(?i)\b(?:out of|(?:not enough|insufficient)(?: \w+)?) memory\b|` +
 	`memory exhausted|RESOURCE_EXHAUSTED|` +
 	`\b(?:failed|unable|could not|cannot) (?:to )?allocate\b`)
+
+// lackClass is how classes of exceptions are called that lack memory of some kind.
+var lackClass = lazyregexp.New(`(?i)out_?of_?memory|memoryerror$|resourceexhausted`)
 
 // judge returns the claims of the scene, the strongest first.
 func (s *scene) judge() []claim {

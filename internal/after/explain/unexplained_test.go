@@ -62,13 +62,33 @@ func TestErrorBehindExitCode(t *testing.T) {
 	}
 }
 
-// TestPipeHidesEnds: the exit code 0 of a pipe is no proof of a good end.
+// TestPipeHidesEnds: the exit code 0 of a pipe is no proof of a good end. The trainer's own word is.
 func TestPipeHidesEnds(t *testing.T) {
-	r := recorded(samples.Sample{}, samples.RankEnd{}, "step 3 loss 1")
-	r.start.Start.Command = []string{"bash", "-c", "python t.py | tee log"}
-	e := Explain(Inputs{Recordings: []*Recording{r}})
-	if e.Cause.Resource != None || e.Confidence != Likely || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
-		t.Errorf("%q, %s, %q", e.Cause.Resource, e.Confidence, e.Notes)
+	for output, want := range map[string]Resource{"step 3 loss 1": Undetermined, "{'train_runtime': 9.1}": None} {
+		r := recorded(samples.Sample{}, samples.RankEnd{}, output)
+		r.start.Start.Command = []string{"bash", "-c", "python t.py | tee log"}
+		e := Explain(Inputs{Recordings: []*Recording{r}})
+		if e.Cause.Resource != want || !strings.Contains(strings.Join(e.Notes, " "), "pipefail") {
+			t.Errorf("%q: %q, %s, %q", output, e.Cause.Resource, e.Confidence, e.Notes)
+		}
+	}
+}
+
+// TestLogThatStops: a log that ends between two steps is no proof of a good end.
+func TestLogThatStops(t *testing.T) {
+	bar := "\r 40%|####      | 40/100 [00:12<00:20,  3.10it/s]"
+	for text, want := range map[string]Resource{
+		bar + "\n": Undetermined,
+		bar + "\n{'loss': 1.2}\n\r 41%|####      | 41/100 [00:13<00:20,  3.10it/s]":     Undetermined,
+		bar + "\r100%|##########| 100/100 [00:30<00:00,  3.10it/s]\n":                   None,
+		bar + "\n{'train_runtime': 9.1}\n":                                              None,
+		bar + "\n" + strings.Repeat("saved\n", 9):                                       None,
+		" iteration  5/ 10 | elapsed time per iteration (ms): 9.1 | lm loss: 2E+00 |\n": None,
+	} {
+		if e := explainText(t, text); e.Cause.Resource != want || want == Undetermined && len(e.Collect) == 0 ||
+			strings.HasPrefix(text, " iteration") && e.Confidence != Unknown {
+			t.Errorf("%q: %q (%s)", text, e.Cause.Resource, e.Cause.Text)
+		}
 	}
 }
 

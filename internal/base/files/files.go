@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 )
 
 // NotRegular is the error for a path that does not name a regular file.
@@ -47,6 +48,21 @@ func (e *TooLarge) Error() string {
 // Open opens a regular file for reading. It follows symbolic links. Errors are
 // of type *fs.PathError.
 func Open(path string) (*os.File, fs.FileInfo, error) { return OpenFile(path, os.O_RDONLY, 0) }
+
+// descriptors are the files that a shell has opened for a command, as it does for "<(journalctl -k)".
+const descriptors = "/dev/fd/"
+
+// OpenPipe opens a pipe that the shell has made for the command. It returns nil for any other file: nobody may ever
+// write to a pipe with a name of its own.
+func OpenPipe(path string) (*os.File, error) {
+	if !strings.HasPrefix(path, descriptors) {
+		return nil, nil
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		return nil, nil
+	}
+	return os.Open(path)
+}
 
 // OpenFile is os.OpenFile for regular files only.
 //

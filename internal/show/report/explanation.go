@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"plimsoll/internal/after/explain"
@@ -9,29 +11,120 @@ import (
 )
 
 // ExplanationPage shows why a job has failed: first the answer, then what it rests on and what to do.
-func ExplanationPage(e *explain.Explanation) *Page {
+func ExplanationPage(e *explain.Explanation) *Page { return explanationPage(e, explainedSections(e)) }
+
+func explanationPage(e *explain.Explanation, sections []explainedSection) *Page {
 	p := &Page{Title: "Why the job failed", Document: e, Narrow: true,
 		Sections: []Section{{Paragraph(e.Cause.Text + ".")}, {explainedFacts(e)}}}
 	if e.Cause.Resource == explain.None {
 		p.Title = "No failure"
 	}
-	for _, section := range []struct {
-		title string
-		items []string
-	}{
-		{"evidence", evidenceItems(e)},
-		{"who held it", holderItems(e)},
-		{"what it is not", ruledOutItems(e)},
-		{"what to change", editItems(e)},
-		{"what to collect", collectItems(e)},
-		{"notes", e.Notes},
-	} {
+	for _, section := range sections {
 		if len(section.items) > 0 {
 			p.Sections = append(p.Sections, Section{Paragraph(section.title + ":"), List(section.items)})
 		}
 	}
 	return p
 }
+
+// explainedSection is a list of an explanation.
+type explainedSection struct {
+	title string
+	rank  int // in a short page: the sections of the lowest rank come first
+	items []string
+}
+
+func explainedSections(e *explain.Explanation) []explainedSection {
+	return []explainedSection{
+		{"evidence", 0, evidenceItems(e)},
+		{"who held it", 2, holderItems(e)},
+		{"what it is not", 5, ruledOutItems(e)},
+		{"what to change", 1, editItems(e)},
+		{"what to collect", 3, collectItems(e)},
+		{"notes", 4, e.Notes},
+	}
+}
+
+const (
+	// shortExplanation is how many lines of 80 columns a short explanation has at most: those of a terminal.
+	shortExplanation = 24
+	// shortItem is how long an item of a short explanation is, in bytes.
+	shortItem  = 148
+	moreByLong = "More: --long."
+)
+
+// ShortExplanationPage is what fits on a terminal of 24 lines: the answer, and of each list what there is room for.
+func ShortExplanationPage(e *explain.Explanation) *Page {
+	if whole := ExplanationPage(e); linesOf(whole) <= shortExplanation {
+		return whole
+	}
+	d := newDigest(e)
+	for round := range longestSection(d.all) {
+		for _, i := range d.order {
+			if round < len(d.all[i].items) && round == len(d.shown[i].items) {
+				d.put(i, round, shortened(d.all[i].items[round]))
+			}
+		}
+	}
+	for _, i := range d.order {
+		for n := range d.shown[i].items {
+			d.put(i, n, d.all[i].items[n])
+		}
+	}
+	page := explanationPage(e, d.shown)
+	page.Sections = append(page.Sections, Section{Paragraph(moreByLong)})
+	return page
+}
+
+// digest is a short explanation that is being made.
+type digest struct {
+	explanation *explain.Explanation
+	all, shown  []explainedSection
+	order       []int // of the sections, by their ranks
+}
+
+func newDigest(e *explain.Explanation) *digest {
+	d := &digest{explanation: e, all: explainedSections(e)}
+	for i, s := range d.all {
+		d.shown, d.order = append(d.shown, explainedSection{title: s.title}), append(d.order, i)
+	}
+	slices.SortFunc(d.order, func(a, b int) int { return cmp.Compare(d.all[a].rank, d.all[b].rank) })
+	return d
+}
+
+// put makes an item the n-th of a section, if there is room for it.
+func (d *digest) put(section, n int, item string) {
+	before := d.shown[section].items
+	d.shown[section].items = append(slices.Clone(before[:n]), item)
+	if n < len(before) {
+		d.shown[section].items = append(d.shown[section].items, before[n+1:]...)
+	}
+	if linesOf(explanationPage(d.explanation, d.shown)) > shortExplanation-2 {
+		d.shown[section].items = before
+	}
+}
+
+func longestSection(sections []explainedSection) (most int) {
+	for _, s := range sections {
+		most = max(most, len(s.items))
+	}
+	return most
+}
+
+// shortened returns the beginning of a long item.
+func shortened(item string) string {
+	if len(item) <= shortItem {
+		return item
+	}
+	cut := strings.LastIndexByte(item[:shortItem], ' ')
+	if cut < shortItem/2 {
+		cut = shortItem
+	}
+	return strings.ToValidUTF8(item[:cut], "") + " ..."
+}
+
+// linesOf is the number of lines of a page on 80 columns.
+func linesOf(p *Page) int { return strings.Count(p.text(), "\n") }
 
 func explainedFacts(e *explain.Explanation) Facts {
 	var facts Facts
