@@ -165,6 +165,9 @@ func (s *megatronRank) run() {
 		s.passes(iteration)
 		s.both(ledger.Step, iteration, func() { s.step(buffers, iteration) })
 	}
+	s.both(ledger.Checkpoint, ledger.Once, func() { s.save(buffers) })
+	s.gpu.emptyCache()
+	s.both(ledger.Resume, ledger.Once, func() {})
 }
 
 // gradientBuffer is a contiguous buffer of gradients of Megatron's DistributedDataParallel: parameters in reverse
