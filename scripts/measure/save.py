@@ -7,6 +7,7 @@ and at the end of each part. Files go to memory (/dev/shm), which is not counted
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -16,24 +17,48 @@ import sys
 import tempfile
 import types
 
-from load import Peak, anonymous
+from load import anonymous
 
 ENGINES = ["fsdp1", "fsdp2", "zero1", "zero2", "zero3"]
+
+
+# A process that looks at the anonymous memory of another one. A thread would stand still while a writer holds the lock of
+# the interpreter.
+WATCH = """
+import select, sys
+most = 0
+while True:
+    with open(f"/proc/{sys.argv[1]}/status") as status:
+        most = max(most, next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon")))
+    if select.select([sys.stdin], [], [], 0.001)[0]:
+        if not sys.stdin.readline():
+            break
+        print(most, flush=True)
+        most = 0
+"""
 
 
 class Parts(dict):
     """The anonymous memory of each part of a save: at most, and at its end, beyond what was held before."""
 
-    def measure(self, name, body):
-        import gc
+    def __init__(self):
+        command = [sys.executable, "-S", "-c", WATCH, str(os.getpid())]
+        self.watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def most(self):
+        """The most since the last call."""
+        self.watch.stdin.write("\n")
+        self.watch.stdin.flush()
+        return int(self.watch.stdout.readline())
+
+    def measure(self, name, body):
         gc.collect()
-        before, peak = anonymous(), Peak()
-        peak.start()
+        self.most()
+        before = anonymous()
         result = body()
-        most = peak.end()
+        peak = self.most() - before
         gc.collect()
-        self[name] = {"peak": most - before, "end": anonymous() - before}
+        self[name] = {"peak": peak, "end": anonymous() - before}
         return result
 
 
