@@ -30,7 +30,8 @@ func TestCheckpointLevers(t *testing.T) {
 		frees ledger.Bytes // at least
 	}{
 		{job.Request{Model: "llama-2-7b", Accelerate: launch, Transformers: "4.57.0"}, "SHARDED_STATE_DICT", 20 * n},
-		{job.Request{Model: "llama-2-7b", GPUs: 8, TrainingArgs: arguments, Accelerate: launch}, "save_only_model", 4 * n},
+		{job.Request{Model: "llama-2-7b", GPUs: 8, TrainingArgs: arguments, Accelerate: launch}, "save_only_model",
+			4 * n},
 		{job.Request{Model: "llama-3-8b", GPUs: 8, Precision: "bf16", Shorthand: job.Shorthand{ZeRO: "2"}}, "--zero 3",
 			2 * n},
 		{job.Request{GPUs: 8, MegatronArguments: job.MegatronArguments{Megatron: megatron}}, "--no-save-optim", 8 * n},

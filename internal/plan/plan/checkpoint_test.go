@@ -27,8 +27,8 @@ func zero(stage string, offloaded ...string) job.Request {
 const gathering = `{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3,
 	"stage3_gather_16bit_weights_on_model_save": true, "offload_optimizer": {"device": "cpu"}}}`
 
-// TestCheckpoints tests what a checkpoint of Llama 2 7B takes on the host of 8 ranks: while it is saved, and while a job
-// goes on from it.
+// TestCheckpoints tests what a checkpoint of Llama 2 7B takes on the host of 8 ranks: while it is saved, and while a
+// job goes on from it.
 func TestCheckpoints(t *testing.T) {
 	file := filestest.InNewFolder(t)
 	const n = ledger.Bytes(6_738_415_616)
@@ -70,7 +70,8 @@ func TestCheckpoints(t *testing.T) {
 				c.q.GPUs = 8
 			}
 			host := hostOf(planned(t, c.q))
-			for phase, want := range map[ledger.PhaseName]ledger.Bytes{ledger.Checkpoint: c.save, ledger.Resume: c.resume} {
+			for phase, want := range map[ledger.PhaseName]ledger.Bytes{ledger.Checkpoint: c.save,
+				ledger.Resume: c.resume} {
 				if got := beyond(t, host, phase); got < want || got > want+want/1000+1<<10 {
 					t.Errorf("%v in %s, want %v", got, phase, want)
 				}
@@ -142,8 +143,8 @@ func TestFusedExpertsSaved(t *testing.T) {
 }
 
 // TestCheckpointsAgainstFrameworks compares with two real ranks on the CPU, which save and go on by the code of
-// accelerate and DeepSpeed. What a GPU would hold is on the host there: one parameter at a time, and all units that FSDP1
-// gathers while it loads the model. Its other parts are left out: there the CPU has views in place of copies.
+// accelerate and DeepSpeed. What a GPU would hold is on the host there: one parameter at a time, and all units that
+// FSDP1 gathers while it loads the model. Its other parts are left out: there the CPU has views in place of copies.
 func TestCheckpointsAgainstFrameworks(t *testing.T) {
 	const config = `{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
 		"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 12,
@@ -170,8 +171,8 @@ func TestCheckpointsAgainstFrameworks(t *testing.T) {
 				Ranks []struct {
 					Parts map[string]struct{ Peak int64 }
 				}
-			}](t, torchtest.Fresh("torch", "transformers", "accelerate", "deepspeed"), "../../../scripts/measure/save.py",
-				"--config", model, "--engine", c.engine)
+			}](t, torchtest.Fresh("torch", "transformers", "accelerate", "deepspeed"),
+				"../../../scripts/measure/save.py", "--config", model, "--engine", c.engine)
 			for phase, q := range map[ledger.PhaseName]job.Request{ledger.Checkpoint: c.save, ledger.Resume: c.resume} {
 				if c.engine == "fsdp1" && phase == ledger.Checkpoint {
 					continue

@@ -37,8 +37,8 @@ func (s *simulation) fullStatesOf(parameters []*autograd.Parameter) (sum, larges
 }
 
 // reverts copies the projections of experts that share a parameter, on the device where they are, while body runs:
-// transformers 5 writes the experts one by one, as they were published (revert_weight_conversion). Its views of the other
-// projections are no copies. Measured with a Qwen3-MoE of 64 experts: 1.09 of their size.
+// transformers 5 writes the experts one by one, as they were published (revert_weight_conversion). It has views of the
+// down projections, and copies of the others. Measured with a Qwen3-MoE of 64 experts: 1.09 of their size.
 func (s *simulation) reverts(device *trace, share func(int64) int64, body func()) {
 	var bytes int64
 	if s.OfTransformers() && s.Versions.Transformers.AtLeast(5, 0, 0) && s.Adapter == nil {
@@ -142,8 +142,8 @@ func (e *deepSpeed) whyCopies() string {
 		return whyStorages
 	}
 	return fmt.Sprintf("every rank clones all %s parameters in %v on the host, though only the first one writes them "+
-		"(Accelerator.get_state_dict, clone_tensors_for_torch_save; a loop that calls save_checkpoint alone does not); "+
-		"then %s", ledger.Count(elementsOf(e.parameters)), e.ParameterType, whyStorages)
+		"(Accelerator.get_state_dict, clone_tensors_for_torch_save; a loop that calls save_checkpoint alone does not)"+
+		"; then %s", ledger.Count(elementsOf(e.parameters)), e.ParameterType, whyStorages)
 }
 
 // writeShard writes the rank's master weights and states: one flat tensor after the other, if they are on the GPU.

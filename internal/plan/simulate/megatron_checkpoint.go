@@ -68,9 +68,12 @@ func (s *megatronRank) whyCopies() string {
 		states = ""
 	}
 	until := "until all of it is written"
-	if s.Saving.Async {
+	switch {
+	case s.Saving.Async && s.Saving.Persistent:
+		until = "by the process that writes it while steps go on"
+	case s.Saving.Async:
 		until = "while steps go on, until another process has written it"
 	}
-	return fmt.Sprintf("everything that the rank writes of a torch_dist checkpoint: %sits share of the parameters in %v, "+
-		"staged at once %s (FileSystemWriterAsync.preload_tensors)", states, s.ParameterType, until)
+	return fmt.Sprintf("everything that the rank writes of a torch_dist checkpoint: %sits share of the parameters in "+
+		"%v, staged at once %s (FileSystemWriterAsync.preload_tensors)", states, s.ParameterType, until)
 }

@@ -176,7 +176,8 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 		t.allocator.ResetPeaks()
 	}
 	body()
-	p := ledger.Phase{Name: name, Iteration: iteration, PeakRequested: t.peak, EndRequested: t.live, PageCache: t.cached}
+	p := ledger.Phase{Name: name, Iteration: iteration, PageCache: t.cached}
+	p.PeakRequested, p.EndRequested = t.peak, t.live
 	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
 	if t.allocator != nil {
 		u := t.allocator.Use()

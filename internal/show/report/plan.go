@@ -279,8 +279,8 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 func mappedFiles(device *ledger.Device) (s Section) {
 	for _, p := range device.Phases {
 		if h := p.PageCache; h != nil {
-			s = append(s, Paragraph(fmt.Sprintf("beside that in %s: %v of page cache, which the kernel takes back when "+
-				"memory is short: %s", phaseText(p.Name, p.Iteration), h.Bytes, h.Why)))
+			s = append(s, Paragraph(fmt.Sprintf("beside that in %s: %v of page cache, which the kernel takes back "+
+				"when memory is short: %s", phaseText(p.Name, p.Iteration), h.Bytes, h.Why)))
 		}
 	}
 	return s
