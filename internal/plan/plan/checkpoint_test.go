@@ -81,8 +81,8 @@ func TestCheckpoints(t *testing.T) {
 }
 
 // TestMegatronCheckpoint: a rank stages 14 B for each parameter that it has a share of. A save of 744 billion parameters
-// on 16 nodes was killed: its authors count 650 GB a node, and 744e9 x 14 / 16 are 651 GB (pull request 61 of radixark's
-// Megatron-LM).
+// on 16 nodes was killed: its authors count 650 GB a node, and 744e9 x 14 / 16 are 651 GB (radixark/Megatron-LM, pull
+// request 61).
 func TestMegatronCheckpoint(t *testing.T) {
 	const arguments = `--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024
 		--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-size 32000
