@@ -36,8 +36,6 @@ var fieldsWithoutMemory = map[string]string{
 		"without effect on a model that is trained",
 	"Quantization.Threshold": "columns of outliers depend on the data",
 
-	"Saving.Enabled Saving.ModelOnly Training.Saving": "a plan has a checkpoint in any case",
-
 	"Sizes.AllgatherBucket": "parameters are gathered in place",
 
 	"Source.DeepSpeed Source.Texts": "what files are read with",

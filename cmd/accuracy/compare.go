@@ -235,7 +235,8 @@ func momentOf(point text) (m moment, named bool) {
 	return m, named
 }
 
-// of lists the phases of a device at this moment.
+// of lists the phases of a device at this moment. Runs that are measured save nothing, and begin anew, unless their
+// source says so.
 func (m moment) of(d *ledger.Device) []ledger.Phase {
 	var phases []ledger.Phase
 	for _, p := range d.Phases {
@@ -243,7 +244,7 @@ func (m moment) of(d *ledger.Device) []ledger.Phase {
 			continue
 		}
 		if m.iteration != ledger.Once && p.Iteration != ledger.Once && p.Iteration != m.iteration ||
-			m.iteration == ledger.First && p.Name == ledger.Checkpoint {
+			len(m.phases) == 0 && (p.Name == ledger.Checkpoint || p.Name == ledger.Resume) {
 			continue
 		}
 		phases = append(phases, p)

@@ -296,7 +296,9 @@ func (r goldenRow) plan() (p goldenPlan) {
 	}
 	d, spread := of.Devices[0], of.Spread
 	p.device = d
-	last := &d.Phases[len(d.Phases)-1]
+	last := &d.Phases[slices.IndexFunc(d.Phases, func(p ledger.Phase) bool {
+		return p.Name == ledger.Step && p.Iteration == ledger.Steady
+	})]
 	p.allocated, p.end = last.EndAllocated, spread.AllocatedAtEnd(last)
 	for _, phase := range d.Phases {
 		p.peak = max(p.peak, phase.PeakAllocated)

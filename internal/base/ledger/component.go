@@ -88,6 +88,10 @@ const (
 	SwapBuffers            Component = "nvme_swap_buffers"
 	AdamTiles              Component = "cpu_adam_tiles"
 	FullStateDict          Component = "full_state_dict"
+	CheckpointCopies       Component = "checkpoint_copies"
+	RevertedExperts        Component = "reverted_experts"
+	LoadedCheckpoint       Component = "loaded_checkpoint"
+	MappedFiles            Component = "mapped_files"
 	SharedMasterWeights    Component = "master_weights_dev_shm"
 	SharedMasterGradients  Component = "master_gradients_dev_shm"
 	SharedStaleParameters  Component = "stale_parameters_dev_shm"
@@ -186,6 +190,10 @@ var descriptions = map[Component]description{
 	SwapBuffers:            {title: "pinned buffers before NVMe"},
 	AdamTiles:              {title: "pinned tiles of CPU Adam"},
 	FullStateDict:          {title: "full state_dict"},
+	CheckpointCopies:       {title: "copies for a checkpoint"},
+	RevertedExperts:        {title: "experts that are written one by one"},
+	LoadedCheckpoint:       {title: "checkpoint that is read"},
+	MappedFiles:            {title: "mapped files"},
 	SharedMasterWeights:    {title: "master weights in /dev/shm", partOf: MasterWeights},
 	SharedMasterGradients:  {title: "gradients of the master weights in /dev/shm", partOf: MasterGradients},
 	SharedStaleParameters:  {title: "parameters before the step in /dev/shm"},

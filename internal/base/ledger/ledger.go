@@ -25,6 +25,8 @@ const (
 	Backward   PhaseName = "backward"
 	Step       PhaseName = "step"
 	Checkpoint PhaseName = "checkpoint"
+	// Resume is the beginning of a job that goes on from a checkpoint. It follows Initialize there.
+	Resume PhaseName = "resume"
 )
 
 // Iteration tells the first optimizer step from the later ones.
@@ -70,6 +72,9 @@ type Phase struct {
 	// Components are held at the peak of requested bytes.
 	Components []Holding `json:"components"`
 	End        []Holding `json:"-"`
+	// PageCache are files that the program has mapped. The kernel takes their pages back when memory is short, so that
+	// no other figure has them.
+	PageCache *Holding `json:"page_cache,omitempty"`
 }
 
 // Hold adds a component to the phase, at its peak and at its end.

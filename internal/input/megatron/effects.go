@@ -42,7 +42,6 @@ var noted = map[string]string{
 	"rampup_batch_size":             "steps are planned with the full global batch",
 	"step_batch_size_schedule":      "steps are planned with the full global batch",
 	"eval_micro_batch_size":         "evaluation is not in the plan",
-	"async_save":                    "the host's copy of a checkpoint is not in the plan",
 	"moe_shared_expert_overlap":     "shared experts are planned as if they ran after the others",
 	"cp_comm_type":                  "context parallelism is planned with keys and values that are exchanged (p2p)",
 	"overlap_cpu_optimizer_d2h_h2d": "copies between GPU and host are planned without temporaries",

@@ -181,7 +181,7 @@ func (r *accelerateReader) fsdp() (*FSDP, error) {
 		return nil, err
 	}
 	if f.StateDictType == "" {
-		f.StateDictType = map[int]string{1: "full_state_dict", 2: "sharded_state_dict"}[f.Version]
+		f.StateDictType = UsualStateDict(f.Version)
 	}
 	strategy := s.Find("sharding_strategy")
 	switch {

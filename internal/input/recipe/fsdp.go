@@ -168,3 +168,12 @@ func (f *FSDP) dropIgnored(s *strict.Reader) {
 		f.WrapPolicy = "no_wrap"
 	}
 }
+
+// UsualStateDict returns what accelerate saves under a version of FSDP where nobody says it
+// (FullyShardedDataParallelPlugin).
+func UsualStateDict(version int) string {
+	if version == 1 {
+		return "full_state_dict"
+	}
+	return "sharded_state_dict"
+}

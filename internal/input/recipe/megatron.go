@@ -58,11 +58,8 @@ type Megatron struct {
 	Untied        bool    `key:"untie_embeddings_and_output_weights"`
 	QKNorm        bool    `key:"qk_layernorm"`
 
-	EncoderLayers   int64 `key:"encoder_num_layers"`
-	DecoderLayers   int64 `key:"decoder_num_layers"`
-	EncoderSequence int64 `key:"encoder_seq_length"`
-	DecoderSequence int64 `key:"decoder_seq_length"`
-	NoBinaryHead    bool  `key:"bert_no_binary_head"`
+	EncoderDecoder `key:""`
+	NoBinaryHead   bool `key:"bert_no_binary_head"`
 
 	VocabularySize  int64  `key:"vocab_size"`
 	FileTokens      int64  // in the file of --vocab-file, if this host has it
@@ -153,11 +150,30 @@ type Megatron struct {
 	LatentValue     int64   `key:"v_head_dim"`
 	Predictions     int64   `key:"mtp_num_layers"`
 
+	Saving MegatronSaving `key:""`
+
 	Notes []Note
 	// Unset are variables that conditions of the script ask for and the script does not set. Looped are those that its
 	// loops and cases set, which are left out.
 	Unset, Looped []string
 	given         *strict.Reader
+}
+
+// EncoderDecoder is the form of a T5.
+type EncoderDecoder struct {
+	EncoderLayers   int64 `key:"encoder_num_layers"`
+	DecoderLayers   int64 `key:"decoder_num_layers"`
+	EncoderSequence int64 `key:"encoder_seq_length"`
+	DecoderSequence int64 `key:"decoder_seq_length"`
+}
+
+// MegatronSaving says how checkpoints are saved.
+type MegatronSaving struct {
+	ModelOnly  bool   `key:"no_save_optim"`
+	Async      bool   `key:"async_save"`
+	Persistent bool   `key:"use_persistent_ckpt_worker"`  // the process that writes stays
+	Undivided  bool   `key:"no_ckpt_fully_parallel_save"` // the first of the ranks with a parameter writes it
+	Format     string `key:"ckpt_format"`
 }
 
 //go:embed megatron_flags.txt
@@ -201,7 +217,8 @@ func megatronRule() strict.Rule {
 			multi_latent_attention use_rotary_position_embeddings no_position_embedding quick_geglu no_pad_vocab_size
 			ddp_pad_buckets_for_high_nccl_busbw recompute_activations moe_layer_recompute
 			moe_pad_expert_input_to_capacity moe_shared_expert_gate no_create_attention_mask_in_dataloader
-			dataloader_inter_document_masking`),
+			dataloader_inter_document_masking no_save_optim async_save use_persistent_ckpt_worker
+			no_ckpt_fully_parallel_save`),
 		strict.Text().For("vocab_file tokenizer_model cuda_graph_impl"),
 		strict.Text().Or(strict.Integer()).For(
 			"pipeline_model_parallel_layout moe_layer_freq nproc_per_node nnodes"),
@@ -214,6 +231,7 @@ func megatronRule() strict.Rule {
 			"make_vocab_size_divisible_by": one.Default(128), "fp8_format": strict.Text("e4m3", "hybrid"),
 			"fp8_recipe":       kind("delayed tensorwise mxfp8 blockwise custom"),
 			"optimizer":        kind("adam sgd muon dist_muon lion soap adaptive_muon"),
+			"ckpt_format":      kind("torch_dist torch zarr torch_dcp fsdp_dtensor"),
 			"main_grads_dtype": kind("fp32 bf16"), "main_params_dtype": kind("fp32 fp16"),
 			"exp_avg_dtype": kind("fp32 fp16 bf16 fp8"), "exp_avg_sq_dtype": kind("fp32 fp16 bf16 fp8"),
 			"optimizer_offload_fraction": drop.Default(1.), "optimizer_state_offload_fraction": drop.Default(1.),
@@ -500,9 +518,7 @@ func megatronYAML(d *strict.Document) (*strict.Document, error) {
 // Others returns the given arguments that no field has, without those that are false, none or zero.
 func (m *Megatron) Others() []string {
 	planned := map[string]bool{"nproc_per_node": true, "nnodes": true}
-	for f := range reflect.TypeFor[Megatron]().Fields() {
-		planned[f.Tag.Get("key")] = true
-	}
+	addKeys(planned, reflect.TypeFor[Megatron]())
 	var list []string
 	for _, member := range m.given.Document.Root.Members {
 		v := member.Value
@@ -513,6 +529,17 @@ func (m *Megatron) Others() []string {
 		}
 	}
 	return list
+}
+
+// addKeys adds the keys of a struct's fields, and of the structs in it.
+func addKeys(keys map[string]bool, of reflect.Type) {
+	for f := range of.Fields() {
+		key, tagged := f.Tag.Lookup("key")
+		if tagged && key == "" {
+			addKeys(keys, f.Type)
+		}
+		keys[key] = true
+	}
 }
 
 // Gives reports whether an argument was given.

@@ -36,6 +36,7 @@ var argumentKeys = SettingKeys{
 	OffloadFraction:      {Path: "optimizer_offload_fraction", Unset: 1.},
 	StatesOffload:        {Path: "offload_optimizer_states", Unset: false},
 	ChunkedStatesOffload: {Path: "chunked_optimizer_state_offload", Unset: false},
+	SavesModelOnly:       {Path: "no_save_optim", Unset: false},
 	FusedLoss:            {Path: "cross_entropy_loss_fusion", Unset: false},
 	FusedLossBy:          {Path: "cross_entropy_fusion_impl"},
 }

@@ -37,6 +37,8 @@ const (
 	PipelineSchedule      Setting = "pipeline schedule"
 	PipelineMicroBatch    Setting = "micro batch of the pipeline"
 	Reshard               Setting = "resharding after the forward pass"
+	SavesModelOnly        Setting = "checkpoints without optimizer states"
+	SavedStateDict        Setting = "state_dict of checkpoints"
 
 	SequenceSplit        Setting = "sequence parallelism"
 	RecomputeGranularity Setting = "granularity of recomputation"
@@ -88,6 +90,7 @@ var deepSpeedKeys = SettingKeys{
 var TrainerKeys = SettingKeys{
 	MicroBatch: {Path: "per_device_train_batch_size"}, Accumulation: {Path: "gradient_accumulation_steps"},
 	GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optim"},
+	SavesModelOnly: {Path: "save_only_model", Unset: false},
 }
 
 var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},
@@ -150,6 +153,7 @@ func accelerateKeysOf(root *strict.Value) SettingKeys {
 		return accelerateKeys
 	}
 	of := SettingKeys{FSDPOffload: accelerateKeys[FSDPOffload],
+		SavedStateDict:        {Path: "fsdp_config.fsdp_state_dict_type"},
 		GradientCheckpointing: {Path: "fsdp_config.fsdp_activation_checkpointing", Unset: false},
 		Reshard:               {Path: "fsdp_config.fsdp_sharding_strategy", Says: strategyOf}}
 	if v := root.Find("fsdp_config.fsdp_version"); v != nil && v.String() == "2" {

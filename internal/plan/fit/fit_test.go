@@ -379,7 +379,7 @@ func TestZeRO(t *testing.T) {
 
 // TestAnyMoments: where host memory decides, moments of bf16 make a recipe fit that does not fit with fp32.
 func TestAnyMoments(t *testing.T) {
-	q := Question{Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 38 * ledger.GiB, Sequence: 512,
+	q := Question{Request: job.Request{Model: "qwen2.5-3b", GPU: "RTX-4090", HostMemory: 44 * ledger.GiB, Sequence: 512,
 		Precision: "bf16", Optimizer: "adamw/fused", Recompute: "full"}, States: job.Offload{Master: "split"},
 		Machine: steptime.Machine{Rates: roads.Rates{Host: 71e9}}}
 	given, err := Search(q)

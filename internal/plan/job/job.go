@@ -149,6 +149,7 @@ type Program struct {
 	// a hand-written loop does.
 	HoldsOutputs bool
 	TilesMLP     *recipe.Tiles
+	Saving       Saving
 	// Allocator is the value of PYTORCH_CUDA_ALLOC_CONF.
 	Allocator string
 }

@@ -86,6 +86,9 @@ func (r *resolver) sharding() error {
 		j.FSDP = &recipe.FSDP{Version: int(r.Request.FSDP[0] - '0'), Strategy: "full_shard",
 			WrapPolicy: "transformer_based_wrap", UseOrigParams: true,
 			BackwardPrefetch: "backward_pre", OffloadParameters: r.OffloadParameters}
+		if j.OfTransformers() {
+			j.FSDP.StateDictType = recipe.UsualStateDict(j.FSDP.Version)
+		}
 		j.ReduceType = dtype.F32
 	default:
 		return fault.Inputf("--fsdp is %q, expected the version of FSDP: %s",

@@ -80,6 +80,8 @@ var levers = []Lever{
 	{HostMemory, shards, shardedOnHost},
 	{HostMemory, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
 	{HostMemory, "states then stay on the GPUs", megatronStatesOnGPU},
+	{HostMemory, "each rank then saves its shard, and none gathers the model", shardedCheckpoint},
+	{HostMemory, "checkpoints then lack the optimizer's states, so that no job goes on from them", modelCheckpoint},
 
 	{Speed, "larger products take less time for each token", largerBatches},
 	{Speed, "nothing is computed twice", keepingActivations},
@@ -263,8 +265,19 @@ func higherStages(j *job.Job) [][]amend.Setting { return stages(j, zeroStage(j)+
 
 func lowerStages(j *job.Job) [][]amend.Setting { return stages(j, 1, zeroStage(j)) }
 
+// shardedOnHost shards what the host has of the parameters: with the optimizer, or while a checkpoint is saved.
 func shardedOnHost(j *job.Job) [][]amend.Setting {
-	return when(offloadsOptimizer(j) && zeroStage(j) < 3, to(recipe.Stage, 3))
+	return when((offloadsOptimizer(j) || j.Saving.Clones) && zeroStage(j) < 3, to(recipe.Stage, 3))
+}
+
+func shardedCheckpoint(j *job.Job) [][]amend.Setting {
+	return when(j.FSDP != nil && j.FSDP.StateDictType == "full_state_dict",
+		to(recipe.SavedStateDict, "SHARDED_STATE_DICT"))
+}
+
+func modelCheckpoint(j *job.Job) [][]amend.Setting {
+	only := j.Saving.ModelOnly || j.Megatron != nil && j.Megatron.Saving.ModelOnly
+	return when(!only, to(recipe.SavesModelOnly, true))
 }
 
 // smallerBucket lists smaller sizes of one of DeepSpeed's buckets.

@@ -51,6 +51,9 @@ func times(p *ledger.Phase, ranks ledger.Bytes) {
 		&p.EndAllocated, &p.EndReserved} {
 		*b *= ranks
 	}
+	if p.PageCache != nil {
+		p.PageCache.Bytes *= ranks
+	}
 	for _, list := range [][]ledger.Holding{p.Components, p.End} {
 		for i := range list {
 			list[i].Bytes *= ranks

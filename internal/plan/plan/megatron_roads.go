@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"slices"
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/recipe"
@@ -29,7 +30,7 @@ func NewMegatronRoads(q job.Request) (*Roads, error) {
 			return nil, err
 		}
 		gpu, host := &p.Devices[0], &p.Devices[len(p.Devices)-1]
-		last := len(gpu.Phases) - 1 // a step, behind a backward pass
+		last := steadyStep(gpu) // behind a backward pass
 		between := statesIn(gpu.Phases[last-1].Components)
 		name := road.name
 		if r.Job = cmp.Or(r.Job, p.Job); road.on == "" {
@@ -37,11 +38,26 @@ func NewMegatronRoads(q job.Request) (*Roads, error) {
 		} else {
 			name = recipe.ArgumentOf(road.on, true).String()
 		}
-		r.Roads = append(r.Roads, Road{Name: name, Host: host.Peak().PeakReserved, Pinned: p.pinned,
+		r.Roads = append(r.Roads, Road{Name: name, Host: reservedInSteps(host), Pinned: p.pinned,
 			Freed: resident - between, Window: statesIn(gpu.Phases[last].Components), GPU: gpu.Peak().PeakUsed,
 			Verdict: p.Verdict.Result})
 	}
 	return r, nil
+}
+
+// steadyStep returns the index of the last step. Behind it a checkpoint is saved.
+func steadyStep(d *ledger.Device) int {
+	return slices.IndexFunc(d.Phases, func(p ledger.Phase) bool {
+		return p.Name == ledger.Step && p.Iteration == ledger.Steady
+	})
+}
+
+// reservedInSteps returns what a device reserves at most until the last step ends.
+func reservedInSteps(d *ledger.Device) (most ledger.Bytes) {
+	for _, p := range d.Phases[:steadyStep(d)+1] {
+		most = max(most, p.PeakReserved)
+	}
+	return most
 }
 
 // onMegatronRoad plans the job with its states on one road.

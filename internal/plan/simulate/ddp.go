@@ -37,7 +37,7 @@ func (s *simulation) stage() {
 		s.host.briefly(s.storedBytes(), ledger.LoadStaging, whyStaged)
 		return
 	}
-	s.host.briefly(s.perNode(s.storedBytes()), ledger.LoadStaging, because("%s%s parameters in %v", whyMapped,
+	s.host.maps(s.perNode(s.storedBytes()), because("%s%s parameters in %v", whyMapped,
 		ledger.Count(elementsOf(s.parameters)), s.ParameterType))
 }
 
@@ -86,4 +86,9 @@ func (e *ddp) zeroGradients() {
 	}
 }
 
-func (e *ddp) save() {}
+func (e *ddp) save() {
+	e.writeModel()
+	e.writeStates()
+}
+
+func (e *ddp) resume() { e.readStates() }

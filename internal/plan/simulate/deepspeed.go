@@ -93,7 +93,6 @@ func (e *deepSpeed) BeforeBackward(string) {}
 func (e *deepSpeed) AfterBackward(string)  {}
 func (e *deepSpeed) endForward()           {}
 func (e *deepSpeed) zeroGradients()        {}
-func (e *deepSpeed) save()                 {}
 
 // offloads reports whether the optimizer runs on the host.
 func (e *deepSpeed) offloads() bool { return e.recipe.OffloadOptimizer.Device != "none" }

@@ -510,22 +510,3 @@ func (e *fsdp) zeroGradients() {
 		drop(&u.gradients)
 	}
 }
-
-// save gathers the full model on the host of the first rank for a full
-// state_dict. It gathers one parameter at a time on the GPU. The other ranks of
-// its node hold none of it (rank0_only).
-func (e *fsdp) save() {
-	if e.FSDP.StateDictType != "full_state_dict" {
-		return
-	}
-	var largest, sum int64
-	for _, p := range e.parameters {
-		largest = max(largest, p.Elements*e.stored(p).Size())
-		sum += p.Elements * e.stored(p).Size()
-	}
-	e.gpu.during(largest, ledger.GatheredParameters, e.whyGathered, func() {
-		e.host.briefly(e.perNode(sum), ledger.FullStateDict, because("the full model on the host of the first rank: "+
-			"%s parameters x %d B, here a part of each rank of its node (FULL_STATE_DICT, rank0_only)",
-			ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
-	})
-}

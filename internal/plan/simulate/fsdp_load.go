@@ -42,8 +42,11 @@ func (e *fsdp) load() {
 		switch {
 		case e.Loader() == job.LoadedByNobody:
 			bytes = 0
-		case e.Loader() == job.LoadedAsPageCache && refills: // one copy for the first rank, and one of each other rank
-		case e.Loader() == job.LoadedByFirstRank || e.Loader() == job.LoadedAsPageCache:
+		case e.Loader() == job.LoadedAsPageCache && refills: // the first rank maps its copy, and the others hold one
+			bytes -= e.perNode(bytes)
+		case e.Loader() == job.LoadedAsPageCache:
+			bytes = 0
+		case e.Loader() == job.LoadedByFirstRank:
 			bytes = e.perNode(bytes)
 		}
 		if e.Loader() == job.LoadedOnGPU {
@@ -51,6 +54,10 @@ func (e *fsdp) load() {
 			continue
 		}
 		loaded[i] = e.host.hold(bytes, ledger.LoadStaging, e.whyStaging)
+	}
+	if e.Loader() == job.LoadedAsPageCache {
+		e.host.maps(e.perNode(full), because("%s%s parameters in %v", whyMapped,
+			ledger.Count(elementsOf(e.parameters)), e.LoadedType()))
 	}
 	if beside && e.Loader() == job.LoadedByEveryRank {
 		e.host.briefly(full-e.perNode(full), ledger.LoadStaging, e.whyStaging)
@@ -66,8 +73,8 @@ func (e *fsdp) load() {
 	}
 }
 
-const whyMapped = "files of weights that from_pretrained maps and does not convert: one copy a node in the page " +
-	"cache, which the kernel can take back, here a part of each rank: "
+const whyMapped = "files of weights that from_pretrained maps and does not convert, once on a node, here a part of " +
+	"each rank: "
 
 // refilled says where transformers makes a full model on ranks that need none.
 const refilled = "(_move_missing_keys_from_meta_to_device in transformers/modeling_utils.py)"
@@ -80,12 +87,8 @@ func (e *fsdp) whyStaging() string {
 		return "the first rank of a node loads the full model, and the others get their shards from it " +
 			"(cpu_ram_efficient_loading), here a part of each rank: " + all
 	case job.LoadedAsPageCache:
-		why := whyMapped + all
-		if refills, _ := e.Refills(); refills {
-			why += "; every other rank of the node has a full model of its own, which the first rank's weights " +
-				"replace " + refilled
-		}
-		return why
+		return "every rank of a node but the first makes a full model of its own, which the first rank's weights " +
+			"replace " + refilled + ": " + all
 	}
 	why := "from_pretrained makes the full model in the memory of every rank, before FSDP shards it: " + all
 	switch {

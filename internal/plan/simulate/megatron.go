@@ -90,7 +90,7 @@ func runMegatronStage(j *job.Job, stage int64, capacity ledger.Bytes) (class Ran
 		}
 	}
 	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.elements(),
-		Pinned: s.pinned.allocator.Statistics().Pinned.Peak,
+		Pinned: s.pinnedInSteps,
 		GPU:    &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
 		Host:   Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}}, nil
 }
@@ -138,8 +138,9 @@ type megatronRank struct {
 	states        []optimizerState
 	host          *trace
 	pinned        *pinnedMemory
-	chunked       []int64 // bytes of the moments of each parameter that chunked offload has on the host
-	grads32       []int   // fp32 copies of 16-bit gradients, until the next step
+	pinnedInSteps ledger.Bytes // at most, without a checkpoint
+	chunked       []int64      // bytes of the moments of each parameter that chunked offload has on the host
+	grads32       []int        // fp32 copies of 16-bit gradients, until the next step
 }
 
 func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() string) int {
@@ -165,6 +166,11 @@ func (s *megatronRank) run() {
 		s.passes(iteration)
 		s.both(ledger.Step, iteration, func() { s.step(buffers, iteration) })
 	}
+	s.pinnedInSteps = s.pinned.allocator.Statistics().Pinned.Peak
+	s.both(ledger.Checkpoint, ledger.Once, func() { s.save(buffers) })
+	s.gpu.emptyCache()
+	s.pinned.restart()
+	s.both(ledger.Resume, ledger.Once, func() {})
 }
 
 // gradientBuffer is a contiguous buffer of gradients of Megatron's DistributedDataParallel: parameters in reverse

@@ -50,6 +50,13 @@ func (t tensor) free() {
 	t.pinned.round()
 }
 
+// restart drops free blocks, which a new process does not have.
+func (p *pinnedMemory) restart() {
+	drop(&p.rounding)
+	p.allocator.EmptyCache()
+	p.round()
+}
+
 // round holds what the allocator has pinned beyond the tensors.
 func (p *pinnedMemory) round() {
 	s := p.allocator.Statistics()

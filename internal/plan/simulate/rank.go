@@ -23,7 +23,7 @@ type RankClass struct {
 	Trained                    int64  // elements of a rank's trainable parameters
 	// Ahead is what the engine gathers at a time, ahead of its use; 0 if it gathers nothing.
 	Ahead  ledger.Bytes
-	Pinned ledger.Bytes // of a rank's host memory at most, of a job of Megatron-LM
+	Pinned ledger.Bytes // of a rank's host memory at most in steps, of a job of Megatron-LM
 	// Offloaded are the parameters that a rank updates, if the job offloads states.
 	Offloaded []roads.Parameter
 }

@@ -35,6 +35,8 @@ type sharding interface {
 	zeroGradients()
 	// save writes a checkpoint.
 	save()
+	// resume reads a checkpoint in a job that has just begun. It leaves what a step leaves.
+	resume()
 }
 
 // simulation is the training of one rank, on its GPU and its host.
@@ -149,6 +151,10 @@ func (s *simulation) run() {
 		s.engine.save()
 		s.experts.save()
 	})
+	s.drop(s.held)
+	s.held = forward.Result{}
+	s.gpu.emptyCache()
+	s.phase(ledger.Resume, ledger.Once, s.engine.resume)
 }
 
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first

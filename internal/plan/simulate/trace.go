@@ -24,8 +24,9 @@ type trace struct {
 	recorded  []phase
 	peak      ledger.Bytes // of the current phase
 	atPeak    []ledger.Bytes
-	counts    []int // of blocks at the peak, by size
-	atTop     bool  // held is as at the peak, and not yet copied to atPeak and counts
+	counts    []int           // of blocks at the peak, by size
+	atTop     bool            // held is as at the peak, and not yet copied to atPeak and counts
+	cached    *ledger.Holding // mapped files of the current phase
 	failed    error
 	measures  *measures // what formulas count in; nil counts bytes
 	strict    bool      // every allocation of a component must give the same reason
@@ -170,12 +171,13 @@ func (t *trace) emptyCache() {
 
 // phase runs body as a phase of the job.
 func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body func()) {
-	t.peak, t.atTop = t.live, true
+	t.peak, t.atTop, t.cached = t.live, true, nil
 	if t.allocator != nil {
 		t.allocator.ResetPeaks()
 	}
 	body()
-	p := ledger.Phase{Name: name, Iteration: iteration, PeakRequested: t.peak, EndRequested: t.live}
+	p := ledger.Phase{Name: name, Iteration: iteration, PageCache: t.cached}
+	p.PeakRequested, p.EndRequested = t.peak, t.live
 	p.PeakAllocated, p.PeakReserved, p.EndAllocated, p.EndReserved = t.peak, t.peak, t.live, t.live
 	if t.allocator != nil {
 		u := t.allocator.Use()
@@ -184,6 +186,14 @@ func (t *trace) phase(name ledger.PhaseName, iteration ledger.Iteration, body fu
 	}
 	t.leave()
 	t.add(p)
+}
+
+// maps notes files that the program maps in the current phase. The kernel can take their pages back.
+func (t *trace) maps(bytes int64, why func() string) {
+	if t.cached == nil {
+		t.cached = &ledger.Holding{Component: ledger.MappedFiles, Why: why()}
+	}
+	t.cached.Bytes += ledger.Bytes(bytes)
 }
 
 // add adds a phase that ends now, or merges it into the phase of the same name and iteration. The passes of several
@@ -199,6 +209,9 @@ func (t *trace) add(p ledger.Phase) {
 		of.peak.set(t.atPeak, t.counts)
 	}
 	of.end.set(t.held, t.tally.counts)
+	if p.PageCache == nil {
+		p.PageCache = of.PageCache
+	}
 	p.PeakRequested = max(p.PeakRequested, of.PeakRequested)
 	p.PeakAllocated = max(p.PeakAllocated, of.PeakAllocated)
 	p.PeakReserved = max(p.PeakReserved, of.PeakReserved)

@@ -479,20 +479,6 @@ func (e *zero3) stepSubGroup(g subGroup) {
 	gradient.free()
 }
 
-// save gathers the full model on the host of rank 0 for a checkpoint. The ranks
-// of its node share the memory equally in the plan.
-func (e *zero3) save() {
-	if !e.recipe.GatherOnSave {
-		return
-	}
-	for _, p := range e.parameters {
-		e.gpu.briefly(e.gathers()*2*p.Bytes(), ledger.GatheredParameters, e.coordinator.whyGathered)
-	}
-	e.host.briefly(e.storedBytes()/int64(max(1, e.RanksPerNode)), ledger.FullStateDict, because("the full model on "+
-		"the host of rank 0: %s parameters x %d B, here a part of each rank of its node",
-		ledger.Count(elementsOf(e.parameters)), e.ParameterType.Size()))
-}
-
 func (e *zero3) BeforeForward(module string)  { e.coordinator.use(module) }
 func (e *zero3) AfterForward(module string)   { e.coordinator.release(module) }
 func (e *zero3) BeforeBackward(module string) { e.coordinator.use(module) }

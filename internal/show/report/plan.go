@@ -257,6 +257,7 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 	if peak.PeakRequested > 0 {
 		s = append(Section{Bars{device, palette}}, s...)
 	}
+	s = append(s, mappedFiles(device)...)
 	if nodes := device.NUMANodes; len(nodes) > 0 {
 		capacity := ""
 		if nodes[0].Capacity > 0 {
@@ -269,6 +270,17 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 		s = append(s, d.stateFormats())
 		if d.HostStep != nil {
 			s = append(s, d.HostStep.paragraph())
+		}
+	}
+	return s
+}
+
+// mappedFiles names the page cache of a device, which no figure has.
+func mappedFiles(device *ledger.Device) (s Section) {
+	for _, p := range device.Phases {
+		if h := p.PageCache; h != nil {
+			s = append(s, Paragraph(fmt.Sprintf("beside that in %s: %v of page cache, which the kernel takes back "+
+				"when memory is short: %s", phaseText(p.Name, p.Iteration), h.Bytes, h.Why)))
 		}
 	}
 	return s

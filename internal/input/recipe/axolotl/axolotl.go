@@ -22,6 +22,7 @@ var Kind = &recipe.Kind{Name: "axolotl configuration", Flag: recipe.ConfigFlag, 
 		"micro_batch_size",
 	Settings: recipe.SettingKeys{recipe.MicroBatch: {Path: "micro_batch_size"},
 		recipe.Accumulation:          {Path: "gradient_accumulation_steps"},
+		recipe.SavesModelOnly:        {Path: "save_only_model", Unset: false},
 		recipe.GradientCheckpointing: {Path: "gradient_checkpointing"}, recipe.OptimizerName: {Path: "optimizer"}}}
 
 // axolotl is axolotl's configuration of July 2026 (commit 067b021c): src/axolotl/utils/schemas, with the older names of
