@@ -30,6 +30,7 @@ type planOptions struct {
 	clip         float64
 	explain, out string
 	advise       bool
+	strict, long bool
 	apply        string
 	table        bool
 	machine      machineOptions
@@ -179,6 +180,7 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
+	flags.BoolVar(&o.strict, "strict", false, "end with code 3 unless the upper end of the interval fits, too")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
@@ -375,7 +377,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	if err := present(c, page, o.format); err != nil {
 		return err
 	}
-	if document.Verdict == plan.DoesNotFit {
+	if document.Lacks(o.strict) {
 		return outcome(exitDoesNotFit)
 	}
 	return nil

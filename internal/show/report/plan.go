@@ -57,10 +57,20 @@ type PlanLimit struct {
 	Needed    ledger.Bytes     `json:"needed_bytes"`
 	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
+	// Lacks is what the device lacks after PyTorch has freed its cache; 0 if the plan itself fits.
+	Lacks ledger.Bytes `json:"lacks_bytes"`
+	// Stops is the first phase that lacks memory: a run ends there.
+	Stops *PlanStop `json:"stops_in,omitempty"`
 	// Lower and Upper are the ends of the interval that 90 % of runs are in. Source makes it widest.
 	Lower  ledger.Bytes `json:"lower_bytes,omitempty"`
 	Upper  ledger.Bytes `json:"upper_bytes,omitempty"`
 	Source string       `json:"largest_source,omitempty"`
+}
+
+// PlanStop is the phase in which a run ends.
+type PlanStop struct {
+	Phase     ledger.PhaseName `json:"phase"`
+	Iteration ledger.Iteration `json:"iteration"`
 }
 
 // newPlanLimit returns the limit of a verdict, nil where no capacity is known.
@@ -68,7 +78,12 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	if v.Result == plan.Unknown {
 		return nil
 	}
-	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
+	l := &PlanLimit{Device: v.Device, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed, Least: v.Least,
+		Capacity: v.Capacity, Lacks: v.Lacks(), Lower: v.Lower, Upper: v.Upper, Source: v.Source}
+	if v.Stops != nil {
+		l.Stops = &PlanStop{v.Stops.Name, v.Stops.Iteration}
+	}
+	return l
 }
 
 // interval returns the interval in short, with what makes it widest. It is empty for a document without one.
@@ -383,14 +398,29 @@ func (d *PlanDocument) verdictLine() string {
 		phaseText(d.Limit.Phase, d.Limit.Iteration))
 	switch d.Verdict {
 	case plan.DoesNotFit:
-		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
+		return fmt.Sprintf("does not fit: %s, %s", what, d.Limit.shortage())
 	case plan.Tight:
-		if d.Limit.Needed > d.Limit.Capacity {
-			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
+		if d.Limit.Lacks > 0 {
+			return fmt.Sprintf("tight, more likely too large: %s, %s%s", what, d.Limit.shortage(), d.Limit.interval())
 		}
-		return "tight: " + what + d.Limit.interval()
+		return "tight, more likely enough: " + what + d.Limit.interval()
 	}
 	return "fits: " + what + d.Limit.interval()
+}
+
+// shortage says what a device lacks, and where a run would stop for it.
+func (l *PlanLimit) shortage() string {
+	text := fmt.Sprintf("%v too much", l.Lacks)
+	if s := l.Stops; s != nil && *s != (PlanStop{l.Phase, l.Iteration}) {
+		text += "; a run stops in " + phaseText(s.Phase, s.Iteration)
+	}
+	return text
+}
+
+// Lacks reports whether a job lacks memory by its plan. A strict reader wants the upper end of the interval to fit.
+func (d *PlanDocument) Lacks(strict bool) bool {
+	return d.Verdict == plan.DoesNotFit ||
+		d.Verdict == plan.Tight && (strict || d.Limit != nil && d.Limit.Lacks > 0)
 }
 
 // unjudged names the devices whose capacity is unknown: the verdict says nothing of them.
