@@ -245,7 +245,7 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Precision, "precision", "",
 		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", job.Precisions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
-		"adamw/fused or adamw/for-loop", job.Optimizers())
+		"adamw/fused or adamw/for-loop; plimsoll is plimsoll.torch.AdamW, also with its format: plimsoll/int8", job.Optimizers())
 	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
@@ -263,6 +263,9 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say")
 	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, "+
 		"or all-linear (default: PEFT's for the model)")
+	flags.Var((*countFlag)(&q.QLoRA), "qlora", "`rank` of a LoRA adapter of all linear modules of a model in NF4")
+	flags.BoolVar(&q.OffloadsActivations, "offload-activations", false, "what the backward pass needs waits on the "+
+		"host, as with TRL's activation_offloading")
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
