@@ -18,7 +18,8 @@ var Kind = &recipe.Kind{Name: "LLaMA-Factory configuration", Flag: recipe.Config
 	Settings: recipe.SettingKeys{recipe.MicroBatch: recipe.TrainerKeys[recipe.MicroBatch],
 		recipe.Accumulation:          recipe.TrainerKeys[recipe.Accumulation],
 		recipe.GradientCheckpointing: {Path: "disable_gradient_checkpointing", Says: inverse},
-		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName]},
+		recipe.OptimizerName:         recipe.TrainerKeys[recipe.OptimizerName],
+		recipe.Liger:                 {Path: "enable_liger_kernel"}},
 	LaunchVariables: []string{"NPROC_PER_NODE", "NNODES"},
 	Commands:        map[string]string{"llamafactory-cli train": "llamafactory_train"}}
 
