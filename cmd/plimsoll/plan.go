@@ -181,6 +181,7 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
 	flags.BoolVar(&o.strict, "strict", false, "end with code 3 unless the upper end of the interval fits, too")
+	flags.BoolVar(&o.long, "long", false, "show all that the plan knows, and not one screen of it")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
@@ -371,7 +372,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		}
 	}
 	page := document.Page()
-	page.Screen.Table = o.table
+	page.Screen.Table, page.Screen.Long = o.table, o.long
 	if o.explain != "" {
 		if page, err = document.Explain(o.explain); err != nil {
 			return err
@@ -466,9 +467,15 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 	if p.Verdict.Result == plan.Fits && !o.advise && o.apply == "" {
 		return nil
 	}
-	list, err := lever.For(lever.Question{Need: lever.NeedOf(p), Request: o.request, Plan: p, Machine: m})
+	question := lever.Question{Need: lever.NeedOf(p), Request: o.request, Plan: p, Machine: m}
+	list, err := lever.For(question)
 	if err != nil {
 		return err
+	}
+	if question.Need == lever.GPUMemory || question.Need == lever.HostMemory {
+		if document.Ladder, err = lever.Climb(question); err != nil {
+			return err
+		}
 	}
 	document.Advice = list
 	if o.apply == "" {

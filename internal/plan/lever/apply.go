@@ -71,6 +71,7 @@ var flags = map[recipe.Setting]requestFlag{
 		says:  func(to any) string { return fmt.Sprintf("--lora-targets %v", to) },
 	},
 	quantization: word("quantization", func(q *job.Request) *string { return &q.Quantization }).givenWhere(always),
+	precision:    word("precision", func(q *job.Request) *string { return &q.Precision }).givenWhere(always),
 	sequence:     count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }
 

@@ -18,6 +18,8 @@ type Ladder struct {
 	Rungs []Rung `json:"rungs"`
 	// All is every rung together.
 	All *Change `json:"all"`
+	// Host is what a host needs with all rungs, where its memory is not known and the rungs take some; otherwise 0.
+	Host ledger.Bytes `json:"host_needs_bytes,omitempty"`
 	// Machine is the smallest machine at hand that the changed job fits, where it does not fit that of the job.
 	Machine *Larger `json:"machine,omitempty"`
 }
@@ -85,6 +87,15 @@ func Climb(q Question) (*Ladder, error) {
 	if err != nil {
 		return nil, err
 	}
+	if best.lack() > 0 || trains(taken) { // what keeps more on the host may suffice in place of what keeps less there
+		other, others, err := c.climb(start, hostFirst)
+		if err != nil {
+			return nil, err
+		}
+		if other.lack() == 0 {
+			best, taken = other, others
+		}
+	}
 	if best.lack() > 0 && isBarred(taken, start) { // what costs less may be in the way of what frees most
 		other, others, err := c.climb(start, trainingFirst)
 		if err != nil {
@@ -115,7 +126,28 @@ var climbed = func() (list []Lever) {
 	return list
 }()
 
-// trainingFirst are the same, with those that free most before the others.
+// hostFirst are those of the same training, with those that keep most on the host before the others.
+var hostFirst = func() (list []Lever) {
+	for _, cost := range []Cost{Nothing, Time} {
+		from := len(list)
+		for _, l := range climbed {
+			if l.Cost == cost {
+				list = append(list, l)
+			}
+		}
+		if cost == Time {
+			slices.Reverse(list[from:])
+		}
+	}
+	return list
+}()
+
+// trains reports whether one of the changes trains otherwise.
+func trains(list []taken) bool {
+	return slices.ContainsFunc(list, func(t taken) bool { return t.lever.Cost == Training })
+}
+
+// trainingFirst are all, with those that train otherwise before the others.
 var trainingFirst = func() []Lever {
 	list := slices.Clone(climbed)
 	slices.SortStableFunc(list, func(a, b Lever) int {
@@ -152,7 +184,7 @@ func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error
 				return at, rungs, nil
 			}
 			isTaken := slices.ContainsFunc(rungs, func(t taken) bool { return t.lever.Why == list[i].Why })
-			if isTaken || at.lackOf(l.For.Device()) == 0 {
+			if isTaken || l.Cost != Training && at.lackOf(l.For.Device()) == 0 {
 				continue
 			}
 			next, way, err := c.best(at, l)
@@ -172,7 +204,11 @@ func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error
 
 // best returns the first way of a lever that makes the job fit, or the one that leaves it lacking least.
 func (c *climber) best(at *standing, l Lever) (best *standing, way []amend.Setting, err error) {
-	for _, settings := range l.Ways(at.plan.Job) {
+	of := at.plan.Job
+	if l.For == HostMemory { // it takes back what the files say, and no rung before it
+		of = c.Plan.Job
+	}
+	for _, settings := range l.Ways(of) {
 		s, err := c.stand(with(at.settings, settings))
 		if err != nil {
 			return nil, nil, err
@@ -187,12 +223,17 @@ func (c *climber) best(at *standing, l Lever) (best *standing, way []amend.Setti
 	return best, way, nil
 }
 
-// with returns settings with others in their place or beside them.
+// with returns settings with others in their place or beside them. One without a value takes its setting back.
 func with(settings, others []amend.Setting) []amend.Setting {
 	list := slices.DeleteFunc(slices.Clone(settings), func(s amend.Setting) bool {
 		return slices.ContainsFunc(others, func(o amend.Setting) bool { return o.Name == s.Name })
 	})
-	return append(list, others...)
+	for _, o := range others {
+		if o.To != nil {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
 // stand plans the job with settings. It returns nil for a job that is refused, and for texts that cannot be edited.
@@ -237,20 +278,24 @@ func (s *standing) lackOf(kind ledger.Kind) (sum ledger.Bytes) {
 // lack returns what all devices lack. It is 0 for a job that fits.
 func (s *standing) lack() ledger.Bytes { return s.lackOf(ledger.GPU) + s.lackOf(ledger.Host) }
 
-// prune leaves out changes that the job needs not, the costliest first, so that it lacks no more than with all.
+// prune leaves out changes that the job needs not, the costliest first, so that it lacks no more than with all. What one
+// change has called for may go with it, so prune looks again until nothing can be left out.
 func (c *climber) prune(list []taken, all *standing) ([]taken, error) {
-	for _, cost := range []Cost{Training, Time, Nothing} {
-		for i := len(list) - 1; i >= 0; i-- {
-			if list[i].lever.Cost != cost {
-				continue
-			}
-			without := slices.Delete(slices.Clone(list), i, i+1)
-			s, err := c.stand(settingsOf(without))
-			if err != nil {
-				return nil, err
-			}
-			if len(without) > 0 && s != nil && s.lack() <= all.lack() {
-				list = without
+	for before := len(list) + 1; len(list) < before; {
+		before = len(list)
+		for _, cost := range []Cost{Training, Time, Nothing} {
+			for i := len(list) - 1; i >= 0 && len(list) > 1; i-- {
+				if list[i].lever.Cost != cost {
+					continue
+				}
+				without := slices.Delete(slices.Clone(list), i, i+1)
+				s, err := c.stand(settingsOf(without))
+				if err != nil {
+					return nil, err
+				}
+				if s != nil && s.lack() <= all.lack() {
+					list = without
+				}
 			}
 		}
 	}
@@ -301,6 +346,10 @@ func (c *climber) ladder(list []taken) (*Ladder, error) {
 		l.Rungs, last = append(l.Rungs, *r), s
 	}
 	l.All = c.changed(idea{strings.Join(whys, "; "), last.settings}, last.applied, last.plan)
+	was, _ := c.Plan.Held(ledger.Host, nil)
+	if is, _ := last.plan.Held(ledger.Host, nil); last.plan.Job.HostMemory == 0 && is > was+was/10 {
+		l.Host = is
+	}
 	if last.plan.Verdict.Result == plan.DoesNotFit || last.plan.Verdict.Lacks() > 0 {
 		l.Machine = larger(last)
 	}
@@ -333,7 +382,7 @@ func (c *climber) seconds(p *plan.Plan) float64 {
 
 // rung says a change by itself, as the user's files have it now.
 func (c *climber) rung(t taken, s *standing) (*Rung, error) {
-	alone, err := Apply(c.Request, c.files, t.way)
+	alone, err := Apply(c.Request, c.files, with(nil, t.way))
 	if err != nil {
 		return nil, err
 	}

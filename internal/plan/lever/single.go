@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/forward"
@@ -62,17 +63,15 @@ func activationsOnHost(j *job.Job) [][]amend.Setting {
 		to(activations, true))
 }
 
-// allOnHost is ZeRO-3 in place of torch's own loop, of FSDP that a flag asks for, and of states that rest on the host.
+// allOnHost is ZeRO-3 in place of torch's own loop, and of the rungs that ZeRO-3 does not go with.
 func allOnHost(j *job.Job) [][]amend.Setting {
-	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"), to(recipe.ParameterDevice, "cpu")}
-	if j.FSDP != nil {
-		settings = append(settings, to(sharded, ""), to(recipe.FSDPOffload, false))
+	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"), to(recipe.ParameterDevice, "cpu"),
+		to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil), to(hostUpdate, nil), to(activations, nil)}
+	if j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 unless it is told otherwise
+		settings = append(settings, to(precision, "bf16"))
 	}
-	if j.Offload != nil {
-		settings = append(settings, to(hostStates, ""))
-	}
-	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU && !j.StepsInBackward &&
-		(j.Offload == nil || j.Offload.Format == nil), settings...)
+	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU && !j.StepsInBackward,
+		settings...)
 }
 
 func eightBitOptimizer(j *job.Job) [][]amend.Setting {

@@ -55,7 +55,7 @@ func TestResults(t *testing.T) {
 		lacks  ledger.Bytes
 	}{13 * gib: {Fits, 0}, 11 * gib: {Tight, 0}, 9 * gib: {Tight, gib}, 7 * gib: {DoesNotFit, 3 * gib}} {
 		v := Judge([]ledger.Device{{Kind: ledger.GPU, Capacity: capacity,
-			Phases: []ledger.Phase{{Name: ledger.Load, PeakUsed: 8 * gib}, {Name: ledger.Backward, PeakUsed: 10 * gib}},
+			Phases:   []ledger.Phase{{Name: ledger.Load, PeakUsed: 8 * gib}, {Name: ledger.Backward, PeakUsed: 10 * gib}},
 			Interval: ledger.Interval{Lower: 8 * gib, Upper: 12 * gib}}})
 		if v.Result != want.result || v.Lacks() != want.lacks {
 			t.Errorf("%v: %s, lacks %v, expected %+v", capacity, v.Result, v.Lacks(), want)

@@ -13,7 +13,7 @@ const shownAdvice = 3
 
 // advised returns the best changes, which come before what is planned.
 func (d *PlanDocument) advised() Section {
-	if len(d.Advice) == 0 {
+	if len(d.Advice) == 0 && d.Ladder == nil && d.Applied == nil {
 		return nil
 	}
 	var facts Facts
@@ -31,7 +31,7 @@ func (d *PlanDocument) advised() Section {
 		facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
 			w.Verdict, with)
 	}
-	return Section{facts}
+	return append(rungs(d.Ladder, len(rungsOf(d.Ladder))), facts)
 }
 
 // PlanApplied is the advice whose files were written. Flags belong to it, as no file says them.

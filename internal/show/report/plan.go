@@ -35,6 +35,8 @@ type PlanDocument struct {
 	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
 	// Advice is what would mend the job, the best first.
 	Advice []lever.Change `json:"advice,omitempty"`
+	// Ladder is a way from a job that lacks memory to one that fits, the cheapest changes first.
+	Ladder *lever.Ladder `json:"ladder,omitempty"`
 	// Applied is the advice whose files were written.
 	Applied *PlanApplied `json:"applied,omitempty"`
 	// Nearest are the public measurements nearest to the plan, one for each kind of device.
@@ -213,13 +215,9 @@ func (d *PlanDocument) Page() *Page {
 	var job, assumed Facts
 	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
 		d.trained())
-	tokens := ledger.Count(d.Job.Sequence) + " tokens"
-	if d.Job.Usual > 0 {
-		tokens += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
-	}
-	job.add("job", "%s, %s, %d x %s x %d, %s attention, %s",
-		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
-		tokens, d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+	job.add("job", "%s, %s, %s, %s attention, %s",
+		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.batch(), d.Job.Attention,
+		d.Job.optimizer())
 	d.StepTime.addTo(&job)
 	sections := []Section{d.advised(), {job}}
 	palette := paletteOf(d.Devices)
@@ -237,8 +235,42 @@ func (d *PlanDocument) Page() *Page {
 		Hints:    d.unjudged(),
 		Document: d,
 		Dense:    true,
+		Brief:    d.brief,
 	}
 }
+
+// batch says what a rank computes in an optimizer step.
+func (d *PlanDocument) batch() string {
+	text := fmt.Sprintf("%s of %s tokens", counted(int(d.Job.MicroBatch), "sequence"), ledger.Count(d.Job.Sequence))
+	if d.Job.Usual > 0 {
+		text += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
+	}
+	if d.Job.Accumulation > 1 {
+		text += fmt.Sprintf(" in each of %d micro batches", d.Job.Accumulation)
+	}
+	return text
+}
+
+// optimizer names the optimizer in the words of its users.
+func (j *PlannedJob) optimizer() string {
+	name, implementation, _ := strings.Cut(j.Optimizer, "/")
+	implementation, rest, _ := strings.Cut(implementation, ",")
+	first, more, _ := strings.Cut(name, " ")
+	if proper, ok := optimizerTitles[first]; ok {
+		name = strings.TrimSpace(proper + " " + more)
+	}
+	if implementation != "" {
+		name += " (" + implementation + ")"
+	}
+	if rest != "" {
+		name += "," + rest
+	}
+	return name
+}
+
+// optimizerTitles are names of optimizers as their users write them.
+var optimizerTitles = map[string]string{"adamw": "AdamW", "adam": "Adam", "adamw-8bit": "8-bit AdamW", "sgd": "SGD",
+	"lion": "Lion", "adafactor": "Adafactor", "adagrad": "Adagrad", "muon": "Muon"}
 
 func (d *PlanDocument) trained() string {
 	if d.Model.Trained == d.Model.Parameters {
@@ -270,7 +302,7 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 	}
 	s := Section{Paragraph(fmt.Sprintf("%s: %v of %s", when, peak.PeakUsed, capacity)), consumers(device)}
 	if peak.PeakRequested > 0 {
-		s = append(Section{Bars{device, palette}}, s...)
+		s = append(Section{Bars{Device: device, palette: palette}}, s...)
 	}
 	if nodes := device.NUMANodes; len(nodes) > 0 {
 		capacity := ""
