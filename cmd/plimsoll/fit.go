@@ -34,7 +34,7 @@ type fitOptions struct {
 func fitCommand() *cobra.Command {
 	var options fitOptions
 	command := &cobra.Command{
-		Use:   "fit [--model MODEL] [CONFIG...]",
+		Use:   "fit [MODEL] [GPU] [CONFIG...]",
 		Short: "Search the fastest recipe of a job that fits",
 		Long: `Fit searches the recipes of a job for the fastest that fits: micro batch and
 accumulation, ZeRO's stages, FSDP, gradient checkpointing, and what is offloaded

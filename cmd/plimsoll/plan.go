@@ -4,10 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -53,7 +57,7 @@ type programOptions struct {
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan [--model MODEL] [CONFIG...] [-- PROGRAM...]",
+		Use:   "plan [MODEL] [GPU] [CONFIG...] [-- PROGRAM...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
@@ -80,7 +84,8 @@ computed.
 
 Optimizers that --optimizer knows, beside the Trainer's names for them:
 ` + wrapped(job.Optimizers()),
-		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
+		Example: `  plimsoll plan qwen2.5-7b 4090
+  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
@@ -115,9 +120,12 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
 			q.Recompute, arguments = arguments[0], arguments[1:]
 		}
-		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) && !isThere(arguments[0]) {
-			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
-				WithHint("give it as --model " + arguments[0])
+		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
+			return programWithoutDashes(c, arguments)
+		}
+		arguments, err := namedArguments(c, q, arguments)
+		if err != nil {
+			return err
 		}
 		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
 			return noArguments(c, arguments)
@@ -131,6 +139,69 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		}
 		return nil, cobra.ShellCompDirectiveDefault
 	}
+}
+
+// launchers are words that begin the command of a program.
+var launchers = []string{"python", "python3", "torchrun", "accelerate", "deepspeed"}
+
+// programWithoutDashes refuses a program that is not behind --.
+func programWithoutDashes(c *cobra.Command, arguments []string) error {
+	return fault.Inputf("%s is a program, expected a file", arguments[0]).
+		WithHint(fmt.Sprintf("give it behind --: %s -- %s", c.CommandPath(), strings.Join(arguments, " ")))
+}
+
+// namedArguments takes the names of a model and of a GPU from among arguments, and returns the others, which are files.
+func namedArguments(c *cobra.Command, q *job.Request, arguments []string) (files []string, err error) {
+	if err := countedGPU(q); err != nil {
+		return nil, err
+	}
+	for _, a := range arguments {
+		isGPU := strings.ContainsFunc(a, unicode.IsDigit) && !strings.ContainsAny(a, "./")
+		switch {
+		case isThere(a):
+			files = append(files, a)
+		case slices.Contains(model.Catalog(), a) && q.Model == "":
+			q.Model = a
+		case slices.Contains(model.Catalog(), a):
+			return nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).WithHint("leave one of them out")
+		case isGPU && q.GPU == "" && isNamedGPU(a):
+			q.GPU = a
+			if err := countedGPU(q); err != nil {
+				return nil, err
+			}
+		default:
+			files = append(files, a)
+		}
+	}
+	return files, nil
+}
+
+func isNamedGPU(name string) bool {
+	if many := manyGPUs.FindStringSubmatch(name); many != nil {
+		name = many[2]
+	}
+	_, err := gpu.Find(name)
+	return err == nil
+}
+
+// manyGPUs are a number of GPUs and their name, such as 8xH100.
+var manyGPUs = regexp.MustCompile(`^([0-9]{1,4}) ?[xX*] ?([A-Za-z0-9].*)$`)
+
+// countedGPU takes the number of GPUs from before their name.
+func countedGPU(q *job.Request) error {
+	many := manyGPUs.FindStringSubmatch(q.GPU)
+	if many == nil {
+		return nil
+	}
+	n, _ := strconv.Atoi(many[1])
+	switch {
+	case n == 0:
+		return fault.Inputf("--gpu %s: expected 1 GPU or more", q.GPU)
+	case q.GPUs > 0 && q.GPUs != n:
+		return fault.Inputf("--gpu %s and --gpus %d differ", q.GPU, q.GPUs).WithHint("leave --gpus out")
+	}
+	q.GPU, q.GPUs = many[2], n
+	return nil
 }
 
 func isThere(name string) bool {
@@ -217,7 +288,7 @@ func fileFlags(c *cobra.Command, q *job.Request) {
 // hardwareFlags adds the flags for GPUs, hosts and their memory.
 func hardwareFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
-	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
+	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB, or several on a node: 8xH100", gpu.Names())
 	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	flags.Var((*bytesFlag)(&q.GPUMemory), "gpu-memory", "memory of one GPU, such as 79.1GiB (default: that of --gpu)")
@@ -246,7 +317,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Precision, "precision", "",
 		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", job.Precisions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
-		"adamw/fused or adamw/for-loop; plimsoll is plimsoll.torch.AdamW, also with its format: plimsoll/int8", job.Optimizers())
+		"adamw/fused or adamw/for-loop; plimsoll is plimsoll.torch.AdamW, also with its format: plimsoll/int8",
+		append(job.Optimizers(), job.ServiceOptimizer))
 	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+

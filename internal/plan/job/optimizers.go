@@ -144,7 +144,6 @@ func Optimizers() []string {
 	for i, k := range optimizerKinds {
 		names[i] = k.name
 	}
-	names = append(names, ServiceOptimizer)
 	slices.Sort(names)
 	return names
 }

@@ -49,6 +49,7 @@ const (
 type Verdict struct {
 	Result    Result
 	Device    ledger.Kind
+	Rank      int // the first of those that have such a device
 	Phase     ledger.PhaseName
 	Iteration ledger.Iteration
 	Needed    ledger.Bytes // what the job takes of a device that has just enough
@@ -208,7 +209,7 @@ func Judge(devices []ledger.Device) Verdict {
 		filled := float64(d.Interval.Upper) / float64(d.Capacity)
 		if r := rank[result] - rank[verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
+			verdict = Verdict{Result: result, Device: d.Kind, Rank: d.Rank, Phase: phase.Name, Iteration: phase.Iteration,
 				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
 				Lower: d.Interval.Lower, Upper: d.Interval.Upper, Stops: stopsIn(d)}
 			if source := d.Interval.Largest(); source != nil {

@@ -19,7 +19,7 @@ func (d *PlanDocument) brief(detail int) *Page {
 	device := d.limiting()
 	largest.add("largest", "%s", largestOf(device))
 	next.add("next", "%s", d.next())
-	hints := d.unjudged()
+	hints := append(d.stops(), d.unjudged()...)
 	bars := Bars{Device: device, palette: paletteOf(d.Devices), most: min(max(2, detail-2), 8)}
 	return &Page{
 		Sections: []Section{append(Section{job}, rungs(d.Ladder, max(2, detail/2))...), {bars, largest, next}},
@@ -53,21 +53,17 @@ func (d *PlanDocument) machine() string {
 	return fmt.Sprintf("%d x %s, %s", d.Job.Ranks, name, d.Job.Engine)
 }
 
-// limiting returns the device that the verdict is about: the fullest of its kind. Without a verdict that is a GPU.
+// limiting returns the device that the verdict is about. Without a verdict that is the fullest GPU.
 func (d *PlanDocument) limiting() *ledger.Device {
-	kind := ledger.GPU
-	if d.Limit != nil {
-		kind = d.Limit.Device
-	}
-	var found *ledger.Device
+	found := &d.Devices[0]
 	for i := range d.Devices {
 		device := &d.Devices[i]
-		if device.Kind == kind && (found == nil || device.Peak().PeakUsed > found.Peak().PeakUsed) {
+		switch {
+		case d.Limit != nil && device.Kind == d.Limit.Device && device.Rank == d.Limit.Rank:
+			return device
+		case d.Limit == nil && device.Kind == ledger.GPU && device.Peak().PeakUsed > found.Peak().PeakUsed:
 			found = device
 		}
-	}
-	if found == nil {
-		return &d.Devices[0]
 	}
 	return found
 }

@@ -54,6 +54,7 @@ type PlanDocument struct {
 // PlanLimit is the point where the job comes nearest to a device's capacity.
 type PlanLimit struct {
 	Device    ledger.Kind      `json:"device"`
+	Rank      int              `json:"rank"` // the first with such a device
 	Phase     ledger.PhaseName `json:"phase"`
 	Iteration ledger.Iteration `json:"iteration"`
 	Needed    ledger.Bytes     `json:"needed_bytes"`
@@ -80,7 +81,7 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	if v.Result == plan.Unknown {
 		return nil
 	}
-	l := &PlanLimit{Device: v.Device, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed, Least: v.Least,
+	l := &PlanLimit{Device: v.Device, Rank: v.Rank, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed, Least: v.Least,
 		Capacity: v.Capacity, Lacks: v.Lacks(), Lower: v.Lower, Upper: v.Upper, Source: v.Source}
 	if v.Stops != nil {
 		l.Stops = &PlanStop{v.Stops.Name, v.Stops.Iteration}
@@ -232,7 +233,7 @@ func (d *PlanDocument) Page() *Page {
 		Sections: append(sections, Section{assumed}),
 		Verdict:  d.verdictLine(),
 		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
-		Hints:    d.unjudged(),
+		Hints:    append(d.stops(), d.unjudged()...),
 		Document: d,
 		Dense:    true,
 		Brief:    d.brief,
@@ -430,23 +431,23 @@ func (d *PlanDocument) verdictLine() string {
 		phaseText(d.Limit.Phase, d.Limit.Iteration))
 	switch d.Verdict {
 	case plan.DoesNotFit:
-		return fmt.Sprintf("does not fit: %s, %s", what, d.Limit.shortage())
+		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Lacks)
 	case plan.Tight:
+		side := ", more likely enough"
 		if d.Limit.Lacks > 0 {
-			return fmt.Sprintf("tight, more likely too large: %s, %s%s", what, d.Limit.shortage(), d.Limit.interval())
+			side = fmt.Sprintf(", %v too much, more likely than not", d.Limit.Lacks)
 		}
-		return "tight, more likely enough: " + what + d.Limit.interval()
+		return "tight: " + what + side + d.Limit.interval()
 	}
 	return "fits: " + what + d.Limit.interval()
 }
 
-// shortage says what a device lacks, and where a run would stop for it.
-func (l *PlanLimit) shortage() string {
-	text := fmt.Sprintf("%v too much", l.Lacks)
-	if s := l.Stops; s != nil && *s != (PlanStop{l.Phase, l.Iteration}) {
-		text += "; a run stops in " + phaseText(s.Phase, s.Iteration)
+// stops says where a run would end for want of memory, if that is not where it needs most.
+func (d *PlanDocument) stops() (lines []string) {
+	if l := d.Limit; l != nil && l.Stops != nil && *l.Stops != (PlanStop{l.Phase, l.Iteration}) {
+		lines = append(lines, "a run ends before, in "+phaseText(l.Stops.Phase, l.Stops.Iteration))
 	}
-	return text
+	return lines
 }
 
 // Lacks reports whether a job lacks memory by its plan. A strict reader wants the upper end of the interval to fit.
