@@ -553,6 +553,9 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 	if o.apply == "" {
 		return nil
 	}
+	if l := document.Ladder; l != nil && l.All != nil && len(l.All.Texts) > 0 && l.All.Verdict != plan.DoesNotFit {
+		list = []lever.Change{*l.All}
+	}
 	at := slices.IndexFunc(list, func(c lever.Change) bool { return len(c.Texts) > 0 })
 	if at < 0 {
 		return fault.Inputf("--apply is given, but there is no advice that edits a file").

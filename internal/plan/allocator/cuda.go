@@ -191,12 +191,16 @@ func (c *CUDA) ResetPeaks() {
 }
 
 func (c *CUDA) outOfMemory(size, segment ledger.Bytes) error {
+	capacity := c.capacity
+	if c.grows {
+		capacity = limitless
+	}
 	return &OutOfMemory{
 		size,
 		segment,
 		c.statistics.Allocated.Now,
 		c.statistics.Reserved.Now,
-		c.capacity - c.statistics.Reserved.Now,
+		capacity - c.statistics.Reserved.Now,
 	}
 }
 
@@ -276,6 +280,9 @@ func (c *CUDA) grow(s *freeList, size ledger.Bytes) {
 		segment = c.unmappedOf(s, size)
 	}
 	needed := c.statistics.Reserved.Now + segment
+	if needed > limitless {
+		return
+	}
 	c.capacity = max(c.capacity, needed)
 	if c.allowed > 0 {
 		c.allowed = max(c.allowed, c.statistics.Reserved.Now+c.segmentSize(size))

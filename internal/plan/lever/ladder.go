@@ -191,7 +191,7 @@ func (c *climber) climb(from *standing, list []Lever) (*standing, []taken, error
 			if err != nil {
 				return nil, nil, err
 			}
-			if next != nil && at.lack()-next.lack() >= max(1, c.Plan.Verdict.Capacity/200) {
+			if next != nil && at.lack()-next.lack() >= max(1, min(c.Plan.Verdict.Capacity/200, at.lack()/2)) {
 				at, rungs = next, append(rungs, taken{l, way})
 			}
 		}
@@ -345,7 +345,7 @@ func (c *climber) ladder(list []taken) (*Ladder, error) {
 		}
 		l.Rungs, last = append(l.Rungs, *r), s
 	}
-	l.All = c.changed(idea{strings.Join(whys, "; "), last.settings}, last.applied, last.plan)
+	l.All = c.changed(idea{why: strings.Join(whys, "; "), settings: last.settings}, last.applied, last.plan)
 	was, _ := c.Plan.Held(ledger.Host, nil)
 	if is, _ := last.plan.Held(ledger.Host, nil); last.plan.Job.HostMemory == 0 && is > was+was/10 {
 		l.Host = is

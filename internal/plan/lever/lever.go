@@ -5,6 +5,7 @@ package lever
 import (
 	"slices"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
@@ -44,7 +45,19 @@ const (
 // MarshalText writes the cost as a word.
 func (c Cost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-func (c Cost) String() string { return [...]string{"nothing", "time", "training", "hardware"}[c] }
+// UnmarshalText reads a word of MarshalText.
+func (c *Cost) UnmarshalText(text []byte) error {
+	at := slices.Index(costNames, string(text))
+	if at < 0 {
+		return fault.Inputf("%q is no cost of a change: expected %s", text, fault.OneOf(costNames...))
+	}
+	*c = Cost(at)
+	return nil
+}
+
+var costNames = []string{"nothing", "time", "training", "hardware"}
+
+func (c Cost) String() string { return costNames[c] }
 
 // Lever is a change of a job, with one way for each of its values.
 type Lever struct {

@@ -23,13 +23,8 @@ func (d *PlanDocument) advised() Section {
 	if rest := len(d.Advice) - shownAdvice; rest > 0 {
 		facts.add("", "%d more: --json", rest)
 	}
-	if w := d.Applied; w != nil {
-		with := ""
-		if len(w.Flags) > 0 {
-			with = ", together with " + strings.Join(w.Flags, " ")
-		}
-		facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
-			w.Verdict, with)
+	if d.Applied != nil {
+		facts = append(facts, d.Applied.facts()...)
 	}
 	return append(rungs(d.Ladder, len(rungsOf(d.Ladder))), facts)
 }
@@ -40,6 +35,17 @@ type PlanApplied struct {
 	Replaces []string    `json:"replaces"` // files that they are copies of
 	Flags    []string    `json:"flags"`
 	Verdict  plan.Result `json:"verdict"`
+}
+
+// facts says which files were written, and how the job stands with them.
+func (w *PlanApplied) facts() (facts Facts) {
+	with := ""
+	if len(w.Flags) > 0 {
+		with = ", together with " + strings.Join(w.Flags, " ")
+	}
+	facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
+		w.Verdict, with)
+	return facts
 }
 
 // weighed says a change, and what its plan says.

@@ -18,6 +18,9 @@ func (d *PlanDocument) brief(detail int) *Page {
 	job.add("job", "%s on %s: %s, %s, %s", d.Model.Name, d.machine(), d.types(), d.batch(), d.Job.optimizer())
 	device := d.limiting()
 	largest.add("largest", "%s", largestOf(device))
+	if d.Applied != nil {
+		next = append(next, d.Applied.facts()...)
+	}
 	next.add("next", "%s", d.next())
 	hints := append(d.stops(), d.unjudged()...)
 	bars := Bars{Device: device, palette: paletteOf(d.Devices), most: min(max(2, detail-2), 8)}
