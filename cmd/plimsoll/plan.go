@@ -163,7 +163,8 @@ func namedArguments(c *cobra.Command, q *job.Request, arguments []string) (files
 		case slices.Contains(model.Catalog(), a) && q.Model == "":
 			q.Model = a
 		case slices.Contains(model.Catalog(), a):
-			return nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).WithHint("leave one of them out")
+			return nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).
+				WithHint("leave one of them out")
 		case isGPU && q.GPU == "" && isNamedGPU(a):
 			q.GPU = a
 			if err := countedGPU(q); err != nil {

@@ -192,8 +192,8 @@ func Find(name string) (Model, error) {
 	return Model{}, fault.Inputf("unknown GPU %q", name).WithHint(hint)
 }
 
-// Alike returns the model with known rates whose memory is nearest to that of a model, of its own generation if there is
-// one.
+// Alike returns the model with known rates whose memory is nearest to that of a model, of its own generation if there
+// is one.
 func Alike(m Model) Model {
 	best, distance := m, 0.0
 	for _, other := range models {

@@ -72,8 +72,8 @@ func NewCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
 	return c
 }
 
-// NewGrowingCUDA returns an allocator that never runs out of memory. Where PyTorch would, after it has returned its cache
-// to the driver, the device gets as many bytes more as the request lacks.
+// NewGrowingCUDA returns an allocator that never runs out of memory. Where PyTorch would, after it has returned its
+// cache to the driver, the device gets as many bytes more as the request lacks.
 func NewGrowingCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
 	c := NewCUDA(configuration, capacity)
 	c.grows = true

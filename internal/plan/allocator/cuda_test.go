@@ -396,8 +396,8 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 	}
 }
 
-// TestGrowing: an allocator that grows is PyTorch's while the device suffices. Beyond, it first returns its cache, and the
-// device gets no more than the request then lacks.
+// TestGrowing: an allocator that grows is PyTorch's while the device suffices. Beyond, it first returns its cache, and
+// the device gets no more than the request then lacks.
 func TestGrowing(t *testing.T) {
 	for _, settings := range []string{"", "expandable_segments:True"} {
 		configuration, err := ParseConfiguration(settings, version.Version{2, 13, 0})

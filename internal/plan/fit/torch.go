@@ -195,8 +195,8 @@ func (s *torchSearch) decided(v *variant, micro int) (decided, error) {
 // assumedNetwork is one port of 100 Gb/s for each GPU, in bytes a second.
 const assumedNetwork = 12.5e9
 
-// assumeSpeed gives a job the rates that nobody knows of its machine. Recipes are then compared by them, and whether they
-// fit does not depend on them.
+// assumeSpeed gives a job the rates that nobody knows of its machine. Recipes are then compared by them, and whether
+// they fit does not depend on them.
 func (s *torchSearch) assumeSpeed(j *job.Job) {
 	if j.GPU.Speed.Half == 0 || j.GPU.Bandwidth == 0 {
 		like := gpu.Alike(j.GPU)
@@ -218,8 +218,8 @@ func (s *torchSearch) assumed() (list []string) {
 			"nearest, are assumed; they rank recipes, and change no byte", j.GPU.Name, gpu.Alike(j.GPU).Name))
 	}
 	if j.Nodes > 1 && s.machine.Network == 0 && j.GPU.Speed.Network == 0 {
-		list = append(list, fmt.Sprintf("%.3g GB/s between nodes for each GPU: assumed, a port of 100 Gb/s; give yours "+
-			"to --network", assumedNetwork/1e9))
+		list = append(list, fmt.Sprintf("%.3g GB/s between nodes for each GPU: assumed, a port of 100 Gb/s; give "+
+			"yours to --network", assumedNetwork/1e9))
 	}
 	return list
 }

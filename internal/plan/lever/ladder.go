@@ -40,8 +40,8 @@ type Rung struct {
 	Flags []string     `json:"flags"`
 	Code  []string     `json:"code"` // lines of a program that do the same
 	Why   string       `json:"why"`
-	// Frees is what this rung takes from the peak beside the rungs before it. It may be 0 or less where another phase is
-	// the fullest: Phase is the one in which the rung frees most, and There its bytes.
+	// Frees is what this rung takes from the peak beside the rungs before it. It may be 0 or less where another phase
+	// is the fullest: Phase is the one in which the rung frees most, and There its bytes.
 	Frees ledger.Bytes     `json:"frees_bytes"`
 	Phase ledger.PhaseName `json:"phase"`
 	There ledger.Bytes     `json:"frees_in_phase_bytes"`
@@ -74,8 +74,8 @@ type standing struct {
 	plan     *plan.Plan
 }
 
-// Climb returns the ladder of a job that lacks memory. It takes changes that free memory in the order of their costs until
-// the job fits, and then leaves out those that it fits without. It returns nil where no change helps.
+// Climb returns the ladder of a job that lacks memory. It takes changes that free memory in the order of their costs
+// until the job fits, and then leaves out those that it fits without. It returns nil where no change helps.
 func Climb(q Question) (*Ladder, error) {
 	c := &climber{weigher: weigher{Question: q, device: q.Need.Device()}, files: q.Plan.Job.Files,
 		known: map[string]*standing{}}
@@ -278,8 +278,8 @@ func (s *standing) lackOf(kind ledger.Kind) (sum ledger.Bytes) {
 // lack returns what all devices lack. It is 0 for a job that fits.
 func (s *standing) lack() ledger.Bytes { return s.lackOf(ledger.GPU) + s.lackOf(ledger.Host) }
 
-// prune leaves out changes that the job needs not, the costliest first, so that it lacks no more than with all. What one
-// change has called for may go with it, so prune looks again until nothing can be left out.
+// prune leaves out changes that the job needs not, the costliest first, so that it lacks no more than with all. What
+// one change has called for may go with it, so prune looks again until nothing can be left out.
 func (c *climber) prune(list []taken, all *standing) ([]taken, error) {
 	for before := len(list) + 1; len(list) < before; {
 		before = len(list)

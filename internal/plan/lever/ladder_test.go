@@ -18,13 +18,15 @@ type machine struct {
 }
 
 var (
-	consumer    = []machine{{"RTX-3060-12GB", 1, 32 * ledger.GiB}, {"RTX-4090", 1, 64 * ledger.GiB}, {"RTX-4090", 2, 128 * ledger.GiB}}
-	workstation = []machine{{"A6000", 1, 128 * ledger.GiB}, {"RTX-PRO-6000", 1, 256 * ledger.GiB}, {"A6000", 4, 256 * ledger.GiB}}
-	servers     = []machine{{"H100-80GB", 8, 1024 * ledger.GiB}, {"A100-80GB", 8, 2048 * ledger.GiB}}
+	consumer = []machine{{"RTX-3060-12GB", 1, 32 * ledger.GiB}, {"RTX-4090", 1, 64 * ledger.GiB},
+		{"RTX-4090", 2, 128 * ledger.GiB}}
+	workstation = []machine{{"A6000", 1, 128 * ledger.GiB}, {"RTX-PRO-6000", 1, 256 * ledger.GiB},
+		{"A6000", 4, 256 * ledger.GiB}}
+	servers = []machine{{"H100-80GB", 8, 1024 * ledger.GiB}, {"A100-80GB", 8, 2048 * ledger.GiB}}
 )
 
-// questions ask "this model on this machine: how?", from models of 1B to 400B, with all of them trained, an adapter, and an
-// adapter of a quantized model.
+// questions ask "this model on this machine: how?", from models of 1B to 400B, with all of them trained, an adapter,
+// and an adapter of a quantized model.
 func questions() (list []job.Request) {
 	add := func(models []string, machines []machine, ways ...func(*job.Request)) {
 		for _, name := range models {
@@ -54,9 +56,9 @@ func named(q job.Request) string {
 		q.MicroBatch)
 }
 
-// TestLadders: every question has an answer. Rungs come in the order of their costs, each changes the plan as it promises,
-// and with all of them the job fits. Where it does not, nothing that the levers can say fits either, and a machine is named
-// that the changed job fits.
+// TestLadders: every question has an answer. Rungs come in the order of their costs, each changes the plan as it
+// promises, and with all of them the job fits. Where it does not, nothing that the levers can say fits either, and a
+// machine is named that the changed job fits.
 func TestLadders(t *testing.T) {
 	asked, lacking, fitting, named := questions(), 0, 0, named
 	for i, q := range asked {
@@ -81,7 +83,7 @@ func TestLadders(t *testing.T) {
 			fitting++
 			continue
 		}
-		if by := exhaustively(t, q); by != "" {
+		if by := exhaustively(q); by != "" {
 			t.Errorf("%s: the ladder does not fit, but this does: %s", named(q), by)
 		}
 		if l.All.Verdict == plan.DoesNotFit && l.Machine == nil {
@@ -128,43 +130,44 @@ func checkRungs(t *testing.T, name string, q job.Request, l *Ladder) {
 	checkApplied(t, name, l.All)
 }
 
-// exhaustively plans what flags can say of a job, and returns the flags of a job that fits.
-func exhaustively(t *testing.T, q job.Request) string {
-	t.Helper()
+// combinations are values of the levers that flags say.
+func combinations(q job.Request) (list []job.Request) {
 	for _, loss := range []string{"", "fused"} {
-		for _, recompute := range []string{"", "full"} {
-			for _, optimizer := range []string{"", "adamw/fused", "adamw_bnb_8bit", "plimsoll/split", "plimsoll/split24"} {
-				for _, sharding := range []string{"", "fsdp", "fsdp offload", "zero", "states", "activations", "both"} {
-					for _, adapter := range []string{"", "lora", "nf4"} {
-						for _, sequence := range []int{q.Sequence, 256} {
-							if testing.Short() && (sequence > 256 || recompute == "") {
-								continue
-							}
-							with := combined(q, loss, recompute, optimizer, sharding, adapter, sequence)
-							if j, err := with.Resolve(); err == nil {
-								if p, err := plan.Within(j); err == nil && p != nil && p.Verdict.Result == plan.Fits {
-									return fmt.Sprintf("%q %q %q %q %q %d", loss, recompute, optimizer, sharding, adapter,
-										sequence)
-								}
-							}
-						}
-					}
+		for _, optimizer := range []string{"", "adamw/fused", "adamw_bnb_8bit", "plimsoll/split", "plimsoll/split24"} {
+			for _, sharding := range []string{"", "fsdp", "fsdp offload", "zero", "states", "activations", "both"} {
+				for _, adapter := range []string{"", "lora", "nf4"} {
+					q := combined(q, sharding, adapter)
+					q.Loss, q.Optimizer, q.Recompute = loss, optimizer, "full"
+					list = append(list, q)
 				}
 			}
+		}
+	}
+	return list
+}
+
+// exhaustively plans what flags can say of a job with short sequences, and returns the request of a job that fits.
+func exhaustively(q job.Request) string {
+	for _, with := range combinations(q) {
+		j, err := with.Resolve()
+		if err != nil {
+			continue
+		}
+		if p, err := plan.Within(j); err == nil && p != nil && p.Verdict.Result == plan.Fits {
+			return fmt.Sprintf("%+v", with)
 		}
 	}
 	return ""
 }
 
-// combined returns a request with values of several levers.
-func combined(q job.Request, loss, recompute, optimizer, sharding, adapter string, sequence int) job.Request {
-	q.Loss, q.Recompute, q.Optimizer, q.Sequence, q.MicroBatch = loss, recompute, optimizer, sequence, 1
-	q.Allocator = "expandable_segments:True"
+// combined returns a request with the least that all levers leave, and values of two of them.
+func combined(q job.Request, sharding, adapter string) job.Request {
+	q.Sequence, q.MicroBatch, q.Allocator = 256, 1, "expandable_segments:True"
 	switch sharding {
 	case "fsdp", "fsdp offload":
 		q.FSDP, q.OffloadParameters = "2", sharding == "fsdp offload"
 	case "zero":
-		q.ZeRO, q.ZeROOffload = "3", job.ZeROOffloads
+		q.ZeRO, q.ZeROOffload, q.Precision = "3", job.ZeROOffloads, "bf16"
 	case "states", "both":
 		q.Offload.What = job.OffloadStates
 	}

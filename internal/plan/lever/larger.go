@@ -136,7 +136,8 @@ func machines(j *job.Job) []Larger {
 	var sizes []ledger.Bytes
 	for _, name := range gpu.Names() {
 		m, err := gpu.Find(name)
-		if err == nil && m.Memory > j.GPU.Memory+j.GPU.Memory/20 && m.Capability > 0 && !slices.Contains(sizes, m.Memory) {
+		isLarger := err == nil && m.Memory > j.GPU.Memory+j.GPU.Memory/20
+		if isLarger && m.Capability > 0 && !slices.Contains(sizes, m.Memory) {
 			sizes = append(sizes, m.Memory)
 			add(Larger{GPU: name, GPUs: j.RanksPerNode, Nodes: j.Nodes}, m.Memory)
 			add(Larger{GPU: name, GPUs: max(j.RanksPerNode, gpusOfNode), Nodes: j.Nodes}, m.Memory)

@@ -89,7 +89,7 @@ var levers = []Lever{
 	{GPUMemory, Nothing, buckets, smallerReduceBucket},
 	{GPUMemory, Nothing, buckets, smallerPrefetchBucket},
 	{GPUMemory, Nothing, "fewer gathered parameters stay for later use", fewerLiveParameters},
-	{GPUMemory, Nothing, "the allocator grows segments in place, so that its memory does not break into pieces", expandable},
+	{GPUMemory, Nothing, "the allocator grows segments in place, and memory does not break into pieces", expandable},
 
 	{GPUMemory, Time, shards, fsdpForDDP},
 	{GPUMemory, Time, shards, higherStages},

@@ -65,8 +65,9 @@ func activationsOnHost(j *job.Job) [][]amend.Setting {
 
 // allOnHost is ZeRO-3 in place of torch's own loop, and of the rungs that ZeRO-3 does not go with.
 func allOnHost(j *job.Job) [][]amend.Setting {
-	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"), to(recipe.ParameterDevice, "cpu"),
-		to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil), to(hostUpdate, nil), to(activations, nil)}
+	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"),
+		to(recipe.ParameterDevice, "cpu"), to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil),
+		to(hostUpdate, nil), to(activations, nil)}
 	if j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 unless it is told otherwise
 		settings = append(settings, to(precision, "bf16"))
 	}

@@ -137,7 +137,8 @@ func (w *weigher) helps(c *Change) bool {
 }
 
 // rank puts first what makes a job fit, then what costs least time, then what frees most. A job that lacked memory, as
-// its user knows, although its plan fits, takes more than is planned: then what costs nothing comes first, and of that what frees most.
+// its user knows, although its plan fits, takes more than is planned: then what costs nothing comes first, and of that
+// what frees most.
 func (w *weigher) rank(list []Change) {
 	order := map[plan.Result]int{plan.Fits: 0, plan.Tight: 1, plan.DoesNotFit: 2, plan.Unknown: 3}
 	slower := func(c *Change) float64 {

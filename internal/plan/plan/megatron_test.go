@@ -134,8 +134,8 @@ func TestMegatronSavings(t *testing.T) {
 	}
 }
 
-// TestMegatronHost: states on the host have a device of their own. A host below the interval does not fit, and one within
-// it is tight and lacks memory by the plan.
+// TestMegatronHost: states on the host have a device of their own. A host below the interval does not fit, and one
+// within it is tight and lacks memory by the plan.
 func TestMegatronHost(t *testing.T) {
 	g, err := gpu.Find("H100-80GB")
 	if err != nil {
@@ -162,7 +162,8 @@ func TestMegatronHost(t *testing.T) {
 				t.Errorf("%s: %v on the host, expected about %.0f", arguments, end, want)
 			}
 			result := map[ledger.Bytes]Result{0: Fits, 1 << 40: Fits, 18 << 30: Tight, 4 << 30: DoesNotFit}[memory]
-			if lacks := memory == 18<<30 || memory == 4<<30; p.Verdict.Result != result || p.Verdict.Lacks() > 0 != lacks {
+			lacks := memory == 18<<30 || memory == 4<<30
+			if p.Verdict.Result != result || p.Verdict.Lacks() > 0 != lacks {
 				t.Errorf("%s with %v: %s, expected %s", arguments, memory, p.Verdict.Result, result)
 			}
 		}

@@ -36,8 +36,8 @@ type Plan struct {
 // Result says whether a job fits.
 type Result string
 
-// The results. A job fits if the upper end of its interval does, and does not fit if the lower end does not. A tight job
-// may fit: its interval has the capacity within it.
+// The results. A job fits if the upper end of its interval does, and does not fit if the lower end does not. A tight
+// job may fit: its interval has the capacity within it.
 const (
 	Fits       Result = "fits"
 	Tight      Result = "tight"
@@ -107,8 +107,8 @@ func LastStage(j *job.Job) (*Plan, error) { return limited(j, simulate.RunLast) 
 // withOperations plans a job with the operations that its model has.
 func withOperations(j *job.Job) (*Plan, error) { return limited(j, simulate.Run) }
 
-// limited plans what a simulator runs of a job on its GPU, as PyTorch would: the allocator frees cached blocks before it
-// runs out of memory. A GPU that is too small even so gets what it lacks then, and the plan goes on.
+// limited plans what a simulator runs of a job on its GPU, as PyTorch would: the allocator frees cached blocks before
+// it runs out of memory. A GPU that is too small even so gets what it lacks then, and the plan goes on.
 func limited(j *job.Job, simulated simulator) (*Plan, error) {
 	return newWithin(j, simulate.Limit{Capacity: j.GPU.Memory, Grows: true}, simulated)
 }
@@ -209,8 +209,8 @@ func Judge(devices []ledger.Device) Verdict {
 		filled := float64(d.Interval.Upper) / float64(d.Capacity)
 		if r := rank[result] - rank[verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			verdict = Verdict{Result: result, Device: d.Kind, Rank: d.Rank, Phase: phase.Name, Iteration: phase.Iteration,
-				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
+			verdict = Verdict{Result: result, Device: d.Kind, Rank: d.Rank, Phase: phase.Name,
+				Iteration: phase.Iteration, Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
 				Lower: d.Interval.Lower, Upper: d.Interval.Upper, Stops: stopsIn(d)}
 			if source := d.Interval.Largest(); source != nil {
 				verdict.Source = source.Name

@@ -8,8 +8,8 @@ import (
 	"plimsoll/internal/plan/simulate"
 )
 
-// TestVerdictIsPyTorchs: a plan lacks memory where PyTorch's allocator runs out of it under the GPU's capacity, after it
-// has freed its cache. A GPU that has what the plan takes of memory is enough.
+// TestVerdictIsPyTorchs: a plan lacks memory where PyTorch's allocator runs out of it under the GPU's capacity, after
+// it has freed its cache. A GPU that has what the plan takes of memory is enough.
 func TestVerdictIsPyTorchs(t *testing.T) {
 	for _, q := range []job.Request{
 		{Model: "qwen2.5-0.5b", GPU: "RTX-3060-12GB", Precision: "bf16", Sequence: 512},
@@ -55,7 +55,8 @@ func TestResults(t *testing.T) {
 		lacks  ledger.Bytes
 	}{13 * gib: {Fits, 0}, 11 * gib: {Tight, 0}, 9 * gib: {Tight, gib}, 7 * gib: {DoesNotFit, 3 * gib}} {
 		v := Judge([]ledger.Device{{Kind: ledger.GPU, Capacity: capacity,
-			Phases:   []ledger.Phase{{Name: ledger.Load, PeakUsed: 8 * gib}, {Name: ledger.Backward, PeakUsed: 10 * gib}},
+			Phases: []ledger.Phase{{Name: ledger.Load, PeakUsed: 8 * gib},
+				{Name: ledger.Backward, PeakUsed: 10 * gib}},
 			Interval: ledger.Interval{Lower: 8 * gib, Upper: 12 * gib}}})
 		if v.Result != want.result || v.Lacks() != want.lacks {
 			t.Errorf("%v: %s, lacks %v, expected %+v", capacity, v.Result, v.Lacks(), want)

@@ -11,8 +11,8 @@ import (
 	"plimsoll/internal/plan/plan"
 )
 
-// brief is the plan on one screen: the verdict, what makes the job fit, the device that is nearest to its limit, and what to
-// do next.
+// brief is the plan on one screen: the verdict, what makes the job fit, the device that is nearest to its limit, and
+// what to do next.
 func (d *PlanDocument) brief(detail int) *Page {
 	var job, largest, next Facts
 	job.add("job", "%s on %s: %s, %s, %s", d.Model.Name, d.machine(), d.types(), d.batch(), d.Job.optimizer())

@@ -61,8 +61,8 @@ func documentOf(t *testing.T, q job.Request) *PlanDocument {
 	return d
 }
 
-// TestBrief: a plan is one screen of 24 lines of 80 columns, whose last fact says what to do next. It, the page for browsers
-// and the document show the same device, phase and components.
+// TestBrief: a plan is one screen of 24 lines of 80 columns, whose last fact says what to do next. It, the page for
+// browsers and the document show the same device, phase and components.
 func TestBrief(t *testing.T) {
 	planned := 0
 	for _, q := range briefJobs() {
@@ -74,7 +74,8 @@ func TestBrief(t *testing.T) {
 		name := fmt.Sprintf("%s on %d %s", q.Model, q.GPUs, q.GPU)
 		text := d.Page().text()
 		lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-		if len(lines) > 24 || slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) > 80 }) {
+		isWide := func(l string) bool { return utf8.RuneCountInString(l) > 80 }
+		if len(lines) > 24 || slices.ContainsFunc(lines, isWide) {
 			t.Errorf("%s: %d lines, or one of more than 80 columns:\n%s", name, len(lines), text)
 		}
 		if !strings.Contains(text, "\nnext ") {

@@ -227,11 +227,11 @@ func (d *Fit) verdict() string {
 		return "no recipe of this training fits as it is; it fits " + how
 	}
 	if r := d.Closest; r != nil {
-		return fmt.Sprintf("nothing fits this machine: %s, micro batch %d, comes closest, %v on a GPU and %v on the host",
-			r.Name, r.MicroBatch, r.GPU, r.Host)
+		return fmt.Sprintf("nothing fits this machine: %s, micro batch %d, comes closest, %v on a GPU and %v on the "+
+			"host", r.Name, r.MicroBatch, r.GPU, r.Host)
 	}
 	if d.Asked == plan.Fits || d.Asked == plan.Tight {
-		return string(d.Asked) + ": the job as it was asked; the time of its recipes is not predicted, so none is faster"
+		return string(d.Asked) + ": the job as it was asked; times are not predicted, and no recipe is compared"
 	}
 	if d.Asked != "" {
 		return string(d.Asked) + ": the job as it was asked"

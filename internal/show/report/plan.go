@@ -81,8 +81,8 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	if v.Result == plan.Unknown {
 		return nil
 	}
-	l := &PlanLimit{Device: v.Device, Rank: v.Rank, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed, Least: v.Least,
-		Capacity: v.Capacity, Lacks: v.Lacks(), Lower: v.Lower, Upper: v.Upper, Source: v.Source}
+	l := &PlanLimit{Device: v.Device, Rank: v.Rank, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed,
+		Least: v.Least, Capacity: v.Capacity, Lacks: v.Lacks(), Lower: v.Lower, Upper: v.Upper, Source: v.Source}
 	if v.Stops != nil {
 		l.Stops = &PlanStop{v.Stops.Name, v.Stops.Iteration}
 	}
