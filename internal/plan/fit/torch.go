@@ -92,6 +92,9 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 		return nil, fault.Inputf("--offload-moments is %s, and --any-moments tries every type", q.States.Moments).
 			WithHint("leave one of the two out")
 	}
+	if err := q.States.CheckChoices(); err != nil {
+		return nil, err
+	}
 	in, err := job.Read(q.Request)
 	if err != nil {
 		return nil, err

@@ -102,9 +102,8 @@ func (o Offload) Decide(j *Job) (*StateOffload, error) {
 	return s, with.refuseOffload()
 }
 
-func (o Offload) decide(j *Job) (*StateOffload, error) {
-	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
-		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
+// CheckChoices refuses words that no flag of an offload knows.
+func (o Offload) CheckChoices() error {
 	for _, choice := range []struct {
 		flag, value string
 		known       []string
@@ -113,8 +112,17 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 		{"master", o.Master, Masters}, {"offload-moments", o.Moments, OffloadMoments},
 	} {
 		if err := checkChoice(choice.flag, choice.value, choice.known); err != nil {
-			return nil, err
+			return err
 		}
+	}
+	return nil
+}
+
+func (o Offload) decide(j *Job) (*StateOffload, error) {
+	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
+		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
+	if err := o.CheckChoices(); err != nil {
+		return nil, err
 	}
 	if o.Chunk < 0 || !(s.Fraction > 0 && s.Fraction <= 1) {
 		return nil, fault.Inputf("--offload-chunk is %v and --offload-fraction %v: expected a size, and a fraction "+
