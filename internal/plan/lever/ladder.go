@@ -117,7 +117,7 @@ func Climb(q Question) (*Ladder, error) {
 // climbed are the levers of ladders, in their order. None of them changes the machine.
 var climbed = func() (list []Lever) {
 	for _, cost := range []Cost{Nothing, Time, Training} {
-		for _, l := range levers {
+		for _, l := range slices.Concat(levers, onLadders) {
 			if l.Cost == cost && l.For != Speed {
 				list = append(list, l)
 			}

@@ -97,14 +97,10 @@ var levers = []Lever{
 	{GPUMemory, Time, recomputes, recomputing},
 	{GPUMemory, Time, "the backward pass recomputes attention", recomputingAttention},
 	{GPUMemory, Time, "states and master weights then lie in host memory between two steps", statesBetweenSteps},
-	{GPUMemory, Time, "states rest on the host, and come to the GPU for the step", statesOnHost},
-	{GPUMemory, Time, "states are on the host, and the CPU updates them there", updateOnHost},
-	{GPUMemory, Time, "what the backward pass needs waits on the host", activationsOnHost},
 	{GPUMemory, Time, offloads, optimizerOnHost},
 	{GPUMemory, Time, offloads, megatronOptimizerOnHost},
 	{GPUMemory, Time, "shards, gradients and states of FSDP then lie in host memory", fsdpOnHost},
 	{GPUMemory, Time, "parameters then lie in host memory while they are not used", parametersOnHost},
-	{GPUMemory, Time, "parameters, gradients and states then lie in host memory", allOnHost},
 	{GPUMemory, Time, "twice as many ranks share each layer", moreTensorParallel},
 	{GPUMemory, Time, "twice as many ranks share each sequence", moreContextParallel},
 	{GPUMemory, Time, "twice as many ranks share the layers", morePipelineStages},
@@ -127,6 +123,14 @@ var levers = []Lever{
 	{Speed, Nothing, "the GPUs have room for the states", onlyOptimizerOnGPU},
 	{Speed, Nothing, "the GPUs have room for the parameters", parametersOnGPU},
 	{Speed, Nothing, "less is gathered", lowerStages},
+}
+
+// onLadders are changes that are no advice by themselves: a program has to be changed for them.
+var onLadders = []Lever{
+	{GPUMemory, Time, "states rest on the host, and come to the GPU for the step", statesOnHost},
+	{GPUMemory, Time, "what the backward pass needs waits on the host", activationsOnHost},
+	{GPUMemory, Time, "parameters, gradients and states then lie in host memory", allOnHost},
+	{GPUMemory, Time, "states are on the host, and the CPU updates them there", updateOnHost},
 }
 
 // pairs are changes of two levers that are advised as one.

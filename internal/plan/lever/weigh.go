@@ -78,7 +78,6 @@ func (c *Change) First() amend.Edit {
 type idea struct {
 	why      string
 	settings []amend.Setting
-	cost     Cost
 }
 
 // For returns the changes that serve the need of a job, the best first.
@@ -116,7 +115,7 @@ func (w *weigher) all() (list []Change, err error) {
 			continue
 		}
 		for _, settings := range l.Ways(w.Plan.Job) {
-			c, err := w.weigh(idea{l.Why, settings, l.Cost})
+			c, err := w.weigh(idea{l.Why, settings})
 			if err != nil {
 				return nil, err
 			}
@@ -137,8 +136,7 @@ func (w *weigher) helps(c *Change) bool {
 }
 
 // rank puts first what makes a job fit, then what costs least time, then what frees most. A job that lacked memory, as
-// its user knows, although its plan fits, takes more than is planned: then what costs nothing comes first, and of that
-// what frees most.
+// its user knows, although its plan fits, takes more than is planned: then what frees most comes first.
 func (w *weigher) rank(list []Change) {
 	order := map[plan.Result]int{plan.Fits: 0, plan.Tight: 1, plan.DoesNotFit: 2, plan.Unknown: 3}
 	slower := func(c *Change) float64 {
@@ -152,7 +150,7 @@ func (w *weigher) rank(list []Change) {
 		frees := cmp.Compare(b.Frees(), a.Frees())
 		switch {
 		case exceeds:
-			return cmp.Or(cmp.Compare(a.idea.cost, b.idea.cost), frees)
+			return frees
 		case a.Verdict != b.Verdict:
 			return cmp.Compare(order[a.Verdict], order[b.Verdict])
 		case a.Verdict == plan.DoesNotFit:
