@@ -400,7 +400,7 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 // the device gets no more than the request then lacks.
 func TestGrowing(t *testing.T) {
 	for _, settings := range []string{"", "expandable_segments:True"} {
-		configuration, err := ParseConfiguration(settings, version.Version{2, 13, 0})
+		configuration, err := ParseConfiguration(settings, version.Version{Major: 2, Minor: 13})
 		if err != nil {
 			t.Fatal(err)
 		}
