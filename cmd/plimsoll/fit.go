@@ -16,6 +16,7 @@ import (
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/plan/fit"
+	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/show/report"
 )
 
@@ -25,6 +26,7 @@ type fitOptions struct {
 	clip     float64
 	machine  machineOptions
 	write    string
+	long     bool
 	format   report.Format
 }
 
@@ -32,7 +34,7 @@ type fitOptions struct {
 func fitCommand() *cobra.Command {
 	var options fitOptions
 	command := &cobra.Command{
-		Use:   "fit [--model MODEL] [CONFIG...]",
+		Use:   "fit [MODEL] [GPU] [CONFIG...]",
 		Short: "Search the fastest recipe of a job that fits",
 		Long: `Fit searches the recipes of a job for the fastest that fits: micro batch and
 accumulation, ZeRO's stages, FSDP, gradient checkpointing, and what is offloaded
@@ -71,6 +73,7 @@ A job is described as to plimsoll plan. Settings that are given are kept.`,
 			"take fewer bytes and are rounded")
 		flags.BoolVar(&q.Tight, "allow-tight", false, "count recipes as fitting whose upper end does not fit")
 		flags.StringVar(&options.write, "write", "", "write the files of the fastest recipe to a `folder`")
+		flags.BoolVar(&options.long, "long", false, "show all that the search has found, and not one screen of it")
 		htmlFlag(command)
 		outputFlags(command, &options.format, "print one JSON document")
 	})
@@ -126,10 +129,12 @@ func runFit(c *cobra.Command, o fitOptions) error {
 				"recipe already")
 		}
 	}
-	if err := present(c, document.Page(), o.format); err != nil {
+	page := document.Page()
+	page.Screen.Long = o.long
+	if err := present(c, page, o.format); err != nil {
 		return err
 	}
-	if answer.Fastest == nil {
+	if answer.Fastest == nil && document.Asked != plan.Fits {
 		return outcome(exitDoesNotFit)
 	}
 	return nil

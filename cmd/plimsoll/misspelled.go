@@ -98,6 +98,9 @@ func badFlag(c *cobra.Command, err error) error {
 	if before := c.Flags().Args(); c.HasSubCommands() && len(before) > 0 {
 		return noArguments(c, before) // the flags are those of another command
 	}
+	if before := c.Flags().Args(); len(before) > 0 && slices.Contains(launchers, before[0]) && c.Name() == "plan" {
+		return programWithoutDashes(c, append(before, "..."))
+	}
 	bad := &fault.Input{Err: err, Hint: "see " + c.CommandPath() + " --help"}
 	var value *pflag.InvalidValueError
 	var inner *fault.Input

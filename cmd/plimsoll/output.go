@@ -34,7 +34,7 @@ func htmlFlag(c *cobra.Command) {
 // present writes a result for what is behind stdout, and the page that --html names.
 func present(c *cobra.Command, page *report.Page, format report.Format) error {
 	screen := report.ScreenOf(c.OutOrStdout(), os.Environ())
-	screen.Table = page.Screen.Table
+	screen.Table, screen.Long = page.Screen.Table, page.Screen.Long
 	page.Screen = screen
 	if err := page.Write(c.OutOrStdout(), format); err != nil {
 		return err

@@ -4,10 +4,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +34,7 @@ type planOptions struct {
 	clip         float64
 	explain, out string
 	advise       bool
+	strict, long bool
 	apply        string
 	table        bool
 	machine      machineOptions
@@ -52,7 +57,7 @@ type programOptions struct {
 func planCommand() *cobra.Command {
 	var options planOptions
 	command := &cobra.Command{
-		Use:   "plan [--model MODEL] [CONFIG...] [-- PROGRAM...]",
+		Use:   "plan [MODEL] [GPU] [CONFIG...] [-- PROGRAM...]",
 		Short: "Plan what every GPU and host holds in every phase, on paper",
 		Long: `Plan says what a training job will hold on its GPUs and hosts, phase by phase
 and component by component, and whether that fits. It starts nothing.
@@ -79,7 +84,8 @@ computed.
 
 Optimizers that --optimizer knows, beside the Trainer's names for them:
 ` + wrapped(job.Optimizers()),
-		Example: `  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
+		Example: `  plimsoll plan qwen2.5-7b 4090
+  plimsoll plan --model llama-3-8b --gpus 8 --gpu H100-80GB --fsdp 2 \
     --precision bf16 --seq-len 4096
   plimsoll plan --model falcon-7b --precision fp16 --gpu A100-80GB --seq-len 128
   plimsoll plan --model qwen3-4b --gpus 8 examples/llama_factory.yaml
@@ -114,9 +120,12 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		if len(arguments) > 0 && isLacking() && !strings.ContainsAny(arguments[0], "./") {
 			q.Recompute, arguments = arguments[0], arguments[1:]
 		}
-		if len(arguments) > 0 && slices.Contains(model.Catalog(), arguments[0]) && !isThere(arguments[0]) {
-			return fault.Inputf("%s is a model of the catalog, not a file", arguments[0]).
-				WithHint("give it as --model " + arguments[0])
+		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
+			return programWithoutDashes(c, arguments)
+		}
+		arguments, err := namedArguments(c, q, arguments)
+		if err != nil {
+			return err
 		}
 		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
 			return noArguments(c, arguments)
@@ -130,6 +139,70 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		}
 		return nil, cobra.ShellCompDirectiveDefault
 	}
+}
+
+// launchers are words that begin the command of a program.
+var launchers = []string{"python", "python3", "torchrun", "accelerate", "deepspeed"}
+
+// programWithoutDashes refuses a program that is not behind --.
+func programWithoutDashes(c *cobra.Command, arguments []string) error {
+	return fault.Inputf("%s is a program, expected a file", arguments[0]).
+		WithHint(fmt.Sprintf("give it behind --: %s -- %s", c.CommandPath(), strings.Join(arguments, " ")))
+}
+
+// namedArguments takes the names of a model and of a GPU from among arguments, and returns the others, which are files.
+func namedArguments(c *cobra.Command, q *job.Request, arguments []string) (files []string, err error) {
+	if err := countedGPU(q); err != nil {
+		return nil, err
+	}
+	for _, a := range arguments {
+		isGPU := strings.ContainsFunc(a, unicode.IsDigit) && !strings.ContainsAny(a, "./")
+		switch {
+		case isThere(a):
+			files = append(files, a)
+		case slices.Contains(model.Catalog(), a) && q.Model == "":
+			q.Model = a
+		case slices.Contains(model.Catalog(), a):
+			return nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).
+				WithHint("leave one of them out")
+		case isGPU && q.GPU == "" && isNamedGPU(a):
+			q.GPU = a
+			if err := countedGPU(q); err != nil {
+				return nil, err
+			}
+		default:
+			files = append(files, a)
+		}
+	}
+	return files, nil
+}
+
+func isNamedGPU(name string) bool {
+	if many := manyGPUs.FindStringSubmatch(name); many != nil {
+		name = many[2]
+	}
+	_, err := gpu.Find(name)
+	return err == nil
+}
+
+// manyGPUs are a number of GPUs and their name, such as 8xH100.
+var manyGPUs = regexp.MustCompile(`^([0-9]{1,4}) ?[xX*] ?([A-Za-z0-9].*)$`)
+
+// countedGPU takes the number of GPUs from before their name.
+func countedGPU(q *job.Request) error {
+	many := manyGPUs.FindStringSubmatch(q.GPU)
+	if many == nil {
+		return nil
+	}
+	n, _ := strconv.Atoi(many[1])
+	switch {
+	case n == 0:
+		return fault.Inputf("--gpu %s: expected 1 GPU or more", q.GPU)
+	case q.GPUs > 0 && q.GPUs != n:
+		return fault.Inputf("--gpu %s and --gpus %d differ", q.GPU, q.GPUs).WithHint("leave --gpus out")
+	}
+	q.GPU, q.GPUs = many[2], n
+	return nil
 }
 
 func isThere(name string) bool {
@@ -179,6 +252,8 @@ func resultFlags(c *cobra.Command, o *planOptions) {
 		"write the plan to a `file` for run --plan, with a hash of every file that it was made from")
 	flags.BoolVar(&o.advise, "advise", false, "also say what would make a job faster that fits")
 	flags.StringVar(&o.apply, "apply", "", "write copies of the files with the first advice to a `folder`")
+	flags.BoolVar(&o.strict, "strict", false, "end with code 3 unless the upper end of the interval fits, too")
+	flags.BoolVar(&o.long, "long", false, "show all that the plan knows, and not one screen of it")
 	flags.BoolVar(&o.table, "table", false, "show a table of all figures of each phase in place of bars")
 	htmlFlag(c)
 	outputFlags(c, &o.format, "print one JSON document")
@@ -214,7 +289,7 @@ func fileFlags(c *cobra.Command, q *job.Request) {
 // hardwareFlags adds the flags for GPUs, hosts and their memory.
 func hardwareFlags(c *cobra.Command, q *job.Request) {
 	flags := c.Flags()
-	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB", gpu.Names())
+	choiceFlag(c, &q.GPU, "gpu", "", "GPU `name`, such as H100-80GB, or several on a node: 8xH100", gpu.Names())
 	flags.Var((*gpusFlag)(&q.GPUs), "gpus", "GPUs of each node, one rank each")
 	flags.Var((*countFlag)(&q.Nodes), "nodes", "nodes of the job")
 	flags.Var((*bytesFlag)(&q.GPUMemory), "gpu-memory", "memory of one GPU, such as 79.1GiB (default: that of --gpu)")
@@ -243,7 +318,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.Precision, "precision", "",
 		"`dtype` of the parameters: VALUES (amp: fp32 parameters under autocast)", job.Precisions)
 	choiceFlag(c, &q.Optimizer, "optimizer", "", "optimizer `name`, also with its implementation: adamw/foreach, "+
-		"adamw/fused or adamw/for-loop", job.Optimizers())
+		"adamw/fused or adamw/for-loop; plimsoll is plimsoll.torch.AdamW, also with its format: plimsoll/int8",
+		append(job.Optimizers(), job.ServiceOptimizer))
 	flags.Float64Var(clip, "clip", 1, "clip gradients to this global `norm`; 0 turns clipping off")
 	flags.Lookup("clip").DefValue = "0" // hidden in the help
 	choiceFlag(c, &q.Recompute, checkpointingFlag, "", "`blocks` whose activations are recomputed in the backward "+
@@ -261,6 +337,9 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 		"`rank` of a LoRA adapter, with PEFT's defaults for what --adapter would say")
 	flags.StringSliceVar(&q.LoRATargets, "lora-targets", nil, "`modules` that --lora adapts, such as q_proj,v_proj, "+
 		"or all-linear (default: PEFT's for the model)")
+	flags.Var((*countFlag)(&q.QLoRA), "qlora", "`rank` of a LoRA adapter of all linear modules of a model in NF4")
+	flags.BoolVar(&q.OffloadsActivations, "offload-activations", false, "what the backward pass needs waits on the "+
+		"host, as with TRL's activation_offloading")
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
@@ -366,7 +445,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 		}
 	}
 	page := document.Page()
-	page.Screen.Table = o.table
+	page.Screen.Table, page.Screen.Long = o.table, o.long
 	if o.explain != "" {
 		if page, err = document.Explain(o.explain); err != nil {
 			return err
@@ -375,7 +454,7 @@ func runPlan(c *cobra.Command, o planOptions) error {
 	if err := present(c, page, o.format); err != nil {
 		return err
 	}
-	if document.Verdict == plan.DoesNotFit {
+	if document.Lacks(o.strict) {
 		return outcome(exitDoesNotFit)
 	}
 	return nil
@@ -461,13 +540,22 @@ func (o *planOptions) advised(p *plan.Plan, m steptime.Machine, document *report
 	if p.Verdict.Result == plan.Fits && !o.advise && o.apply == "" {
 		return nil
 	}
-	list, err := lever.For(lever.Question{Need: lever.NeedOf(p), Request: o.request, Plan: p, Machine: m})
+	question := lever.Question{Need: lever.NeedOf(p), Request: o.request, Plan: p, Machine: m}
+	list, err := lever.For(question)
 	if err != nil {
 		return err
+	}
+	if question.Need == lever.GPUMemory || question.Need == lever.HostMemory {
+		if document.Ladder, err = lever.Climb(question); err != nil {
+			return err
+		}
 	}
 	document.Advice = list
 	if o.apply == "" {
 		return nil
+	}
+	if l := document.Ladder; l != nil && l.All != nil && len(l.All.Texts) > 0 && l.All.Verdict != plan.DoesNotFit {
+		list = []lever.Change{*l.All}
 	}
 	at := slices.IndexFunc(list, func(c lever.Change) bool { return len(c.Texts) > 0 })
 	if at < 0 {

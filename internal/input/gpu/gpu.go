@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -189,6 +190,25 @@ func Find(name string) (Model, error) {
 		hint = fmt.Sprintf("did you mean %q? %s", near, hint)
 	}
 	return Model{}, fault.Inputf("unknown GPU %q", name).WithHint(hint)
+}
+
+// Alike returns the model with known rates whose memory is nearest to that of a model, of its own generation if there
+// is one.
+func Alike(m Model) Model {
+	best, distance := m, 0.0
+	for _, other := range models {
+		if other.Speed.Half == 0 || other.Bandwidth == 0 {
+			continue
+		}
+		far := math.Abs(float64(other.Memory - m.Memory))
+		if other.Capability/10 != m.Capability/10 {
+			far *= 4
+		}
+		if best.Name == m.Name || far < distance {
+			best, distance = other, far
+		}
+	}
+	return best
 }
 
 // Named returns the models whose names have all words of a text: RTX-6000-Ada and RTX-PRO-6000 for "6000".

@@ -21,6 +21,7 @@ const (
 	TrainBatch            Setting = "batch of all ranks"
 	GradientCheckpointing Setting = "gradient checkpointing"
 	OptimizerName         Setting = "optimizer"
+	Liger                 Setting = "kernels of Liger"
 	Stage                 Setting = "ZeRO stage"
 	OptimizerDevice       Setting = "offloaded optimizer"
 	ParameterDevice       Setting = "offloaded parameters"
@@ -91,6 +92,7 @@ var TrainerKeys = SettingKeys{
 	MicroBatch: {Path: "per_device_train_batch_size"}, Accumulation: {Path: "gradient_accumulation_steps"},
 	GradientCheckpointing: {Path: "gradient_checkpointing"}, OptimizerName: {Path: "optim"},
 	SavesModelOnly: {Path: "save_only_model", Unset: false},
+	Liger:          {Path: "use_liger_kernel"},
 }
 
 var accelerateKeys = SettingKeys{Stage: {Path: "deepspeed_config.zero_stage"},

@@ -32,6 +32,7 @@ type CUDA struct {
 	maxRounding  ledger.Bytes
 	largeSegment ledger.Bytes
 	expandable   bool
+	grows        bool // instead of running out of memory
 	divisions    [16]ledger.Bytes
 
 	small, large blockPool
@@ -68,6 +69,14 @@ func NewCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
 	}
 	c.small = blockPool{isSmall: true, page: smallSegment, freeLists: map[int]*freeList{}}
 	c.large = blockPool{page: c.largeSegment, freeLists: map[int]*freeList{}}
+	return c
+}
+
+// NewGrowingCUDA returns an allocator that never runs out of memory. Where PyTorch would, after it has returned its
+// cache to the driver, the device gets as many bytes more as the request lacks.
+func NewGrowingCUDA(configuration Configuration, capacity ledger.Bytes) *CUDA {
+	c := NewCUDA(configuration, capacity)
+	c.grows = true
 	return c
 }
 
@@ -182,12 +191,16 @@ func (c *CUDA) ResetPeaks() {
 }
 
 func (c *CUDA) outOfMemory(size, segment ledger.Bytes) error {
+	capacity := c.capacity
+	if c.grows {
+		capacity = limitless
+	}
 	return &OutOfMemory{
 		size,
 		segment,
 		c.statistics.Allocated.Now,
 		c.statistics.Reserved.Now,
-		c.capacity - c.statistics.Reserved.Now,
+		capacity - c.statistics.Reserved.Now,
 	}
 }
 
@@ -253,7 +266,27 @@ func (c *CUDA) allocBlockWithRetries(s *freeList, size ledger.Bytes) *block {
 		c.statistics.Retries++
 		b = c.allocBlock(s, size)
 	}
+	if b == nil && c.grows {
+		c.grow(s, size)
+		b = c.allocBlock(s, size)
+	}
 	return b
+}
+
+// grow gives the device what a request lacks.
+func (c *CUDA) grow(s *freeList, size ledger.Bytes) {
+	segment := c.segmentSize(size)
+	if c.expandable {
+		segment = c.unmappedOf(s, size)
+	}
+	needed := c.statistics.Reserved.Now + segment
+	if needed > limitless {
+		return
+	}
+	c.capacity = max(c.capacity, needed)
+	if c.allowed > 0 {
+		c.allowed = max(c.allowed, c.statistics.Reserved.Now+c.segmentSize(size))
+	}
 }
 
 // allocBlock creates a segment, or grows one in expandable mode. It returns nil

@@ -395,3 +395,36 @@ func compare(t *rapid.T, c *CUDA, n *naive, peaks *Statistics) {
 		t.Fatalf("%+v with %d inactive", s, inactive)
 	}
 }
+
+// TestGrowing: an allocator that grows is PyTorch's while the device suffices. Beyond, it first returns its cache, and
+// the device gets no more than the request then lacks.
+func TestGrowing(t *testing.T) {
+	for _, settings := range []string{"", "expandable_segments:True"} {
+		configuration, err := ParseConfiguration(settings, version.Version{Major: 2, Minor: 13})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := NewGrowingCUDA(configuration, 100*ledger.MiB)
+		allocate := func(size ledger.Bytes) Block {
+			b, err := c.Allocate(size, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+		kept, cached := allocate(40*ledger.MiB), allocate(60*ledger.MiB)
+		if got := c.Statistics(); got.Reserved.Now != 100*ledger.MiB || got.Retries != 0 {
+			t.Errorf("%q: %v reserved after %d retries", settings, got.Reserved.Now, got.Retries)
+		}
+		if err := c.Free(cached); err != nil {
+			t.Fatal(err)
+		}
+		allocate(80 * ledger.MiB) // 20 MiB more than the device has left without the cache
+		if got := c.Statistics(); got.Reserved.Now != 120*ledger.MiB || got.Reserved.Peak != 120*ledger.MiB {
+			t.Errorf("%q: %v reserved, %v at the peak, expected 120 MiB", settings, got.Reserved.Now, got.Reserved.Peak)
+		}
+		if err := c.Free(kept); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -44,7 +44,11 @@ func (c *CUDA) findExpandable(s *freeList, size ledger.Bytes) *block {
 	}
 	// Address space costs nothing, so PyTorch reserves more than the device has
 	// memory: a segment can grow past its holes.
-	b := c.newSegment(s, roundUp(c.capacity+c.capacity/8, s.pool.page))
+	space := c.capacity
+	if c.grows {
+		space = limitless
+	}
+	b := c.newSegment(s, roundUp(space+space/8, s.pool.page))
 	b.unmapped = true
 	c.insert(b)
 	return b
@@ -91,4 +95,17 @@ func (c *CUDA) unmapBlock(b *block) {
 		c.remove(b)
 		c.blocks.giveBack(b)
 	}
+}
+
+// unmappedOf returns the pages that expand maps for a request.
+func (c *CUDA) unmappedOf(s *freeList, size ledger.Bytes) (bytes ledger.Bytes) {
+	b := c.findExpandable(s, size)
+	for missing := size; missing > 0; b = b.next {
+		part := min(b.size, missing)
+		if b.unmapped {
+			bytes += roundUp(part, s.pool.page)
+		}
+		missing -= part
+	}
+	return bytes
 }

@@ -16,6 +16,7 @@ import (
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/steptime"
 )
@@ -70,6 +71,11 @@ type Answer struct {
 	LargestBatch, Longest *Recipe
 	// Closest takes least memory, if none fits.
 	Closest *Recipe
+	// Asked is the job as it was asked, and Ladder what makes it fit; both only if no recipe fits.
+	Asked  *plan.Plan
+	Ladder *lever.Ladder
+	// Assumed are rates of the machine that nobody knows.
+	Assumed []string
 	Left    map[string]int // why variants were left out, and how many
 }
 

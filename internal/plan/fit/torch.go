@@ -2,12 +2,15 @@ package fit
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 	"plimsoll/internal/plan/steptime"
 )
@@ -43,13 +46,41 @@ func Search(q Question) (*Answer, error) {
 	if err := s.run(); err != nil {
 		return nil, err
 	}
-	if s.answer.Candidates == 0 {
+	s.answer.Assumed = s.assumed()
+	if s.answer.Candidates == 0 && (len(s.answer.Left) == 0 || s.base.Megatron != nil) {
 		return nil, s.nothing()
 	}
-	if s.answer.Fastest == nil || s.answer.Untimed {
+	if s.answer.Fastest == nil {
+		return s.answer, s.asked()
+	}
+	if s.answer.Untimed {
 		return s.answer, nil
 	}
 	return s.answer, s.longest()
+}
+
+// asked plans the job as it was asked, where no recipe of the search fits: what makes it fit may be none of a recipe.
+func (s *torchSearch) asked() error {
+	q := s.Request
+	if q.MicroBatch == 0 && s.Batch == 0 && len(s.base.Files) == 0 && s.base.Megatron == nil {
+		q.MicroBatch = 1
+	}
+	j, err := q.Resolve()
+	if err != nil {
+		if s.answer.Candidates > 0 {
+			return nil // recipes are what the search has to say
+		}
+		return leftOut(s.answer.Left)
+	}
+	p, err := plan.New(j)
+	if err != nil {
+		return err
+	}
+	s.answer.Asked = p
+	if need := lever.NeedOf(p); need == lever.GPUMemory || need == lever.HostMemory {
+		s.answer.Ladder, err = lever.Climb(lever.Question{Need: need, Request: q, Plan: p, Machine: s.machine})
+	}
+	return err
 }
 
 func newTorchSearch(q Question) (*torchSearch, error) {
@@ -60,6 +91,9 @@ func newTorchSearch(q Question) (*torchSearch, error) {
 	if q.AnyMoments && q.States.Moments != "" {
 		return nil, fault.Inputf("--offload-moments is %s, and --any-moments tries every type", q.States.Moments).
 			WithHint("leave one of the two out")
+	}
+	if err := q.States.CheckChoices(); err != nil {
+		return nil, err
 	}
 	in, err := job.Read(q.Request)
 	if err != nil {
@@ -157,7 +191,40 @@ func (s *torchSearch) decided(v *variant, micro int) (decided, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.assumeSpeed(j)
 	return &torchJob{j}, steptime.Refusal(j, s.machine)
+}
+
+// assumedNetwork is one port of 100 Gb/s for each GPU, in bytes a second.
+const assumedNetwork = 12.5e9
+
+// assumeSpeed gives a job the rates that nobody knows of its machine. Recipes are then compared by them, and whether
+// they fit does not depend on them.
+func (s *torchSearch) assumeSpeed(j *job.Job) {
+	if j.GPU.Speed.Half == 0 || j.GPU.Bandwidth == 0 {
+		like := gpu.Alike(j.GPU)
+		j.GPU.Speed, j.GPU.Bandwidth = like.Speed, like.Bandwidth
+	}
+	if j.Nodes > 1 && s.machine.Network == 0 && j.GPU.Speed.Network == 0 {
+		j.GPU.Speed.Network = assumedNetwork / 1e9
+	}
+}
+
+// assumed says the rates that assumeSpeed sets.
+func (s *torchSearch) assumed() (list []string) {
+	j := s.base
+	if j.Megatron != nil || j.OnCPU {
+		return nil
+	}
+	if j.GPU.Speed.Half == 0 || j.GPU.Bandwidth == 0 {
+		list = append(list, fmt.Sprintf("speed of the GPU: that of %s is not known, and those of %s, whose memory is "+
+			"nearest, are assumed; they rank recipes, and change no byte", j.GPU.Name, gpu.Alike(j.GPU).Name))
+	}
+	if j.Nodes > 1 && s.machine.Network == 0 && j.GPU.Speed.Network == 0 {
+		list = append(list, fmt.Sprintf("%.3g GB/s between nodes for each GPU: assumed, a port of 100 Gb/s; give "+
+			"yours to --network", assumedNetwork/1e9))
+	}
+	return list
 }
 
 // torchJob is a job that PyTorch runs.

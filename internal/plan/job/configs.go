@@ -36,6 +36,9 @@ func (in *Inputs) named(err error) error {
 // framework applies what the file of a framework says, where no flag says it.
 func (r *resolver) framework() error {
 	f := r.Inputs.framework
+	if r.OffloadsActivations {
+		r.offloadActivations(recipe.NewOffloading())
+	}
 	if f == nil {
 		return nil
 	}
@@ -68,14 +71,19 @@ func (r *resolver) framework() error {
 	}
 	r.job.WidensNorms, r.job.ScattersExperts, r.job.TilesMLP = f.WidensNorms, f.ScattersExperts, f.TilesMLP
 	r.job.StepsInBackward = f.StepsInBackward
-	if o := f.Offloading; o != nil {
-		r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,
-			InputsOnly: o.InputsOnly, BeforeLoss: o.BeforeLoss, Weights: o.Weights}
+	if f.Offloading != nil {
+		r.offloadActivations(f.Offloading)
 	}
 	if f.ReducesIn32 {
 		r.job.ReduceType = dtype.F32
 	}
 	return nil
+}
+
+// offloadActivations keeps what operations save for the backward pass on the host.
+func (r *resolver) offloadActivations(o *recipe.Offloading) {
+	r.job.OffloadActivations = &autograd.Offload{Streams: o.Streams, Stash: o.Stash, Tracks: o.Tracks,
+		InputsOnly: o.InputsOnly, BeforeLoss: o.BeforeLoss, Weights: o.Weights}
 }
 
 // unfrozen freezes all parameters but those that the patterns of a framework's file match.

@@ -44,6 +44,10 @@ func Read(q Request) (*Inputs, error) {
 	if err := q.Shorthand.check(); err != nil {
 		return nil, err
 	}
+	q, err := q.inFull()
+	if err != nil {
+		return nil, err
+	}
 	release, err := q.deepSpeedRelease()
 	if err != nil {
 		return nil, err

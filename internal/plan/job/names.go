@@ -69,6 +69,9 @@ func (j *Job) OptimizerName() string {
 	if d := j.DeepSpeed; d != nil && d.OffloadOptimizer.Device != "none" {
 		name = j.Optimizer.Name + " on the host" // not a step of torch.optim
 	}
+	if o := j.Offload; o != nil && o.Rest == InService {
+		return o.Name()
+	}
 	if j.Offload != nil {
 		name += ", " + j.Offload.Name()
 	}

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/roads"
+	"plimsoll/internal/state/optim/kernel"
 )
 
 // Offload is the request for plimsoll.torch.StateOffload: the update runs on the GPU, and the states rest on the host.
@@ -43,8 +45,10 @@ type StateOffload struct {
 	Moments dtype.Type // that states of the parameter's shape have on the host, if they are fp32 in the update
 	// Rest is where the states are between two steps.
 	Rest Rest
-	// Service is what the optimizer service holds for a rank that it updates; only with InService.
+	// Service is what the optimizer service holds for a rank that it updates, and Format how it holds that; only with
+	// InService. With a format the bytes follow from the parameters of the rank.
 	Service ledger.Bytes
+	Format  *kernel.Format
 }
 
 // Rest is where states are between two steps, and with it where they are updated.
@@ -59,6 +63,12 @@ const (
 
 // offload sets what rests on the host.
 func (r *resolver) offload() error {
+	if name, format, _ := strings.Cut(r.Request.Optimizer, "/"); name == ServiceOptimizer {
+		if err := r.inService(format); err != nil {
+			return err
+		}
+		return r.job.refuseOffload()
+	}
 	o := r.Request.Offload
 	s, err := o.decide(r.job)
 	switch {
@@ -92,9 +102,8 @@ func (o Offload) Decide(j *Job) (*StateOffload, error) {
 	return s, with.refuseOffload()
 }
 
-func (o Offload) decide(j *Job) (*StateOffload, error) {
-	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
-		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
+// CheckChoices refuses words that no flag of an offload knows.
+func (o Offload) CheckChoices() error {
 	for _, choice := range []struct {
 		flag, value string
 		known       []string
@@ -103,8 +112,17 @@ func (o Offload) decide(j *Job) (*StateOffload, error) {
 		{"master", o.Master, Masters}, {"offload-moments", o.Moments, OffloadMoments},
 	} {
 		if err := checkChoice(choice.flag, choice.value, choice.known); err != nil {
-			return nil, err
+			return err
 		}
+	}
+	return nil
+}
+
+func (o Offload) decide(j *Job) (*StateOffload, error) {
+	s := &StateOffload{Moments: dtype.F32, Settings: roads.Settings{Whole: o.Mode == "whole",
+		ChunkBytes: cmp.Or(o.Chunk, roads.DefaultChunk), Fraction: cmp.Or(o.Fraction, 1), Recovery: !o.NoRecovery}}
+	if err := o.CheckChoices(); err != nil {
+		return nil, err
 	}
 	if o.Chunk < 0 || !(s.Fraction > 0 && s.Fraction <= 1) {
 		return nil, fault.Inputf("--offload-chunk is %v and --offload-fraction %v: expected a size, and a fraction "+
@@ -221,6 +239,9 @@ func (o *StateOffload) proxies() int64 {
 
 // Name describes the offload.
 func (o *StateOffload) Name() string {
+	if o.Rest == InService {
+		return "plimsoll.torch.AdamW, states on the host in the format " + o.formatName()
+	}
 	text := fmt.Sprintf("states on the host, in chunks of %v", o.ChunkBytes)
 	if o.Whole {
 		text = "states on the host, whole in the step"

@@ -63,6 +63,9 @@ func (r *resolver) optimizerName() (name, variant string, where fault.Position) 
 // optimizer sets the optimizer, its variant and the gradient clipping.
 func (r *resolver) optimizer() (err error) {
 	name, variant, where := r.optimizerName()
+	if name == ServiceOptimizer {
+		name, variant = "adamw", ""
+	}
 	if name == "" {
 		name = "adamw"
 		r.assume("AdamW: --optimizer was not given")

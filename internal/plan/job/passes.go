@@ -6,6 +6,7 @@ import (
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/input/model"
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/plan/autograd"
 	"plimsoll/internal/plan/forward"
@@ -154,6 +155,11 @@ func (r *resolver) namedLoss() error {
 // (MODEL_TYPE_TO_APPLY_LIGER_FN in liger_kernel/transformers/monkey_patch.py).
 var ligerModels = strings.Fields("gemma gemma2 gemma3_text gemma3 glm4 llama llama4 mistral mixtral olmo2 phi3 qwen2 " +
 	"qwen3 qwen3_moe qwen3_next smollm3 granite")
+
+// HasLiger reports whether liger-kernel has kernels for a model.
+func HasLiger(m *model.Model) bool {
+	return len(m.Network.Towers) == 0 && slices.Contains(ligerModels, m.Type) && m.Type != "granite"
+}
 
 // liger replaces modules by those of liger-kernel. The Trainer leaves a model
 // alone that liger-kernel does not know.

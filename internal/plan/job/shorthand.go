@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -17,6 +18,25 @@ type Shorthand struct {
 	ZeROOffload []string `json:",omitempty"` // of ZeROOffloads
 	LoRA        int      `json:",omitempty"` // rank
 	LoRATargets []string `json:",omitempty"` // target_modules, or "all-linear" alone
+	QLoRA       int      `json:",omitempty"` // rank of a LoRA on all linear modules of a model in NF4
+	// OffloadsActivations keeps what the backward pass needs on the host, as TRL's OffloadActivations does.
+	OffloadsActivations bool `json:",omitempty"`
+}
+
+// inFull returns a request that says by other flags what --qlora says.
+func (q Request) inFull() (Request, error) {
+	if q.QLoRA == 0 {
+		return q, nil
+	}
+	if q.LoRA > 0 {
+		return q, fault.Inputf("--qlora and --lora both say the rank of an adapter").WithHint("leave one of them out")
+	}
+	q.LoRA, q.QLoRA = q.QLoRA, 0
+	if len(q.LoRATargets) == 0 {
+		q.LoRATargets = []string{allLinear}
+	}
+	q.Quantization = cmp.Or(q.Quantization, "nf4")
+	return q, nil
 }
 
 // ZeROStages and ZeROOffloads are the allowed values of ZeRO and ZeROOffload.
@@ -115,7 +135,7 @@ func (s Shorthand) check() error {
 	case slices.Contains(s.ZeROOffload, OffloadedParameters) && s.ZeRO != partitionsParameters:
 		return fault.Inputf("--zero-offload parameters needs --zero 3: at stage %s every rank keeps all parameters",
 			s.ZeRO).WithHint("give --zero 3, or --zero-offload optimizer")
-	case s.LoRA == 0 && len(s.LoRATargets) > 0:
+	case s.LoRA == 0 && s.QLoRA == 0 && len(s.LoRATargets) > 0:
 		return fault.Inputf("--lora-targets is given without --lora").
 			WithHint("add --lora with a rank, or set target_modules in the file of the adapter")
 	}

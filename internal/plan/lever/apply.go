@@ -50,6 +50,29 @@ var flags = map[recipe.Setting]requestFlag{
 	sharded: word("fsdp", func(q *job.Request) *string { return &q.FSDP }).givenWhere(always),
 	gpus:    count("gpus", func(q *job.Request) *int { return &q.GPUs }).givenWhere(always),
 	nodes:   count("nodes", func(q *job.Request) *int { return &q.Nodes }).givenWhere(always),
+
+	allocConf: word("alloc-conf", func(q *job.Request) *string { return &q.Allocator }).givenWhere(always),
+	recipe.Liger: {
+		given: func(q *job.Request) bool { return q.Loss != "" },
+		set:   func(q *job.Request, _ any) { q.Loss = "fused" },
+		says:  func(any) string { return "--loss fused" },
+	},
+	hostStates: word("offload", func(q *job.Request) *string { return &q.Offload.What }).givenWhere(always),
+	hostUpdate: word("optimizer", func(q *job.Request) *string { return &q.Optimizer }).givenWhere(always),
+	activations: {
+		given: always,
+		set:   func(q *job.Request, to any) { q.OffloadsActivations = to == true },
+		says:  func(any) string { return "--offload-activations" },
+	},
+	adapterRank: count("lora", func(q *job.Request) *int { return &q.LoRA }).givenWhere(always),
+	adapted: {
+		given: always,
+		set:   func(q *job.Request, to any) { q.LoRATargets = []string{fmt.Sprint(to)} },
+		says:  func(to any) string { return fmt.Sprintf("--lora-targets %v", to) },
+	},
+	quantization: word("quantization", func(q *job.Request) *string { return &q.Quantization }).givenWhere(always),
+	precision:    word("precision", func(q *job.Request) *string { return &q.Precision }).givenWhere(always),
+	sequence:     count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }
 
 // always is for settings of the program that starts the ranks.

@@ -5,6 +5,7 @@ package lever
 import (
 	"slices"
 
+	"plimsoll/internal/base/fault"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/input/recipe"
@@ -30,9 +31,38 @@ func (n Need) Device() ledger.Kind {
 	return ledger.GPU
 }
 
+// Cost is what a change costs beside the edit.
+type Cost int
+
+// The costs, in the order in which a ladder takes them.
+const (
+	Nothing  Cost = iota // the same training in the same time
+	Time                 // the same training, slower
+	Training             // another training
+	Hardware             // more machines
+)
+
+// MarshalText writes the cost as a word.
+func (c Cost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads a word of MarshalText.
+func (c *Cost) UnmarshalText(text []byte) error {
+	at := slices.Index(costNames, string(text))
+	if at < 0 {
+		return fault.Inputf("%q is no cost of a change: expected %s", text, fault.OneOf(costNames...))
+	}
+	*c = Cost(at)
+	return nil
+}
+
+var costNames = []string{"nothing", "time", "training", "hardware"}
+
+func (c Cost) String() string { return costNames[c] }
+
 // Lever is a change of a job, with one way for each of its values.
 type Lever struct {
 	For  Need
+	Cost Cost
 	Why  string
 	Ways func(*job.Job) [][]amend.Setting // none for a job that does not allow the change
 }
@@ -46,55 +76,85 @@ const (
 	buckets    = "the bucket is smaller, so that more and smaller messages go"
 )
 
-// levers are all changes that are weighed. None of them changes the training itself.
+// levers are all changes that are weighed, for each need in the order in which a ladder takes them. Those that cost
+// another training are a ladder's last rungs, and no advice by themselves.
 var levers = []Lever{
-	{GPUMemory, recomputes, recomputing},
-	{GPUMemory, shrinks, smallerBatches},
-	{GPUMemory, shrinks + "; " + recomputes, both(smallerBatches, recomputing)},
-	{GPUMemory, "the fused step keeps no temporaries of the size of the parameters", fusedStep},
-	{GPUMemory, "shards, gradients and states of FSDP then lie in host memory", fsdpOnHost},
-	{GPUMemory, shards, fsdpForDDP},
-	{GPUMemory, "parameters are gathered once more in the backward pass, and not kept for it", resharding},
-	{GPUMemory, "a stage has fewer micro batches under way", smallerSchedule},
-	{GPUMemory, offloads, optimizerOnHost},
-	{GPUMemory, shards, higherStages},
-	{GPUMemory, shards + "; " + offloads, both(higherStages, optimizerOnHost)},
-	{GPUMemory, "parameters then lie in host memory while they are not used", parametersOnHost},
-	{GPUMemory, buckets, smallerReduceBucket},
-	{GPUMemory, buckets, smallerPrefetchBucket},
-	{GPUMemory, "fewer gathered parameters stay for later use", fewerLiveParameters},
+	{GPUMemory, Nothing, "the loss does not keep the logits of all tokens", fusedLossOfLiger},
+	{GPUMemory, Nothing, "the fused step keeps no temporaries of the size of the parameters", fusedStep},
+	{GPUMemory, Nothing, "the loss keeps one copy of the logits", fusedLoss},
+	{GPUMemory, Nothing, shrinks, smallerBatches},
+	{GPUMemory, Nothing, "tensor parallel ranks then share activations between their layers, too", sequenceParallel},
+	{GPUMemory, Nothing, shards, distributedOptimizer},
+	{GPUMemory, Nothing, "a stage has fewer micro batches under way", smallerSchedule},
+	{GPUMemory, Nothing, buckets, smallerReduceBucket},
+	{GPUMemory, Nothing, buckets, smallerPrefetchBucket},
+	{GPUMemory, Nothing, "fewer gathered parameters stay for later use", fewerLiveParameters},
+	{GPUMemory, Nothing, "the allocator grows segments in place, and memory does not break into pieces", expandable},
 
-	{GPUMemory, "tensor parallel ranks then share activations between their layers, too", sequenceParallel},
-	{GPUMemory, shards, distributedOptimizer},
-	{GPUMemory, "the loss keeps one copy of the logits", fusedLoss},
-	{GPUMemory, "the backward pass recomputes attention", recomputingAttention},
-	{GPUMemory, "states and master weights then lie in host memory between two steps", statesBetweenSteps},
-	{GPUMemory, offloads, megatronOptimizerOnHost},
-	{GPUMemory, "twice as many ranks share each layer", moreTensorParallel},
-	{GPUMemory, "twice as many ranks share each sequence", moreContextParallel},
-	{GPUMemory, "twice as many ranks share the layers", morePipelineStages},
+	{GPUMemory, Time, shards, fsdpForDDP},
+	{GPUMemory, Time, shards, higherStages},
+	{GPUMemory, Time, "parameters are gathered once more in the backward pass, and not kept for it", resharding},
+	{GPUMemory, Time, recomputes, recomputing},
+	{GPUMemory, Time, "the backward pass recomputes attention", recomputingAttention},
+	{GPUMemory, Time, "states and master weights then lie in host memory between two steps", statesBetweenSteps},
+	{GPUMemory, Time, offloads, optimizerOnHost},
+	{GPUMemory, Time, offloads, megatronOptimizerOnHost},
+	{GPUMemory, Time, "shards, gradients and states of FSDP then lie in host memory", fsdpOnHost},
+	{GPUMemory, Time, "parameters then lie in host memory while they are not used", parametersOnHost},
+	{GPUMemory, Time, "twice as many ranks share each layer", moreTensorParallel},
+	{GPUMemory, Time, "twice as many ranks share each sequence", moreContextParallel},
+	{GPUMemory, Time, "twice as many ranks share the layers", morePipelineStages},
 
-	{HostMemory, "PyTorch rounds pinned blocks up to powers of two", pageable},
-	{HostMemory, "parameters then stay on the GPUs", parametersOnGPU},
-	{HostMemory, "optimizer states then stay on the GPUs", optimizerOnGPU},
-	{HostMemory, shards, shardedOnHost},
-	{HostMemory, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
-	{HostMemory, "states then stay on the GPUs", megatronStatesOnGPU},
-	{HostMemory, "each rank then saves its shard, and none gathers the model", shardedCheckpoint},
-	{HostMemory, "checkpoints then lack the optimizer's states, so that no job goes on from them", modelCheckpoint},
+	{GPUMemory, Training, "moments take a byte each, and are rounded", eightBitOptimizer},
+	{GPUMemory, Training, "only an adapter has gradients and states", adapter},
+	{GPUMemory, Training, "only an adapter has gradients and states, and the weights take 4 bits", quantizedAdapter},
+	{GPUMemory, Training, "sequences have fewer tokens", shorterSequences},
 
-	{Speed, "larger products take less time for each token", largerBatches},
-	{Speed, "nothing is computed twice", keepingActivations},
-	{Speed, "the GPUs have room for the states", onlyOptimizerOnGPU},
-	{Speed, "the GPUs have room for the parameters", parametersOnGPU},
-	{Speed, "less is gathered", lowerStages},
+	{HostMemory, Nothing, "PyTorch rounds pinned blocks up to powers of two", pageable},
+	{HostMemory, Nothing, "parameters then stay on the GPUs", parametersOnGPU},
+	{HostMemory, Nothing, "optimizer states then stay on the GPUs", optimizerOnGPU},
+	{HostMemory, Nothing, shards, shardedOnHost},
+	{HostMemory, Nothing, "states take fewer bytes on the host", smallerFormat},
+	{HostMemory, Hardware, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
+	{HostMemory, Nothing, "states then stay on the GPUs", megatronStatesOnGPU},
+	{HostMemory, Nothing, "each rank then saves its shard, and none gathers the model", shardedCheckpoint},
+	{HostMemory, Training, "checkpoints then lack optimizer states, so that no job goes on from them", modelCheckpoint},
+
+	{Speed, Nothing, "larger products take less time for each token", largerBatches},
+	{Speed, Nothing, "nothing is computed twice", keepingActivations},
+	{Speed, Nothing, "the GPUs have room for the states", onlyOptimizerOnGPU},
+	{Speed, Nothing, "the GPUs have room for the parameters", parametersOnGPU},
+	{Speed, Nothing, "less is gathered", lowerStages},
+}
+
+// onLadders are changes that are no advice by themselves: a program has to be changed for them.
+var onLadders = []Lever{
+	{GPUMemory, Time, "states rest on the host, and come to the GPU for the step", statesOnHost},
+	{GPUMemory, Time, "what the backward pass needs waits on the host", activationsOnHost},
+	{GPUMemory, Time, "parameters, gradients and states then lie in host memory", allOnHost},
+	{GPUMemory, Time, "states are on the host, and the CPU updates them there", updateOnHost},
+}
+
+// pairs are changes of two levers that are advised as one.
+var pairs = []Lever{
+	{GPUMemory, Time, shrinks + "; " + recomputes, both(smallerBatches, recomputing)},
+	{GPUMemory, Time, shards + "; " + offloads, both(higherStages, optimizerOnHost)},
 }
 
 // Settings that no file of a training says.
 const (
-	sharded recipe.Setting = "FSDP" // in place of DistributedDataParallel
-	nodes   recipe.Setting = "nodes"
-	gpus    recipe.Setting = "GPUs of a node"
+	sharded      recipe.Setting = "FSDP" // in place of DistributedDataParallel
+	nodes        recipe.Setting = "nodes"
+	gpus         recipe.Setting = "GPUs of a node"
+	allocConf    recipe.Setting = "settings of the allocator"
+	hostStates   recipe.Setting = "states on the host"
+	hostUpdate   recipe.Setting = "optimizer on the host"
+	activations  recipe.Setting = "activations on the host"
+	adapterRank  recipe.Setting = "rank of an adapter"
+	adapted      recipe.Setting = "modules of an adapter"
+	quantization recipe.Setting = "quantization"
+	sequence     recipe.Setting = "tokens of a sequence"
+	precision    recipe.Setting = "precision"
 )
 
 func to(name recipe.Setting, value any) amend.Setting { return amend.Setting{Name: name, To: value} }

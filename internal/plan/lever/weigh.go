@@ -90,12 +90,12 @@ func For(q Question) ([]Change, error) {
 		return nil, err
 	}
 	w.rank(list)
-	if q.Plan.Verdict.Result == plan.DoesNotFit && len(list) > 1 && list[0].Verdict == plan.DoesNotFit {
-		c, err := w.combined(list)
-		if err != nil || c == nil {
+	if q.Plan.Verdict.Result == plan.DoesNotFit && len(list) > 0 && list[0].Verdict == plan.DoesNotFit {
+		l, err := Climb(q)
+		if err != nil || l == nil || l.All == nil || l.All.Verdict == plan.DoesNotFit && l.All.After >= list[0].After {
 			return list, err
 		}
-		list = append([]Change{*c}, list...)
+		list = append([]Change{*l.All}, list...)
 	}
 	return list, nil
 }
@@ -110,8 +110,8 @@ type weigher struct {
 
 // all weighs every way of every lever for the need, and returns those that help.
 func (w *weigher) all() (list []Change, err error) {
-	for _, l := range levers {
-		if l.For != w.Need {
+	for _, l := range slices.Concat(levers, pairs) {
+		if l.For != w.Need || l.Cost == Training {
 			continue
 		}
 		for _, settings := range l.Ways(w.Plan.Job) {
@@ -133,43 +133,6 @@ func (w *weigher) helps(c *Change) bool {
 		return c.Slower != nil && *c.Slower <= -0.01 && c.Verdict == plan.Fits
 	}
 	return c.Frees() >= max(w.before/200, 1)
-}
-
-// combined joins changes that free something, from the one that frees most on, until the job fits. It returns nil if
-// no other change frees more beside the first.
-func (w *weigher) combined(list []Change) (best *Change, err error) {
-	joined := list[0].idea
-	for _, c := range list[1:] {
-		with := joined.and(c.idea)
-		if len(with.settings) == len(joined.settings) {
-			continue
-		}
-		next, err := w.weigh(with)
-		if err != nil {
-			return nil, err
-		}
-		if next == nil || best == nil && next.After >= list[0].After || best != nil && next.After >= best.After {
-			continue
-		}
-		if best, joined = next, with; best.Verdict != plan.DoesNotFit {
-			break
-		}
-	}
-	return best, nil
-}
-
-// and returns both ideas. Where both say a setting, the first counts.
-func (i idea) and(other idea) idea {
-	both := idea{why: i.why, settings: slices.Clone(i.settings)}
-	for _, s := range other.settings {
-		if !slices.ContainsFunc(i.settings, func(t amend.Setting) bool { return t.Name == s.Name }) {
-			both.settings = append(both.settings, s)
-		}
-	}
-	if len(both.settings) > len(i.settings) {
-		both.why += "; " + other.why
-	}
-	return both
 }
 
 // rank puts first what makes a job fit, then what costs least time, then what frees most. A job that lacked memory, as
@@ -212,14 +175,25 @@ func (w *weigher) planned(i idea) (*Change, error) {
 	if err != nil || applied == nil {
 		return nil, err
 	}
-	j, err := applied.amended().Resolve()
+	with, err := applied.planned()
 	if err != nil {
 		return nil, err
 	}
-	with, err := plan.New(j)
+	return w.changed(i, applied, with), nil
+}
+
+// planned plans the edited files.
+func (a *Applied) planned() (*plan.Plan, error) {
+	j, err := a.amended().Resolve()
 	if err != nil {
 		return nil, err
 	}
+	return plan.New(j)
+}
+
+// changed says what a plan of the edited files holds beside that of the job.
+func (w *weigher) changed(i idea, applied *Applied, with *plan.Plan) *Change {
+	j := with.Job
 	c := &Change{Applied: *applied, Why: i.why, Device: w.device, Before: w.before, Verdict: with.Verdict.Result,
 		idea: i}
 	c.After, _ = with.Held(w.device, w.Phase)
@@ -228,7 +202,7 @@ func (w *weigher) planned(i idea) (*Change, error) {
 		slower := secondsOf(now)/secondsOf(w.step)*gpus - 1
 		c.Slower = &slower
 	}
-	return c, nil
+	return c
 }
 
 // secondsOf returns the time of a token.

@@ -134,7 +134,8 @@ func TestMegatronSavings(t *testing.T) {
 	}
 }
 
-// TestMegatronHost: states on the host have a device of their own, and a host that is too small does not fit.
+// TestMegatronHost: states on the host have a device of their own. A host below the interval does not fit, and one
+// within it is tight and lacks memory by the plan.
 func TestMegatronHost(t *testing.T) {
 	g, err := gpu.Find("H100-80GB")
 	if err != nil {
@@ -147,7 +148,7 @@ func TestMegatronHost(t *testing.T) {
 		"--chunked-optimizer-state-offload --optimizer-state-offload-fraction 0.5":    6,
 		"--use-precision-aware-optimizer --optimizer-cpu-offload --no-pin-cpu-params": 16,
 	} {
-		for _, memory := range []ledger.Bytes{0, 1 << 40, 18 << 30} {
+		for _, memory := range []ledger.Bytes{0, 1 << 40, 18 << 30, 4 << 30} {
 			j := megatronJob(t, base+arguments, megatron.Request{World: 8, GPU: g})
 			j.HostMemory = memory
 			p := planOf(t, j)
@@ -160,8 +161,9 @@ func TestMegatronHost(t *testing.T) {
 			if got := float64(end); got < 0.98*want || got > 1.5*want {
 				t.Errorf("%s: %v on the host, expected about %.0f", arguments, end, want)
 			}
-			result := map[ledger.Bytes]Result{0: Fits, 1 << 40: Fits, 18 << 30: DoesNotFit}[memory]
-			if p.Verdict.Result != result {
+			result := map[ledger.Bytes]Result{0: Fits, 1 << 40: Fits, 18 << 30: Tight, 4 << 30: DoesNotFit}[memory]
+			lacks := memory == 18<<30 || memory == 4<<30
+			if p.Verdict.Result != result || p.Verdict.Lacks() > 0 != lacks {
 				t.Errorf("%s with %v: %s, expected %s", arguments, memory, p.Verdict.Result, result)
 			}
 		}

@@ -36,8 +36,8 @@ type Plan struct {
 // Result says whether a job fits.
 type Result string
 
-// The results. A job fits if the upper end of its interval does. A tight job may fit: the plan does, at least if the
-// allocator loses nothing to fragmentation.
+// The results. A job fits if the upper end of its interval does, and does not fit if the lower end does not. A tight
+// job may fit: its interval has the capacity within it.
 const (
 	Fits       Result = "fits"
 	Tight      Result = "tight"
@@ -49,15 +49,21 @@ const (
 type Verdict struct {
 	Result    Result
 	Device    ledger.Kind
+	Rank      int // the first of those that have such a device
 	Phase     ledger.PhaseName
 	Iteration ledger.Iteration
-	Needed    ledger.Bytes
+	Needed    ledger.Bytes // what the job takes of a device that has just enough
 	Least     ledger.Bytes // Needed without fragmentation in the allocator
 	Capacity  ledger.Bytes
+	// Stops is the first phase that lacks memory, where a run would stop; nil for a job whose plan fits.
+	Stops *ledger.Phase
 	// Lower and Upper are the ends of the device's interval. Source makes it widest.
 	Lower, Upper ledger.Bytes
 	Source       string
 }
+
+// Lacks returns what the device lacks by the plan, the middle of its interval; 0 for one that has enough.
+func (v *Verdict) Lacks() ledger.Bytes { return max(0, v.Needed-v.Capacity) }
 
 // New plans a job. If the operations of the model are unknown, the plan is without
 // activations, and only its estimate has them.
@@ -88,7 +94,7 @@ func Within(j *job.Job) (*Plan, error) {
 	if j.Adapter != nil || j.Offload != nil {
 		simulated = simulate.Run // such a plan counts what all stages train
 	}
-	p, err := newWithin(j, j.GPU.Memory, simulated)
+	p, err := newWithin(j, simulate.Limit{Capacity: j.GPU.Memory}, simulated)
 	if errors.As(err, new(*allocator.OutOfMemory)) {
 		return nil, nil
 	}
@@ -101,27 +107,18 @@ func LastStage(j *job.Job) (*Plan, error) { return limited(j, simulate.RunLast) 
 // withOperations plans a job with the operations that its model has.
 func withOperations(j *job.Job) (*Plan, error) { return limited(j, simulate.Run) }
 
-// limited plans what a simulator runs of a job, within the memory of its GPU if that is enough.
+// limited plans what a simulator runs of a job on its GPU, as PyTorch would: the allocator frees cached blocks before
+// it runs out of memory. A GPU that is too small even so gets what it lacks then, and the plan goes on.
 func limited(j *job.Job, simulated simulator) (*Plan, error) {
-	// At the GPU's capacity the allocator frees cached blocks before it runs out
-	// of memory. If the job still does not fit, the plan shows what it needs
-	// without a limit.
-	if j.GPU.Memory > 0 && !j.OnCPU {
-		p, err := newWithin(j, j.GPU.Memory, simulated)
-		var full *allocator.OutOfMemory
-		if !errors.As(err, &full) {
-			return p, err
-		}
-	}
-	return newWithin(j, 0, simulated)
+	return newWithin(j, simulate.Limit{Capacity: j.GPU.Memory, Grows: true}, simulated)
 }
 
-// simulator simulates a job on GPUs of a capacity.
-type simulator func(*job.Job, ledger.Bytes) ([]simulate.RankClass, error)
+// simulator simulates a job on GPUs with a limit.
+type simulator func(*job.Job, simulate.Limit) ([]simulate.RankClass, error)
 
-// newWithin plans a job on a GPU of a capacity; 0 is no limit.
-func newWithin(j *job.Job, capacity ledger.Bytes, simulated simulator) (*Plan, error) {
-	classes, err := simulated(j, capacity)
+// newWithin plans a job on a GPU with a limit.
+func newWithin(j *job.Job, limit simulate.Limit, simulated simulator) (*Plan, error) {
+	classes, err := simulated(j, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -208,25 +205,40 @@ func Judge(devices []ledger.Device) Verdict {
 			continue
 		}
 		phase := d.Peak()
-		result := Fits
-		switch {
-		case slices.ContainsFunc(d.Phases, func(phase ledger.Phase) bool { return least(&phase) > d.Capacity }):
-			result = DoesNotFit
-		case d.Interval.Upper > d.Capacity:
-			result = Tight
-		}
+		result := resultOf(d)
 		filled := float64(d.Interval.Upper) / float64(d.Capacity)
 		if r := rank[result] - rank[verdict.Result]; r > 0 || r == 0 && filled > nearest {
 			nearest = filled
-			verdict = Verdict{Result: result, Device: d.Kind, Phase: phase.Name, Iteration: phase.Iteration,
-				Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
-				Lower: d.Interval.Lower, Upper: d.Interval.Upper}
+			verdict = Verdict{Result: result, Device: d.Kind, Rank: d.Rank, Phase: phase.Name,
+				Iteration: phase.Iteration, Needed: phase.PeakUsed, Least: least(phase), Capacity: d.Capacity,
+				Lower: d.Interval.Lower, Upper: d.Interval.Upper, Stops: stopsIn(d)}
 			if source := d.Interval.Largest(); source != nil {
 				verdict.Source = source.Name
 			}
 		}
 	}
 	return verdict
+}
+
+// resultOf compares the interval of a device with its capacity.
+func resultOf(d *ledger.Device) Result {
+	switch {
+	case d.Interval.Lower > d.Capacity || d.Interval.Upper == 0 && d.Peak().PeakUsed > d.Capacity:
+		return DoesNotFit
+	case d.Interval.Upper > d.Capacity:
+		return Tight
+	}
+	return Fits
+}
+
+// stopsIn returns the first phase that takes more than a device has, or nil.
+func stopsIn(d *ledger.Device) *ledger.Phase {
+	for i := range d.Phases {
+		if d.Phases[i].PeakUsed > d.Capacity {
+			return &d.Phases[i]
+		}
+	}
+	return nil
 }
 
 func peakOf(m simulate.Memory) ledger.Bytes {

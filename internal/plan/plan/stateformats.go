@@ -6,9 +6,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/job"
-	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim/kernel"
-	"plimsoll/internal/state/shard"
 )
 
 // StateFormat is the memory of a node that Plimsoll takes for the optimizer state in
@@ -41,10 +39,10 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 	} {
 		wide, why := int64(0), ""
 		if f.Moments == kernel.MomentsInt8 {
-			wide = min(each, (wideMoments(j, trained)+int64(j.World)-1)/int64(j.World))
+			wide = min(each, (j.WideMoments(trained)+int64(j.World)-1)/int64(j.World))
 			why = fmt.Sprintf(", %s of them with fp32 moments: embeddings and small tensors", ledger.Count(wide))
 		}
-		bytes, err := arenas(f, each, wide)
+		bytes, err := job.ServiceBytes(f, each, wide)
 		if err != nil {
 			return nil // more than one shard can have
 		}
@@ -59,36 +57,6 @@ func stateFormats(j *job.Job, trained int64) []StateFormat {
 		list = append(list, overlaps(j, list[0])...)
 	}
 	return list
-}
-
-// wideMoments returns the number of trained parameters that keep fp32 moments beside moments in int8, as rehearse and
-// the client have them. An adapter's matrices keep none.
-func wideMoments(j *job.Job, trained int64) int64 {
-	if j.Adapter != nil {
-		return 0
-	}
-	var wide int64
-	for _, p := range j.Model.Parameters {
-		if p.TiedTo == "" && !p.Frozen && (p.IsSmall() || p.IsEmbedding()) {
-			wide += p.Elements()
-		}
-	}
-	return min(wide, trained)
-}
-
-// arenas returns the size of all arenas of a shard, some of whose elements have fp32 moments in any format.
-func arenas(f kernel.Format, elements, wide int64) (ledger.Bytes, error) {
-	f.Algorithm = kernel.Adam
-	sections := append(shard.Uniform(f, elements-wide), shard.Section{Elements: wide, Moments: kernel.MomentsFP32})
-	layout, err := shard.NewLayout(f, shard.DefaultChunk, sections)
-	if err != nil {
-		return 0, err
-	}
-	var bytes ledger.Bytes
-	for _, arena := range (engine.ShardConfig{Layout: layout}).Arenas() {
-		bytes += arena.Size
-	}
-	return bytes, nil
 }
 
 // overlaps returns the client's overlaps that take other memory than exact steps. In both, the model has parameters of
@@ -107,7 +75,7 @@ func overlaps(j *job.Job, split StateFormat) []StateFormat {
 	}
 	f := kernel.Format{State: kernel.Split, Moments: kernel.MomentsFP32, Parameter: dtype.BF16, Gradient: dtype.BF16}
 	important := importantElements(j, ratio)
-	beside, err := arenas(f, important, 0)
+	beside, err := job.ServiceBytes(f, important, 0)
 	if err != nil {
 		return nil
 	}

@@ -54,7 +54,7 @@ func TestAnswersAsMeasured(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			classes, err := Run(j, 0)
+			classes, err := Run(j, Limit{})
 			if err != nil {
 				t.Fatal(err)
 			}

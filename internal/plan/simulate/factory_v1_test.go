@@ -23,7 +23,7 @@ func mostOf(t *testing.T, text string, gpus int, name ledger.PhaseName, componen
 	if err != nil {
 		t.Fatal(err)
 	}
-	classes, err := Run(j, 0)
+	classes, err := Run(j, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}

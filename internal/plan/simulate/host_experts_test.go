@@ -25,7 +25,7 @@ func hosted(t *testing.T, text string, gpus int) (RankClass, error) {
 	if err != nil {
 		return RankClass{}, err
 	}
-	classes, err := Run(j, 0)
+	classes, err := Run(j, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestHostedLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	classes, err := Run(j, 0)
+	classes, err := Run(j, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}

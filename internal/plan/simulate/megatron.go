@@ -15,8 +15,8 @@ import (
 )
 
 // RunLast simulates the last pipeline stage of a job of Megatron-LM.
-func RunLast(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
-	return runMegatron(j, []int64{j.Megatron.Degrees.Pipeline - 1}, capacity)
+func RunLast(j *job.Job, limit Limit) ([]RankClass, error) {
+	return runMegatron(j, []int64{j.Megatron.Degrees.Pipeline - 1}, limit)
 }
 
 func everyStage(m *megatron.Job) (stages []int64) {
@@ -59,10 +59,10 @@ func hasLayersOf(m *megatron.Job, stage, other int64) bool {
 }
 
 // runMegatron simulates the last rank of each of these pipeline stages of Megatron-LM.
-func runMegatron(j *job.Job, stages []int64, capacity ledger.Bytes) (classes []RankClass, err error) {
+func runMegatron(j *job.Job, stages []int64, limit Limit) (classes []RankClass, err error) {
 	each := j.World / int(j.Stages())
 	for _, stage := range stages {
-		class, err := runMegatronStage(j, stage, capacity)
+		class, err := runMegatronStage(j, stage, limit)
 		if err != nil {
 			return nil, err
 		}
@@ -72,8 +72,8 @@ func runMegatron(j *job.Job, stages []int64, capacity ledger.Bytes) (classes []R
 	return classes, nil
 }
 
-func runMegatronStage(j *job.Job, stage int64, capacity ledger.Bytes) (class RankClass, err error) {
-	cache, err := newCache(j, capacity)
+func runMegatronStage(j *job.Job, stage int64, limit Limit) (class RankClass, err error) {
+	cache, err := newCache(j, limit)
 	if err != nil {
 		return class, err
 	}
@@ -85,7 +85,7 @@ func runMegatronStage(j *job.Job, stage int64, capacity ledger.Bytes) (class Ran
 	}
 	s.run()
 	for _, t := range []*trace{s.gpu, host} {
-		if err := t.failure(capacity); err != nil {
+		if err := t.failure(limit); err != nil {
 			return class, err
 		}
 	}

@@ -20,7 +20,7 @@ const smallLlama = `{"model_type": "llama", "vocab_size": 4096, "hidden_size": 5
 // steady returns the peak and the end of the steady forward and backward pass, without workspaces of matrix products.
 func steady(t *testing.T, j *job.Job) (figures []ledger.Bytes, host ledger.Bytes) {
 	t.Helper()
-	classes, err := Run(j, 0)
+	classes, err := Run(j, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestFakeQuantization(t *testing.T) {
 func TestStepsInBackward(t *testing.T) {
 	j := trained(t)
 	j.StepsInBackward, j.Clip = true, 0
-	classes, err := Run(j, 0)
+	classes, err := Run(j, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestQuantizedExperts(t *testing.T) {
 		if quantized != layers {
 			t.Errorf("%s: %d layers' experts are quantized", text, quantized)
 		}
-		classes, err := Run(j, 0)
+		classes, err := Run(j, Limit{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ func TestPackedWeights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		classes, err := Run(j, 0)
+		classes, err := Run(j, Limit{})
 		if err != nil {
 			t.Fatal(err)
 		}

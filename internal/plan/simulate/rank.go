@@ -34,28 +34,27 @@ type Memory struct {
 	Outside []ledger.Holding // before the first tensor, in every phase
 }
 
-// Run simulates a job on GPUs of a capacity; 0 is no limit. A job that needs more
-// is an *allocator.OutOfMemory.
-func Run(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+// Run simulates a job on GPUs with a limit. A job that needs more is an *allocator.OutOfMemory, unless the GPU grows.
+func Run(j *job.Job, limit Limit) ([]RankClass, error) {
 	if j.Megatron != nil {
-		return runMegatron(j, everyStage(j.Megatron), capacity)
+		return runMegatron(j, everyStage(j.Megatron), limit)
 	}
 	if j.Pipeline == nil {
-		class, err := runClass(j, capacity)
+		class, err := runClass(j, limit)
 		return []RankClass{class}, err
 	}
-	return runStages(j, stagesOf(j), capacity)
+	return runStages(j, stagesOf(j), limit)
 }
 
 // RunHeaviest simulates a job as Run does. Of a pipeline it simulates the stages that may hold most.
-func RunHeaviest(j *job.Job, capacity ledger.Bytes) ([]RankClass, error) {
+func RunHeaviest(j *job.Job, limit Limit) ([]RankClass, error) {
 	if j.Megatron != nil {
-		return runMegatron(j, heaviestOfMegatron(j.Megatron), capacity)
+		return runMegatron(j, heaviestOfMegatron(j.Megatron), limit)
 	}
 	if j.Pipeline == nil {
-		return Run(j, capacity)
+		return Run(j, limit)
 	}
-	return runStages(j, heaviest(stagesOf(j)), capacity)
+	return runStages(j, heaviest(stagesOf(j)), limit)
 }
 
 // stagesOf returns the jobs of all pipeline stages.
@@ -93,10 +92,10 @@ func holdsAsMuch(j, other *job.Job) bool {
 }
 
 // runStages simulates a rank of each of these stages.
-func runStages(j *job.Job, stages []*job.Job, capacity ledger.Bytes) (classes []RankClass, err error) {
+func runStages(j *job.Job, stages []*job.Job, limit Limit) (classes []RankClass, err error) {
 	each := j.World / int(j.Pipeline.Degree)
 	for _, stage := range stages {
-		class, err := runClass(stage, capacity)
+		class, err := runClass(stage, limit)
 		if err != nil {
 			return nil, err
 		}
@@ -107,8 +106,8 @@ func runStages(j *job.Job, stages []*job.Job, capacity ledger.Bytes) (classes []
 }
 
 // runClass simulates a rank of a class.
-func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
-	cache, err := newCache(j, capacity)
+func runClass(j *job.Job, limit Limit) (class RankClass, err error) {
+	cache, err := newCache(j, limit)
 	if err != nil {
 		return class, err
 	}
@@ -122,7 +121,7 @@ func runClass(j *job.Job, capacity ledger.Bytes) (class RankClass, err error) {
 	host.measures = gpu.measures
 	s.run()
 	for _, t := range []*trace{gpu, host} {
-		if err := t.failure(capacity); err != nil {
+		if err := t.failure(limit); err != nil {
 			return class, err
 		}
 	}
@@ -171,14 +170,14 @@ func (s *simulation) ahead() ledger.Bytes {
 
 // failure returns the error of an allocation that failed, or nil. Without a limit, only allocations fail whose size
 // PyTorch refuses on every GPU.
-func (t *trace) failure(capacity ledger.Bytes) error {
+func (t *trace) failure(limit Limit) error {
 	var full *allocator.OutOfMemory
 	switch {
 	case t.failed == nil:
 		return nil
 	case !errors.As(t.failed, &full):
 		return &fault.Internal{Err: fmt.Errorf("the plan's own trace is inconsistent: %w", t.failed)}
-	case capacity > 0:
+	case limit.Capacity > 0 && !limit.Grows:
 		return t.failed
 	}
 	return fault.Inputf("the job holds more than %v on a GPU: %v are allocated, and %v more are wanted",

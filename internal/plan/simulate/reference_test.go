@@ -48,7 +48,7 @@ func TestReference(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			classes, err := Run(j, 0)
+			classes, err := Run(j, Limit{})
 			if err != nil {
 				t.Fatal(err)
 			}

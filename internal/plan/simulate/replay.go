@@ -24,9 +24,15 @@ func (list *blocks[B]) set(id int, b B) {
 	}
 }
 
-// newCache returns PyTorch's allocator for an empty GPU of a capacity, less the
-// memory outside the allocator. A capacity of 0 is no limit.
-func newCache(j *job.Job, capacity ledger.Bytes) (replayer, error) {
+// Limit is the memory of a GPU in a simulation. A capacity of 0 is no limit.
+type Limit struct {
+	Capacity ledger.Bytes
+	// Grows has a GPU that is too small get what it lacks, where a run would stop.
+	Grows bool
+}
+
+// newCache returns PyTorch's allocator for an empty GPU with a limit, less the memory outside the allocator.
+func newCache(j *job.Job, limit Limit) (replayer, error) {
 	c, err := allocator.ParseConfiguration(j.Allocator, j.Versions.Torch)
 	if err != nil {
 		return nil, &fault.Input{What: "--alloc-conf", Err: err}
@@ -35,11 +41,15 @@ func newCache(j *job.Job, capacity ledger.Bytes) (replayer, error) {
 		return nil, fault.Inputf("--alloc-conf asks for the backend cudaMallocAsync, which is CUDA's own and not " +
 			"modelled").WithHint("leave it out for an estimate with PyTorch's allocator")
 	}
+	capacity := limit.Capacity
 	if capacity > 0 {
 		for _, held := range outside(j) {
 			capacity -= held.Bytes
 		}
 		capacity = max(capacity, 1)
+	}
+	if limit.Grows {
+		return &replayed{CUDA: allocator.NewGrowingCUDA(c, capacity)}, nil
 	}
 	return &replayed{CUDA: allocator.NewCUDA(c, capacity)}, nil
 }

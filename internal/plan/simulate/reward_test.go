@@ -31,7 +31,7 @@ func TestRewardModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		classes, err := Run(j, 0)
+		classes, err := Run(j, Limit{})
 		if err != nil {
 			t.Fatal(err)
 		}

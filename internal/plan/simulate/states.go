@@ -43,7 +43,11 @@ func (s *simulation) holdStates(parameters []*autograd.Parameter) {
 	case job.OnGPU:
 		return
 	case job.InService:
-		s.host.hold(int64(o.Service), ledger.HeldStates, because("all arenas of the optimizer service"))
+		bytes, err := o.ServiceBytes(s.Job, s.trainedElements())
+		if err != nil && s.host.failed == nil {
+			s.host.failed = err
+		}
+		s.host.hold(int64(bytes), ledger.HeldStates, because("all arenas of the optimizer service"))
 		return
 	}
 	s.host.hold(int64(h.layout.Arena()), ledger.HeldStates, because("arena \"states\", pinned: %v of states and "+

@@ -290,6 +290,8 @@ func (p *predictor) update() {
 	}
 	d := j.DeepSpeed
 	switch {
+	case j.Offload != nil && j.Offload.Format != nil:
+		p.optimizer = p.onHost(each, float64(j.Offload.Format.TrafficBytes(1)), overlap.None, rank)
 	case j.Offload != nil:
 		step := roads.NewLayout(p.offloaded, j.Offload.Settings).Step(r.Rates, rank)
 		p.optimizer = step.Exposed.Seconds()

@@ -13,7 +13,7 @@ const shownAdvice = 3
 
 // advised returns the best changes, which come before what is planned.
 func (d *PlanDocument) advised() Section {
-	if len(d.Advice) == 0 {
+	if len(d.Advice) == 0 && d.Ladder == nil && d.Applied == nil {
 		return nil
 	}
 	var facts Facts
@@ -23,15 +23,10 @@ func (d *PlanDocument) advised() Section {
 	if rest := len(d.Advice) - shownAdvice; rest > 0 {
 		facts.add("", "%d more: --json", rest)
 	}
-	if w := d.Applied; w != nil {
-		with := ""
-		if len(w.Flags) > 0 {
-			with = ", together with " + strings.Join(w.Flags, " ")
-		}
-		facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
-			w.Verdict, with)
+	if d.Applied != nil {
+		facts = append(facts, d.Applied.facts()...)
 	}
-	return Section{facts}
+	return append(rungs(d.Ladder, len(rungsOf(d.Ladder))), facts)
 }
 
 // PlanApplied is the advice whose files were written. Flags belong to it, as no file says them.
@@ -40,6 +35,17 @@ type PlanApplied struct {
 	Replaces []string    `json:"replaces"` // files that they are copies of
 	Flags    []string    `json:"flags"`
 	Verdict  plan.Result `json:"verdict"`
+}
+
+// facts says which files were written, and how the job stands with them.
+func (w *PlanApplied) facts() (facts Facts) {
+	with := ""
+	if len(w.Flags) > 0 {
+		with = ", together with " + strings.Join(w.Flags, " ")
+	}
+	facts.add("written", "%s, in place of %s: %s%s", strings.Join(w.Files, ", "), strings.Join(w.Replaces, ", "),
+		w.Verdict, with)
+	return facts
 }
 
 // weighed says a change, and what its plan says.

@@ -19,6 +19,7 @@ import (
 type Bars struct {
 	Device  *ledger.Device
 	palette []pigment
+	most    int // phases that are shown: the fullest; 0 for all
 }
 
 // pigment is how a component is drawn: by a letter, or by a block in a color of the terminal.
@@ -164,7 +165,7 @@ func (b Bars) text(l layout) string {
 	if width == 0 {
 		width = terminal
 	}
-	rows := phaseRows(b.Device)
+	rows := fullest(phaseRows(b.Device), b.most)
 	names := 0
 	for _, r := range rows {
 		names = max(names, len(r.name))
@@ -296,6 +297,16 @@ func phaseRows(device *ledger.Device) (rows []phaseRow) {
 		i = last + 1
 	}
 	return rows
+}
+
+// fullest returns as many rows as are wanted, those that hold most, in their order; 0 is all.
+func fullest(rows []phaseRow, most int) []phaseRow {
+	if most == 0 || len(rows) <= most {
+		return rows
+	}
+	sorted := slices.Clone(rows)
+	slices.SortStableFunc(sorted, func(a, b phaseRow) int { return cmp.Compare(b.phase.PeakUsed, a.phase.PeakUsed) })
+	return slices.DeleteFunc(rows, func(r phaseRow) bool { return !slices.Contains(sorted[:most], r) })
 }
 
 // trimmedLines returns lines without spaces at their ends.

@@ -49,7 +49,7 @@ func TestPalette(t *testing.T) {
 
 func TestBars(t *testing.T) {
 	d := barred()
-	b := Bars{&d, paletteOf([]ledger.Device{d})}
+	b := Bars{Device: &d, palette: paletteOf([]ledger.Device{d})}
 	for _, test := range []struct {
 		name   string
 		screen Screen
@@ -103,7 +103,8 @@ func TestBarsOfAnything(t *testing.T) {
 			d.Phases = append(d.Phases, p)
 		}
 		width := rapid.IntRange(leastWidth, 200).Draw(t, "width")
-		page := &Page{Sections: []Section{{Bars{&d, paletteOf([]ledger.Device{d})}}}, Screen: Screen{Width: width}}
+		page := &Page{Sections: []Section{{Bars{Device: &d, palette: paletteOf([]ledger.Device{d})}}},
+			Screen: Screen{Width: width}}
 		for line := range strings.Lines(page.text()) {
 			if n := widthOf(strings.TrimSuffix(line, "\n")); n > width {
 				t.Fatalf("a line of %d columns on a screen of %d:\n%s", n, width, page.text())

@@ -10,6 +10,7 @@ import (
 	"plimsoll/internal/input/amend"
 	"plimsoll/internal/plan/fit"
 	"plimsoll/internal/plan/job"
+	"plimsoll/internal/plan/lever"
 	"plimsoll/internal/plan/plan"
 )
 
@@ -30,6 +31,9 @@ type Fit struct {
 	// Fastest is null if no recipe fits. Closest is then the one that lacks least.
 	Fastest *FitRecipe `json:"fastest"`
 	Closest *FitRecipe `json:"closest,omitempty"`
+	// Ladder is what makes the job fit as it was asked, if no recipe does. Asked is its verdict without that.
+	Ladder *lever.Ladder `json:"ladder,omitempty"`
+	Asked  plan.Result   `json:"asked,omitempty"`
 	// Front begins with the fastest. Each further one takes less memory.
 	Front        []*FitRecipe `json:"front"`
 	LargestBatch *FitRecipe   `json:"largest_micro_batch"`
@@ -84,8 +88,12 @@ func NewFit(version string, q job.Request, a *fit.Answer, made *amend.Result, so
 		Capacity: a.Base.GPU.Memory, Untimed: a.Untimed, Candidates: a.Candidates, Planned: a.Planned,
 		Fastest: newFitRecipe(a.Fastest, q), Closest: newFitRecipe(a.Closest, q),
 		LargestBatch: newFitRecipe(a.LargestBatch, q), Longest: newFitRecipe(a.Longest, q),
-		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: sources,
+		Edits: append([]amend.Edit{}, made.Edits...), LeftOut: a.Left, Sources: slices.Concat(sources, a.Assumed),
+		Ladder:      a.Ladder,
 		Assumptions: append([]string{}, a.Base.Assumptions...), Front: []*FitRecipe{}}
+	if a.Asked != nil {
+		d.Asked = a.Asked.Verdict.Result
+	}
 	for _, rest := range made.Rest {
 		if a.Says && rest.To != false {
 			d.Unsaid = append(d.Unsaid, UnsaidSetting{string(rest.Name), rest.To})
@@ -102,7 +110,7 @@ func (d *Fit) Page() *Page {
 	var facts, limits, assumed Facts
 	facts.add("model", "%s on %s, %v each", d.Model, d.GPU, d.Capacity)
 	facts.add("search", "%s recipes, %d of them planned", ledger.Count(int64(d.Candidates)), d.Planned)
-	sections := []Section{{facts}}
+	sections := []Section{{facts}, rungs(d.Ladder, len(rungsOf(d.Ladder)))}
 	if len(d.Front) > 0 {
 		sections = append(sections, Section{d.table()})
 		most := ""
@@ -130,7 +138,57 @@ func (d *Fit) Page() *Page {
 		assumed.add("assumed", "%s", strings.Join(d.Assumptions, "; "))
 	}
 	sections = append(sections, Section{limits}, Section{assumed})
-	return &Page{Title: "Recipes of " + d.Model, Sections: sections, Verdict: d.verdict(), Document: d, Dense: true}
+	return &Page{Title: "Recipes of " + d.Model, Sections: sections, Verdict: d.verdict(), Document: d, Dense: true,
+		Brief: d.brief}
+}
+
+func rungsOf(l *lever.Ladder) []lever.Rung {
+	if l == nil {
+		return nil
+	}
+	return l.Rungs
+}
+
+// brief is the answer on one screen.
+func (d *Fit) brief(detail int) *Page {
+	var facts, limits, next Facts
+	facts.add("model", "%s on %s, %v each", d.Model, d.GPU, d.Capacity)
+	sections := []Section{append(Section{facts}, rungs(d.Ladder, max(2, detail))...)}
+	if len(d.Front) > 0 {
+		short := *d
+		short.Front = d.Front[:min(len(d.Front), max(1, detail/2))]
+		sections = append(sections, Section{short.table()})
+		limits.add("largest", "micro batch %d: %s", d.LargestBatch.MicroBatch, d.LargestBatch.Name)
+		if d.Longest != nil {
+			limits.add("longest", "%s tokens: %s", ledger.Count(d.Longest.Sequence), d.Longest.Name)
+		}
+	}
+	for _, e := range d.Edits[:min(len(d.Edits), max(1, detail/2))] {
+		limits.add("edit", "%v", e)
+	}
+	for _, s := range d.Unsaid[:min(len(d.Unsaid), max(1, detail/3))] {
+		limits.add("to set", "%s: %v, which no file of yours says", s.Name, s.To)
+	}
+	limits.addEach("written", d.Written)
+	next.add("next", "%s", d.next())
+	return &Page{Sections: append(sections, append(Section{limits}, next)), Verdict: d.verdict(), Document: d}
+}
+
+// next says what to do after the search.
+func (d *Fit) next() string {
+	switch l := d.Ladder; {
+	case d.Fastest != nil && len(d.Edits) > 0 && len(d.Written) == 0:
+		return "add --write FOLDER: it writes your files with these edits"
+	case d.Fastest != nil:
+		return "plimsoll plan shows what each phase holds; --long shows the search"
+	case l != nil && l.All != nil && l.All.Verdict != plan.DoesNotFit && len(l.All.Edits) > 0:
+		return "plimsoll plan --apply FOLDER writes your files with these edits"
+	case l != nil && l.All != nil && l.All.Verdict != plan.DoesNotFit:
+		return "plimsoll plan with " + strings.Join(l.All.Flags, " ")
+	case l != nil && l.Machine != nil:
+		return "plan the larger machine, or a smaller model"
+	}
+	return "plimsoll plan --long shows what fills the memory"
 }
 
 func (d *Fit) table() *Table {
@@ -161,13 +219,22 @@ func (d *Fit) verdict() string {
 		return fmt.Sprintf("fastest: %s, micro batch %d, accumulation %d: %s tokens/s by the model of time, "+
 			"%v on a GPU", r.Name, r.MicroBatch, r.Accumulation, ledger.Count(int64(r.TokensSecond)), r.GPU)
 	}
-	if r := d.Closest; r != nil {
-		none := "no recipe fits"
-		if len(d.LeftOut) > 0 {
-			none = "no recipe of those that were not left out fits"
+	if l := d.Ladder; l.Fits() {
+		how := "with the changes below"
+		if l.Trains() {
+			how = "with the changes below, of which the last train otherwise"
 		}
-		return fmt.Sprintf("%s: %s, micro batch %d, comes closest, %v on a GPU and %v on the host", none, r.Name,
-			r.MicroBatch, r.GPU, r.Host)
+		return "no recipe of this training fits as it is; it fits " + how
+	}
+	if r := d.Closest; r != nil {
+		return fmt.Sprintf("nothing fits this machine: %s, micro batch %d, comes closest, %v on a GPU and %v on the "+
+			"host", r.Name, r.MicroBatch, r.GPU, r.Host)
+	}
+	if d.Asked == plan.Fits || d.Asked == plan.Tight {
+		return string(d.Asked) + ": the job as it was asked; times are not predicted, and no recipe is compared"
+	}
+	if d.Asked != "" {
+		return string(d.Asked) + ": the job as it was asked"
 	}
 	return ""
 }

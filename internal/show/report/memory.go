@@ -91,10 +91,9 @@ func newMemoryView(page *Page) *memoryView {
 func (b Bars) view() memoryDevice {
 	d := memoryDevice{Title: titleOf(b.Device), Capacity: b.Device.Capacity,
 		CapacityText: b.Device.Capacity.String()}
-	for i, r := range phaseRows(b.Device) {
-		if i > 0 && r.phase.PeakUsed > d.Phases[d.Peak].Used {
-			d.Peak = i
-		}
+	rows := phaseRows(b.Device)
+	d.Peak = max(0, slices.IndexFunc(rows, func(r phaseRow) bool { return alike(r.phase, b.Device.Peak()) }))
+	for _, r := range rows {
 		p := memoryPhase{Name: r.name, Used: r.phase.PeakUsed, Text: r.phase.PeakUsed.String(),
 			Held: b.holdings(r.phase)}
 		if b.Device.Kind == ledger.GPU {

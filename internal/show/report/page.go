@@ -24,6 +24,8 @@ type Page struct {
 	Dense    bool // text has lines of 120 columns where the screen takes any
 	Narrow   bool // and of 80 columns
 	Screen   Screen
+	// Brief makes the page that text shows unless all is asked for: with less detail for each number down to 0.
+	Brief func(detail int) *Page
 }
 
 // Section is a group of blocks. Text separates sections by an empty line, and blocks of one section not at all.

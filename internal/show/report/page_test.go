@@ -186,7 +186,7 @@ func TestPageOfBarsRunsItsScriptsAlone(t *testing.T) {
 	device := ledger.Device{Kind: ledger.GPU, Capacity: 10, Phases: []ledger.Phase{{Name: ledger.Step,
 		PeakRequested: 4, PeakAllocated: 5, PeakReserved: 7, PeakUsed: 8,
 		Components: []ledger.Holding{{Component: ledger.Parameters, Bytes: 4, Why: "</script><b>"}}}}}
-	bars := Bars{&device, paletteOf([]ledger.Device{device})}
+	bars := Bars{Device: &device, palette: paletteOf([]ledger.Device{device})}
 	var with, without bytes.Buffer
 	for w, page := range map[*bytes.Buffer]*Page{
 		&with: {Sections: []Section{{bars}}}, &without: {Sections: []Section{{Paragraph("no bars")}}}} {

@@ -35,6 +35,8 @@ type PlanDocument struct {
 	HostStep *HostStep `json:"plimsoll_host_step,omitempty"`
 	// Advice is what would mend the job, the best first.
 	Advice []lever.Change `json:"advice,omitempty"`
+	// Ladder is a way from a job that lacks memory to one that fits, the cheapest changes first.
+	Ladder *lever.Ladder `json:"ladder,omitempty"`
 	// Applied is the advice whose files were written.
 	Applied *PlanApplied `json:"applied,omitempty"`
 	// Nearest are the public measurements nearest to the plan, one for each kind of device.
@@ -52,15 +54,26 @@ type PlanDocument struct {
 // PlanLimit is the point where the job comes nearest to a device's capacity.
 type PlanLimit struct {
 	Device    ledger.Kind      `json:"device"`
+	Rank      int              `json:"rank"` // the first with such a device
 	Phase     ledger.PhaseName `json:"phase"`
 	Iteration ledger.Iteration `json:"iteration"`
 	Needed    ledger.Bytes     `json:"needed_bytes"`
 	Least     ledger.Bytes     `json:"least_bytes"` // if the allocator lost nothing to fragmentation
 	Capacity  ledger.Bytes     `json:"capacity_bytes"`
+	// Lacks is what the device lacks after PyTorch has freed its cache; 0 if the plan itself fits.
+	Lacks ledger.Bytes `json:"lacks_bytes"`
+	// Stops is the first phase that lacks memory: a run ends there.
+	Stops *PlanStop `json:"stops_in,omitempty"`
 	// Lower and Upper are the ends of the interval that 90 % of runs are in. Source makes it widest.
 	Lower  ledger.Bytes `json:"lower_bytes,omitempty"`
 	Upper  ledger.Bytes `json:"upper_bytes,omitempty"`
 	Source string       `json:"largest_source,omitempty"`
+}
+
+// PlanStop is the phase in which a run ends.
+type PlanStop struct {
+	Phase     ledger.PhaseName `json:"phase"`
+	Iteration ledger.Iteration `json:"iteration"`
 }
 
 // newPlanLimit returns the limit of a verdict, nil where no capacity is known.
@@ -68,7 +81,12 @@ func newPlanLimit(v plan.Verdict) *PlanLimit {
 	if v.Result == plan.Unknown {
 		return nil
 	}
-	return &PlanLimit{v.Device, v.Phase, v.Iteration, v.Needed, v.Least, v.Capacity, v.Lower, v.Upper, v.Source}
+	l := &PlanLimit{Device: v.Device, Rank: v.Rank, Phase: v.Phase, Iteration: v.Iteration, Needed: v.Needed,
+		Least: v.Least, Capacity: v.Capacity, Lacks: v.Lacks(), Lower: v.Lower, Upper: v.Upper, Source: v.Source}
+	if v.Stops != nil {
+		l.Stops = &PlanStop{v.Stops.Name, v.Stops.Iteration}
+	}
+	return l
 }
 
 // interval returns the interval in short, with what makes it widest. It is empty for a document without one.
@@ -198,13 +216,9 @@ func (d *PlanDocument) Page() *Page {
 	var job, assumed Facts
 	job.add("model", "%s, %s parameters (%s)%s", d.Model.Name, ledger.Count(d.Model.Parameters), d.Model.Architecture,
 		d.trained())
-	tokens := ledger.Count(d.Job.Sequence) + " tokens"
-	if d.Job.Usual > 0 {
-		tokens += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
-	}
-	job.add("job", "%s, %s, %d x %s x %d, %s attention, %s",
-		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.Job.MicroBatch,
-		tokens, d.Job.Accumulation, d.Job.Attention, d.Job.Optimizer)
+	job.add("job", "%s, %s, %s, %s attention, %s",
+		strings.Join(append([]string{d.Job.Engine}, d.Job.Parallel...), ", "), d.types(), d.batch(), d.Job.Attention,
+		d.Job.optimizer())
 	d.StepTime.addTo(&job)
 	sections := []Section{d.advised(), {job}}
 	palette := paletteOf(d.Devices)
@@ -219,11 +233,45 @@ func (d *PlanDocument) Page() *Page {
 		Sections: append(sections, Section{assumed}),
 		Verdict:  d.verdictLine(),
 		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
-		Hints:    d.unjudged(),
+		Hints:    append(d.stops(), d.unjudged()...),
 		Document: d,
 		Dense:    true,
+		Brief:    d.brief,
 	}
 }
+
+// batch says what a rank computes in an optimizer step.
+func (d *PlanDocument) batch() string {
+	text := fmt.Sprintf("%s of %s tokens", counted(int(d.Job.MicroBatch), "sequence"), ledger.Count(d.Job.Sequence))
+	if d.Job.Usual > 0 {
+		text += fmt.Sprintf(" (%s after the first)", ledger.Count(d.Job.Usual))
+	}
+	if d.Job.Accumulation > 1 {
+		text += fmt.Sprintf(" in each of %d micro batches", d.Job.Accumulation)
+	}
+	return text
+}
+
+// optimizer names the optimizer in the words of its users.
+func (j *PlannedJob) optimizer() string {
+	name, implementation, _ := strings.Cut(j.Optimizer, "/")
+	implementation, rest, _ := strings.Cut(implementation, ",")
+	first, more, _ := strings.Cut(name, " ")
+	if proper, ok := optimizerTitles[first]; ok {
+		name = strings.TrimSpace(proper + " " + more)
+	}
+	if implementation != "" {
+		name += " (" + implementation + ")"
+	}
+	if rest != "" {
+		name += "," + rest
+	}
+	return name
+}
+
+// optimizerTitles are names of optimizers as their users write them.
+var optimizerTitles = map[string]string{"adamw": "AdamW", "adam": "Adam", "adamw-8bit": "8-bit AdamW", "sgd": "SGD",
+	"lion": "Lion", "adafactor": "Adafactor", "adagrad": "Adagrad", "muon": "Muon"}
 
 func (d *PlanDocument) trained() string {
 	if d.Model.Trained == d.Model.Parameters {
@@ -255,7 +303,7 @@ func (d *PlanDocument) device(device *ledger.Device, palette []pigment) Section 
 	}
 	s := Section{Paragraph(fmt.Sprintf("%s: %v of %s", when, peak.PeakUsed, capacity)), consumers(device)}
 	if peak.PeakRequested > 0 {
-		s = append(Section{Bars{device, palette}}, s...)
+		s = append(Section{Bars{Device: device, palette: palette}}, s...)
 	}
 	s = append(s, mappedFiles(device)...)
 	if nodes := device.NUMANodes; len(nodes) > 0 {
@@ -395,14 +443,29 @@ func (d *PlanDocument) verdictLine() string {
 		phaseText(d.Limit.Phase, d.Limit.Iteration))
 	switch d.Verdict {
 	case plan.DoesNotFit:
-		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Needed-d.Limit.Capacity)
+		return fmt.Sprintf("does not fit: %s, %v too much", what, d.Limit.Lacks)
 	case plan.Tight:
-		if d.Limit.Needed > d.Limit.Capacity {
-			what += fmt.Sprintf(", or %v if the allocator frees its cache", d.Limit.Least)
+		side := ", more likely enough"
+		if d.Limit.Lacks > 0 {
+			side = fmt.Sprintf(", %v too much, more likely than not", d.Limit.Lacks)
 		}
-		return "tight: " + what + d.Limit.interval()
+		return "tight: " + what + side + d.Limit.interval()
 	}
 	return "fits: " + what + d.Limit.interval()
+}
+
+// stops says where a run would end for want of memory, if that is not where it needs most.
+func (d *PlanDocument) stops() (lines []string) {
+	if l := d.Limit; l != nil && l.Stops != nil && *l.Stops != (PlanStop{l.Phase, l.Iteration}) {
+		lines = append(lines, "a run ends before, in "+phaseText(l.Stops.Phase, l.Stops.Iteration))
+	}
+	return lines
+}
+
+// Lacks reports whether a job lacks memory by its plan. A strict reader wants the upper end of the interval to fit.
+func (d *PlanDocument) Lacks(strict bool) bool {
+	return d.Verdict == plan.DoesNotFit ||
+		d.Verdict == plan.Tight && (strict || d.Limit != nil && d.Limit.Lacks > 0)
 }
 
 // unjudged names the devices whose capacity is unknown: the verdict says nothing of them.

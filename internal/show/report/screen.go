@@ -17,6 +17,7 @@ type Screen struct {
 	Color bool // the colors of the terminal's own palette, which is made for its background
 	ASCII bool // no other characters
 	Table bool // a table of all figures in place of bars
+	Long  bool // all that is known, in place of a screenful
 }
 
 // leastWidth is the width that text is made for at least.

@@ -32,7 +32,28 @@ var (
 	narrow = layout{names: 11, width: terminal - 12, page: terminal}
 )
 
+// screenful is how many lines a brief page has at most.
+const screenful = 24
+
+// mostDetail is what Brief is asked for first.
+const mostDetail = 12
+
+// brief returns the text of the most detailed brief page that is no longer than a screen.
+func (p *Page) brief() (text string) {
+	for detail := mostDetail; detail >= 0; detail-- {
+		page := p.Brief(detail)
+		page.Screen, page.Narrow = p.Screen, true
+		if text = page.text(); strings.Count(text, "\n") <= screenful {
+			break
+		}
+	}
+	return text
+}
+
 func (p *Page) text() string {
+	if p.Brief != nil && !p.Screen.Long && !p.Screen.Table {
+		return p.brief()
+	}
 	l := loose
 	switch {
 	case p.Narrow:

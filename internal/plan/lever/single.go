@@ -1,0 +1,114 @@
+package lever
+
+import (
+	"slices"
+	"strings"
+
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/input/amend"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/plan/forward"
+	"plimsoll/internal/plan/job"
+)
+
+// isPlain reports whether torch's own loop trains the job: nothing offloads its states yet.
+func isPlain(j *job.Job) bool {
+	return j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && j.Offload == nil && !j.OnCPU &&
+		!j.StepsInBackward && (j.FSDP == nil || !j.FSDP.OffloadParameters)
+}
+
+func fusedLossOfLiger(j *job.Job) [][]amend.Setting {
+	keeps := j.Loss == forward.ShiftLabels || j.Loss == forward.ShiftLogits || j.Loss == forward.NativeLoss
+	return when(j.Megatron == nil && keeps && job.HasLiger(j.Model), to(recipe.Liger, true))
+}
+
+// expandable adds the setting to those that the job has.
+func expandable(j *job.Job) [][]amend.Setting {
+	const name = "expandable_segments"
+	if strings.Contains(j.Allocator, name) || !j.Versions.Torch.AtLeast(2, 1, 0) || j.GPU.Memory == 0 {
+		return nil
+	}
+	settings := slices.DeleteFunc([]string{j.Allocator, name + ":True"}, func(s string) bool { return s == "" })
+	return when(true, to(allocConf, strings.Join(settings, ",")))
+}
+
+func statesOnHost(j *job.Job) [][]amend.Setting {
+	return when(isPlain(j), to(hostStates, job.OffloadStates))
+}
+
+// updateOnHost takes the format that loses nothing first.
+func updateOnHost(j *job.Job) (ways [][]amend.Setting) {
+	if !isPlain(j) || j.FSDP != nil || j.Adapter != nil || !strings.HasPrefix(j.Optimizer.Name, "adam") {
+		return nil
+	}
+	for _, format := range []string{"split", "int8", "split24"} {
+		ways = append(ways, []amend.Setting{to(hostUpdate, job.ServiceOptimizer+"/"+format)})
+	}
+	return ways
+}
+
+func smallerFormat(j *job.Job) (ways [][]amend.Setting) {
+	if j.Offload == nil || j.Offload.Format == nil {
+		return nil
+	}
+	for _, format := range []string{"bf16", "int8", "split24"} {
+		ways = append(ways, []amend.Setting{to(hostUpdate, job.ServiceOptimizer+"/"+format)})
+	}
+	return ways
+}
+
+func activationsOnHost(j *job.Job) [][]amend.Setting {
+	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU &&
+		j.OffloadActivations == nil && !j.Compile && (j.Recompute == nil || !j.Recompute.Reentrant),
+		to(activations, true))
+}
+
+// allOnHost is ZeRO-3 in place of torch's own loop, and of the rungs that ZeRO-3 does not go with.
+func allOnHost(j *job.Job) [][]amend.Setting {
+	settings := []amend.Setting{to(recipe.Stage, 3), to(recipe.OptimizerDevice, "cpu"),
+		to(recipe.ParameterDevice, "cpu"), to(sharded, nil), to(recipe.FSDPOffload, nil), to(hostStates, nil),
+		to(hostUpdate, nil), to(activations, nil)}
+	if j.ParameterType == dtype.BF16 { // DeepSpeed trains in fp32 unless it is told otherwise
+		settings = append(settings, to(precision, "bf16"))
+	}
+	return when(j.Megatron == nil && j.DeepSpeed == nil && j.Pipeline == nil && !j.OnCPU && !j.StepsInBackward,
+		settings...)
+}
+
+func eightBitOptimizer(j *job.Job) [][]amend.Setting {
+	return when(isPlain(j) && j.Optimizer.Name == "adamw", to(recipe.OptimizerName, "adamw_bnb_8bit"))
+}
+
+// trainsAll reports whether the job trains the model itself, in a loop that can train an adapter in its place.
+func trainsAll(j *job.Job) bool {
+	return j.Megatron == nil && j.Adapter == nil && j.Quantization == nil && j.Pipeline == nil && j.QAT == nil &&
+		j.Parallel.Tensor <= 1 && j.HostExperts == nil
+}
+
+// rank is that of adapters in most recipes.
+const rank = 16
+
+func adapter(j *job.Job) [][]amend.Setting {
+	return when(trainsAll(j), to(adapterRank, rank), to(adapted, "all-linear"))
+}
+
+func quantizedAdapter(j *job.Job) [][]amend.Setting {
+	settings := []amend.Setting{to(quantization, "nf4")}
+	if j.Adapter == nil {
+		settings = append(settings, to(adapterRank, rank), to(adapted, "all-linear"))
+	}
+	return when(j.Megatron == nil && j.Quantization == nil && j.Pipeline == nil && j.Parallel.Tensor <= 1 &&
+		j.HostExperts == nil, settings...)
+}
+
+// shorterSequences halves sequences down to what still holds a conversation.
+func shorterSequences(j *job.Job) (ways [][]amend.Setting) {
+	const least = 256
+	if j.Megatron != nil {
+		return nil
+	}
+	for half := j.Sequence / 2; half >= least; half /= 2 {
+		ways = append(ways, []amend.Setting{to(sequence, int(half))})
+	}
+	return ways
+}
