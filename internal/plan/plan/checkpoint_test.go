@@ -80,7 +80,7 @@ func TestCheckpoints(t *testing.T) {
 	}
 }
 
-// TestMegatronCheckpoint: a rank stages 14 B for each parameter that it has a share of. A save of 744 billion parameters
+// TestMegatronCheckpoint: a rank stages 14 B for each parameter of its share. A save of 744 billion parameters
 // on 16 nodes was killed: its authors count 650 GB a node, and 744e9 x 14 / 16 are 651 GB (radixark/Megatron-LM, pull
 // request 61).
 func TestMegatronCheckpoint(t *testing.T) {
