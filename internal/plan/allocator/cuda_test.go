@@ -423,6 +423,9 @@ func TestGrowing(t *testing.T) {
 		if got := c.Statistics(); got.Reserved.Now != 120*ledger.MiB || got.Reserved.Peak != 120*ledger.MiB {
 			t.Errorf("%q: %v reserved, %v at the peak, expected 120 MiB", settings, got.Reserved.Now, got.Reserved.Peak)
 		}
+		if c.capacity != 120*ledger.MiB {
+			t.Errorf("%q: the device has %v, expected 120 MiB", settings, c.capacity)
+		}
 		if err := c.Free(kept); err != nil {
 			t.Error(err)
 		}
