@@ -408,7 +408,8 @@ func asItRuns(line *launcher.Line) string {
 		flags += fmt.Sprintf(" --nodes %d", line.Nodes.Is)
 	}
 	return fmt.Sprintf("'plimsoll plan --gpu NAME%s -- %s ...' plans it as it runs, without a GPU; or give its "+
-		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags, strings.Join(command, " "))
+		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags,
+		strings.Join(command, " "))
 }
 
 // programOf returns the line of a script that most likely trains: one by a launcher, or of Python, or with most flags.
@@ -416,7 +417,8 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 	most := 0
 	for _, c := range script.Commands {
 		line := launcher.Read(c, in)
-		if line == nil || strings.HasPrefix(line.Program[0].Text, "-") || slices.Contains(tools, line.Program[0].Text) {
+		if line == nil || strings.HasPrefix(line.Program[0].Text, "-") ||
+			slices.Contains(tools, line.Program[0].Text) {
 			continue
 		}
 		weight := 0
