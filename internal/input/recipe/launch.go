@@ -388,8 +388,8 @@ func moduleOf(line *launcher.Line) string {
 // asItRuns says how a program is planned that is not planned on paper.
 func asItRuns(line *launcher.Line) string {
 	var command []string
-	for _, w := range line.Program[:min(len(line.Program), 2)] {
-		if strings.HasPrefix(w.Text, "-") {
+	for i, w := range line.Program[:min(len(line.Program), 2)] {
+		if i > 0 && strings.HasPrefix(w.Text, "-") {
 			break
 		}
 		command = append(command, w.Text)
@@ -408,7 +408,8 @@ func asItRuns(line *launcher.Line) string {
 		flags += fmt.Sprintf(" --nodes %d", line.Nodes.Is)
 	}
 	return fmt.Sprintf("'plimsoll plan --gpu NAME%s -- %s ...' plans it as it runs, without a GPU; or give its "+
-		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags, strings.Join(command, " "))
+		"model to plimsoll.plan in Python, or name it by --model and say the rest by flags", flags,
+		strings.Join(command, " "))
 }
 
 // programOf returns the line of a script that most likely trains: one by a launcher, or of Python, or with most flags.
@@ -416,7 +417,8 @@ func programOf(script *shell.Script, in launcher.Allocation) (best *launcher.Lin
 	most := 0
 	for _, c := range script.Commands {
 		line := launcher.Read(c, in)
-		if line == nil || slices.Contains(tools, line.Program[0].Text) {
+		if line == nil || strings.HasPrefix(line.Program[0].Text, "-") ||
+			slices.Contains(tools, line.Program[0].Text) {
 			continue
 		}
 		weight := 0

@@ -95,6 +95,7 @@ torchrun --nproc_per_node gpu SWIFT  ->  torchrun starts a rank on every GPU of 
 torchrun --nproc_per_node 8 --nnodes $N SWIFT  ->  the script does not say the value of nnodes\n  hint: give --nodes
 accelerate launch SWIFT  ->  accelerate launch starts a rank on every GPU
 deepspeed SWIFT  ->  deepspeed starts a rank on every GPU
+--x 1 --y  ->  this is a list of arguments
 $LAUNCH SWIFT  ->  $LAUNCH starts a rank on every GPU
 NPROC_PER_NODE=$N swift sft ARGS  ->  does not say the value of NPROC_PER_NODE
 srun SWIFT  ->  does not say the value of ntasks
@@ -114,7 +115,7 @@ func TestLaunchesAsk(t *testing.T) {
 		if _, err := q.Resolve(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", script, err, want)
 		}
-		if q.GPUs, q.Nodes = 4, 2; strings.Contains(script, "nowhere") {
+		if q.GPUs, q.Nodes = 4, 2; strings.Contains(script, "nowhere") || strings.HasPrefix(script, "--") {
 			continue
 		}
 		if j, err := q.Resolve(); err != nil || j.Nodes != 2 || j.RanksPerNode != 4 {
