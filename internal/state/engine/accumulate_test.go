@@ -110,7 +110,7 @@ func breakOffAccumulation(s *Shard, random *rand.Rand, gradient kernel.Array) {
 		}
 		s.resumeAccumulation(slot, gradient)
 	}
-	chunks := s.config.ChunksOf(s.accumulations.last.Range)
+	chunks := s.config.ChunksOf(s.accumulations.last().Range)
 	units := int(chunks.Count)
 	free := 0
 	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {

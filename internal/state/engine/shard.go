@@ -40,13 +40,15 @@ type Shard struct {
 	walkArrived                      func(worker int)
 
 	snapshot atomic.Pointer[Snapshot]
+	damage   atomic.Pointer[error]
 }
 
 // update is the update that this process is making or made last.
 type update struct {
 	underway atomic.Uint64 // its number
 	left     atomic.Int64  // chunks that are still to be done
-	then     func()        // called by the worker that does the last chunk; may be nil
+	then     func()        // called by the worker that does the last chunk, or finds damage; may be nil
+	untold   atomic.Bool   // then is still to be called
 	watchers watchers
 	awaited  []atomic.Bool // by chunk: whether a goroutine sleeps until it is done
 }
@@ -56,9 +58,10 @@ type update struct {
 func NewShard(c ShardConfig) (*Shard, error) {
 	return open(c, func(plan arena.Plan) (*arena.Arena, error) {
 		return arena.New(plan.Name, plan.Size, c.Pages)
-	}, func(head *journalHead, bytes []byte) error {
-		clear(bytes)
+	}, func(s *Shard, head *journalHead) error {
+		clear(s.journal().Bytes())
 		head.init(c)
+		s.progress.init()
 		return nil
 	})
 }
@@ -74,7 +77,7 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
 		}
 		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
-	}, func(head *journalHead, _ []byte) error { return head.check(c) })
+	}, func(s *Shard, head *journalHead) error { return s.checkJournal(head) })
 }
 
 // Adopt makes the files of an attached shard its own: Close closes them.
@@ -89,7 +92,7 @@ func (s *Shard) Adopt() {
 func open(
 	c ShardConfig,
 	arenaOf func(arena.Plan) (*arena.Arena, error),
-	journal func(*journalHead, []byte) error,
+	journal func(*Shard, *journalHead) error,
 ) (*Shard, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
@@ -104,7 +107,7 @@ func open(
 	return s, nil
 }
 
-func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
+func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*Shard, *journalHead) error) error {
 	for _, plan := range s.config.Arenas() {
 		a, err := arenaOf(plan)
 		if err != nil {
@@ -112,8 +115,8 @@ func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal fun
 		}
 		s.arenas = append(s.arenas, a)
 		if plan.Component == ledger.StepJournal {
-			if err := journal(s.progress.openJournal(s.config, a), a.Bytes()); err != nil {
-				return fmt.Errorf("arena %s: %w", a.Name(), err)
+			if err := journal(s, s.progress.openJournal(s.config, a)); err != nil {
+				return err
 			}
 		}
 	}
@@ -129,6 +132,7 @@ func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal fun
 	if s.config.Journal {
 		cpus = cpus[:min(len(cpus), len(s.slots))]
 	}
+	s.pass.caught = s.catch
 	return s.pass.open(s.config.Rank, cpus)
 }
 

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"sync"
+	"unsafe"
 
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
@@ -40,6 +41,9 @@ func (s *Shard) BeginThen(u Update, then func()) error {
 
 // MayBegin refuses a step that is not the next, or whose numbers make no sense.
 func (s *Shard) MayBegin(u Update) error {
+	if err := s.Err(); err != nil {
+		return fmt.Errorf("step %d cannot begin: %w", u.Step, err)
+	}
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", u.Step, next)
@@ -104,10 +108,14 @@ func (s *Shard) update(u Update, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
+	s.current.untold.Store(then != nil)
 	for i, of := range s.assigned.list {
-		_ = u.constants(&s.constants[i], of) // was checked
+		_ = u.constants(&s.constants[i].Constants, of) // was checked
+		s.constants[i].sum.Write(memoryOf(&s.constants[i].Constants))
 	}
-	copy(s.rows, s.assigned.of)
+	for section, row := range s.assigned.of {
+		s.rows[section].Store(uint64(row))
+	}
 	s.countSteps(u.LeftAlone)
 	s.clearLogs()
 	s.arriving.Store(0)
@@ -148,7 +156,7 @@ func (s *Shard) Finish() bool {
 		return false
 	}
 	s.Wait()
-	return true
+	return s.Err() == nil
 }
 
 // run has the workers update all chunks that lack the update begun last; left is how
@@ -163,6 +171,7 @@ func (s *Shard) run(left int64) {
 		return
 	}
 	if s.current.then != nil && s.config.Chunks == 1 {
+		defer s.catch()
 		s.updateUnit(0, 0)
 		return
 	}
@@ -186,9 +195,7 @@ func (s *Shard) updateUnit(worker, unit int) {
 	}
 	if s.current.left.Add(-1) == 0 {
 		s.end()
-		if s.current.then != nil {
-			s.current.then()
-		}
+		s.tell()
 	}
 }
 
@@ -225,8 +232,10 @@ func (s *Shard) setDone(unit int) {
 	}
 }
 
-// isOver reports whether the update that this process began last is finished.
-func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
+// isOver reports whether the update that this process began last is finished, or was stopped by damage.
+func (s *Shard) isOver() bool {
+	return s.damage.Load() != nil || s.finished.Load() >= s.current.underway.Load()
+}
 
 // Underway returns the number of the update that this process is making, and how many
 // of its chunks are left. It returns 0 and 0 if no update is under way, or if it can
@@ -311,7 +320,16 @@ func (s *Shard) updateFrom(slot slot, unit, first int) {
 }
 
 // constantsOf returns the constants of a chunk in the update that was begun last.
-func (s *Shard) constantsOf(c chunk) *kernel.Constants { return &s.constants[s.rows[c.Section]] }
+func (s *Shard) constantsOf(c chunk) *kernel.Constants {
+	constants := &s.constants[s.rows[c.Section].Load()]
+	constants.sum.Verify(memoryOf(&constants.Constants))
+	return &constants.Constants
+}
+
+// memoryOf returns the memory of a value.
+func memoryOf[T any](value *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(value)), unsafe.Sizeof(*value))
+}
 
 // resume finishes the chunk of a slot's undo log. If this process is killed, too,
 // the slot still says where to go on.

@@ -201,8 +201,11 @@ func (c *connection) step(r request) (reply, error) {
 	}
 	c.answering.Add(1)
 	begun, err := shard.step(body, func(took time.Duration) {
-		_ = c.answer(r.Packet, protocol.Done, protocol.Encode(body.Step,
-			took.Seconds())) // if the client is gone, run notices
+		status, result := protocol.Done, protocol.Encode(body.Step, took.Seconds())
+		if err := shard.refuseDamaged(r.Kind); err != nil {
+			status, result = protocol.Refused, []byte(err.Error())
+		}
+		_ = c.answer(r.Packet, status, result) // if the client is gone, run notices
 		c.answering.Done()
 	})
 	if begun {

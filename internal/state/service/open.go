@@ -33,11 +33,18 @@ func (c *connection) openSession(r request) (reply, error) {
 	if err != nil {
 		return reply{}, prefixed(r.Kind, err)
 	}
+	out, err := found.answer(r.Kind, func() (reply, error) {
+		found.contents.openedBy(c.process)
+		return found.welcome(attached)
+	})
+	if err != nil {
+		c.server.letGo(found)
+		return reply{}, err
+	}
 	c.session = found
 	found.forgetFailures()
-	found.contents.openedBy(c.process)
 	found.holder.Store(int64(c.process))
-	return c.welcome(attached)
+	return out, nil
 }
 
 // prefixed names the request in an answer that refuses it.
@@ -84,15 +91,15 @@ func readDocument(r request) (protocol.AnyDocument, []byte, error) {
 }
 
 // welcome is the answer to open or hold.
-func (c *connection) welcome(attached bool) (reply, error) {
+func (s *session) welcome(attached bool) (reply, error) {
 	var files []*os.File
 	var arenas []protocol.WelcomeArena
-	for _, a := range c.session.contents.shared() {
+	for _, a := range s.contents.shared() {
 		arenas = append(arenas, protocol.WelcomeArena{Name: a.Name(), Component: a.component, Type: a.of,
 			Bytes: a.Size(), Mapped: a.Mapped()})
 		files = append(files, a.File())
 	}
-	text, err := json.Marshal(c.session.contents.welcome(attached, arenas))
+	text, err := json.Marshal(s.contents.welcome(attached, arenas))
 	if err == nil && len(text) > protocol.MaximumPacket/2 {
 		err = fmt.Errorf("an answer of %d bytes", len(text))
 	}

@@ -404,7 +404,7 @@ func TestRequestsAreRefused(t *testing.T) {
 			"wait: 1 elements from 200000 on: expected a range within the shard's 200000"},
 		{"a step too far", request(protocol.SetStep, uint64(1<<63)), protocol.Refused,
 			"set_step 9223372036854775808: expected at " +
-				"most 4611686018427387904"},
+				"most 70368744177663"},
 		{"save to nowhere", func() error { _, err := s.Save("/nowhere", nil); return err }, protocol.Storage,
 			"save: /nowhere: the folder for checkpoints does not exist*"},
 		{"save to a relative path", func() error { _, err := s.Save("checkpoints", nil); return err }, protocol.Refused,

@@ -276,8 +276,7 @@ func (s *Server) restoreAside(b protocol.RestoreBody) error {
 	l := s.aside[b.Session]
 	s.mu.Unlock()
 	if l == nil {
-		return protocol.Refused.Errorf("restore: no session is set aside as %q: there are %q", b.Session,
-			s.asideNames())
+		return s.discardDamaged(b)
 	}
 	if b.Discard {
 		s.noLongerAside(l)

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/service/servicetest"
@@ -440,9 +441,10 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	arenas := config.Arenas()
 	const chunks = 2
 	slots := chunks * (64 + config.Format.UndoBytes()) // size of the end of the journal
-	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), bytes.Repeat([]byte{0x70}, slots))
+	beyond := protocol.Encode(checked.Seal(0x7070)) // no flip writes the checksum of another number
+	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), beyond)
 	const begun = 48 // offset of the number of updates in the journal
-	mend := spoil(t, file, begun, []byte{4})
+	mend := spoil(t, file, begun, protocol.Encode(checked.Seal(4)))
 	r.killAndWait(t)
 	o := r.overview(t)
 	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 ||
