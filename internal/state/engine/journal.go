@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"plimsoll/internal/base/ledger"
@@ -52,7 +53,7 @@ type journalHead struct {
 type journalLayout struct {
 	slots, slotSize int64
 	// Offsets.
-	constants, rows, done, slotsBegin int64
+	constants, rows, done, sums, slotsBegin int64
 	own                               [2]int64
 	size                              int64
 }
@@ -68,7 +69,8 @@ func (c ShardConfig) journalLayout() journalLayout {
 	l.own[0] = l.rows + wholeLines(8*sections)
 	l.own[1] = l.own[0] + wholeLines(8*sections)
 	l.done = l.own[1] + wholeLines(8*sections)
-	l.slotsBegin = l.done + wholeLines(8*int64(c.Chunks))
+	l.sums = l.done + wholeLines(8*int64(c.Chunks))
+	l.slotsBegin = l.sums + wholeLines(8*int64(c.Chunks)*int64(len(c.summed())))
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
 }
@@ -82,10 +84,18 @@ func (c ShardConfig) journalArena() arena.Plan {
 		Component: ledger.StepJournal,
 		Size:      ledger.Bytes(l.size),
 		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 8 B x %s chunks: which of them "+
-			"are done; %d B: step, and the constants and steps of %s parameters; rounded up to lines of %d B",
+			"are done; %d B: step, and the constants and steps of %s parameters%s; rounded up to lines of %d B",
 			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, ledger.Count(int64(len(c.Sections()))),
-			cacheLine),
+			c.whySums(), cacheLine),
 	}
+}
+
+// whySums says what sums take.
+func (c ShardConfig) whySums() string {
+	if !c.Sums {
+		return ""
+	}
+	return fmt.Sprintf("; 8 B x %d streams x %s chunks: sums of the state", len(c.summed()), ledger.Count(int64(c.Chunks)))
 }
 
 // fingerprint identifies everything that the layout and the meaning of the journal
@@ -107,6 +117,10 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 		p.own[i] = unsafe.Slice(at[checked.Int](bytes, l.own[i]), sections)
 	}
 	p.done = unsafe.Slice(at[checked.Word](bytes, l.done), c.Chunks)
+	p.chunkSums.streams = c.summed()
+	if n := c.Chunks * len(p.chunkSums.streams); n > 0 {
+		p.chunkSums.list = unsafe.Slice(at[atomic.Uint64](bytes, l.sums), n)
+	}
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
 		p.slots = append(p.slots, slot{
@@ -132,6 +146,10 @@ func (s *Shard) checkJournal(head *journalHead) error {
 	}
 	if damage := s.progress.check(); damage != nil {
 		return s.named(damage)
+	}
+	if damaged := s.damaged.Load(); damaged != 0 {
+		return fmt.Errorf("arena %s: it says that a chunk has another sum (place %d of the list): %w; %s",
+			s.journal().Name(), damaged-1, ErrDamaged, remedy)
 	}
 	err := cmp.Or(s.progress.checkCounts(), s.progress.checkUpdate(), s.checkSlots())
 	if damage := (*checked.Damage)(nil); errors.As(err, &damage) {

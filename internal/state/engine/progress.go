@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/state/checked"
@@ -25,6 +26,7 @@ type progress struct {
 	done      []checked.Word // by chunk: the mark of the last update or accumulation that it has had
 	slots     []slot         // of each worker; none without a journal
 	writing   *checked.Flag  // whether slots are undo logs of a write of moments
+	chunkSums sums
 }
 
 // constants are the constants of an update, with their checksum.
@@ -38,6 +40,7 @@ type counters struct {
 	begun, finished checked.Word // they differ by one while an update is under way
 	before          checked.Int  // the step of the state before the first update
 	arriving        checked.Word // the number of the last update that was begun before its gradients were there
+	damaged         checked.Word // 1 more than the place in the checksums of one that was found wrong; 0 for none
 }
 
 // accumulations count gradients that were added since all gradients were cleared.
@@ -85,6 +88,8 @@ func newProgress(c ShardConfig) progress {
 		done:          make([]checked.Word, c.Chunks),
 		writing:       &checked.Flag{},
 	}
+	p.chunkSums.streams = c.summed()
+	p.chunkSums.list = make([]atomic.Uint64, c.Chunks*len(p.chunkSums.streams))
 	p.init()
 	return p
 }
@@ -110,7 +115,8 @@ func (p *progress) words(yield func(at place, word *checked.Word) bool) {
 		word *checked.Word
 	}{
 		{"updates begun", &p.begun}, {"updates finished", &p.finished}, {"steps before", &p.before.Word},
-		{"update whose gradients arrive", &p.arriving}, {"accumulations begun", &a.begun.Word},
+		{"update whose gradients arrive", &p.arriving}, {"chunk found damaged", &p.damaged},
+		{"accumulations begun", &a.begun.Word},
 		{"accumulations finished", &a.finished.Word}, {"gradients are being cleared", &a.clearing.Word},
 		{"step of the clearing", &a.cleared.Word}, {"mark of accumulations", &a.marks},
 		{"first element accumulated", &a.first.Word}, {"elements accumulated", &a.count.Word},

@@ -41,6 +41,7 @@ type Shard struct {
 
 	snapshot atomic.Pointer[Snapshot]
 	damage   atomic.Pointer[error]
+	scrubbed int // the chunk that is verified next
 }
 
 // update is the update that this process is making or made last.
@@ -198,10 +199,20 @@ func (s *Shard) startChunks(sharing sharing, body func(worker, unit int)) {
 // Each has the workers call body for every chunk of the shard. A worker calls it for
 // the chunks of its own range. If pages are first written this way, each lies on the
 // NUMA node of the worker that will update it.
-func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) {
-	s.startChunks(apart, func(_, unit int) {
+func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) { s.EachOf(s.config.Range(), body) }
+
+// EachOf is [Shard.Each] for the chunks with elements of a range. Sums of the chunks
+// are verified before body and renewed after it.
+func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) {
+	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
 		c := s.chunk(unit)
-		body(c.Chunk, c.state())
+		state := c.state()
+		if !s.isSound(unit, &state) {
+			return
+		}
+		s.chunkSums.void(unit)
+		body(c.Chunk, state)
+		s.chunkSums.renew(unit, &state)
 	})
 	s.wait()
 }

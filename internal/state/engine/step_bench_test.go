@@ -85,3 +85,40 @@ func BenchmarkOrder(b *testing.B) {
 	b.ReportMetric(100*(took[1][len(took[1])/2]/plain-1), "%-ordered")
 	b.ReportMetric(100*(took[2][len(took[2])/2]/plain-1), "%-awaited")
 }
+
+// BenchmarkSums makes steps of two shards, one with checksums and one without, in turns. It reports how much longer the
+// median step with them is, in percent.
+func BenchmarkSums(b *testing.B) {
+	const elements = 512 * shard.DefaultChunk
+	available := kernel.Available()
+	var shards [2]*Shard
+	for i := range shards {
+		s, err := NewShard(ShardConfig{Layout: uniform(split, elements), Kernel: available[len(available)-1],
+			CPUs: cpus(b, 2), Journal: true, Sums: i == 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close()
+		fillShard(s)
+		shards[i] = s
+	}
+	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
+	var took [2][]float64
+	for b.Loop() {
+		for way, s := range shards {
+			begin := time.Now()
+			if err := s.Begin(s.Steps()+1, 1, optimizers); err != nil {
+				b.Fatal(err)
+			}
+			s.Wait()
+			took[way] = append(took[way], time.Since(begin).Seconds())
+		}
+	}
+	for way := range took {
+		slices.Sort(took[way])
+	}
+	plain := took[0][len(took[0])/2]
+	b.ReportMetric(1000*plain, "ms/step")
+	b.ReportMetric(100*(took[1][len(took[1])/2]/plain-1), "%-sums")
+	b.ReportMetric(100*(took[1][len(took[1])/4]/took[0][len(took[0])/4]-1), "%-sums-quartile")
+}

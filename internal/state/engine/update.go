@@ -105,6 +105,13 @@ func (u *Update) constants(c *kernel.Constants, of row) error {
 // comes last: from then on, any process that attaches the shard can finish it. If
 // gradients are still arriving, it can do so once they are all there.
 func (s *Shard) update(u Update, then func(), arriving bool) {
+	s.prepareUpdate(u, then, arriving)
+	s.begun.Add(1)
+	s.run(int64(s.config.Chunks))
+}
+
+// prepareUpdate writes what an update is made with, all but its number.
+func (s *Shard) prepareUpdate(u Update, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
@@ -122,8 +129,6 @@ func (s *Shard) update(u Update, then func(), arriving bool) {
 	if arriving {
 		s.arriving.Store(s.begun.Load() + 1)
 	}
-	s.begun.Add(1)
-	s.run(int64(s.config.Chunks))
 }
 
 // Finish finishes what another process has begun: a step, and clearing the
@@ -189,7 +194,9 @@ func (s *Shard) updateUnit(worker, unit int) {
 	if s.isDone(unit) {
 		return // another process has updated it
 	}
-	s.makeUpdate(worker, unit)
+	if !s.makeUpdate(worker, unit) {
+		return
+	}
 	if s.isArriving() {
 		s.arrivals.done()
 	}
@@ -205,23 +212,31 @@ func (s *Shard) end() {
 	s.current.watchers.wake()
 }
 
-func (s *Shard) makeUpdate(worker, unit int) {
+// makeUpdate updates a chunk. It reports whether the chunk had the sums that it should have had.
+func (s *Shard) makeUpdate(worker, unit int) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {
 		s.setDone(unit)
-		return
+		return true
 	}
+	state := c.state()
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
 	began := s.config.begin()
-	if s.slots == nil {
-		s.config.Kernel.Update(c.section.format, s.constantsOf(c), c.state())
-	} else {
+	switch {
+	case s.chunkSums.any():
+		if !s.updateSummed(worker, unit, c, &state) {
+			return false
+		}
+	case s.slots == nil:
+		s.config.Kernel.Update(c.section.format, s.constantsOf(c), state)
+	default:
 		s.change(s.slots[worker], unit)
 	}
 	s.config.observe(worker, Work{Elements: c.Range}, began) // before the end is told: then nobody is observed any more
 	s.setDone(unit)
+	return true
 }
 
 func (s *Shard) setDone(unit int) {
@@ -339,6 +354,8 @@ func (s *Shard) resume(slot slot) {
 		return
 	}
 	c := s.chunk(unit)
-	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
+	state := c.state()
+	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, state))
+	s.chunkSums.renew(unit, &state)
 	s.setDone(unit)
 }

@@ -35,7 +35,13 @@ func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 		s.slots[worker].begin(unit)
 	}
 	c := s.chunk(unit)
-	c.state().PutMoment(c.section.format, number, from, values, undo)
+	state := c.state()
+	if !s.isSound(unit, &state) {
+		return
+	}
+	s.chunkSums.void(unit)
+	state.PutMoment(c.section.format, number, from, values, undo)
+	s.chunkSums.renew(unit, &state)
 }
 
 // undoWrite restores the blocks that a killed process was writing.
@@ -46,7 +52,9 @@ func (s *Shard) undoWrite() {
 	for _, slot := range s.slots {
 		if slot.undo.Begun() {
 			c := s.chunk(int(slot.unit.Load()))
-			slot.undo.RestoreMoments(c.section.format, c.state())
+			state := c.state()
+			slot.undo.RestoreMoments(c.section.format, state)
+			s.chunkSums.renew(int(slot.unit.Load()), &state)
 		}
 	}
 	s.writing.Store(false)

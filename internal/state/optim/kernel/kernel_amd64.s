@@ -118,18 +118,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161001
-	JA      fp321002
+	JE      fp161145
+	JA      fp321146
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1004:
+run1148:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1005:
+part1149:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -195,23 +195,23 @@ part1005:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part1005
+	JNE            part1149
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run1004
-	JMP            done1003
+	JB             run1148
+	JMP            done1147
 
-fp161001:
+fp161145:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1006:
+run1150:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1007:
+part1151:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -261,23 +261,23 @@ part1007:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1007
+	JNE          part1151
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1006
-	JMP          done1003
+	JB           run1150
+	JMP          done1147
 
-fp321002:
+fp321146:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1008:
+run1152:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1009:
+part1153:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -327,12 +327,12 @@ part1009:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1009
+	JNE          part1153
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1008
+	JB           run1152
 
-done1003:
+done1147:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -351,9 +351,9 @@ TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
 	MOVQ    prefetching+8(FP), BX
 	XORQ    SI, SI
 	LEAQ    2048(SI), DI
-	JMP     check1011
+	JMP     check1155
 
-next1010:
+next1154:
 	PREFETCHT0   (AX)(DI*2)
 	VMOVDQU      (AX)(SI*2), Y1
 	VPSLLD       $0x10, Y1, Y0
@@ -473,13 +473,13 @@ next1010:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x00000100, DI
 
-check1011:
+check1155:
 	CMPQ    SI, BX
-	JB      next1010
+	JB      next1154
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1010
+	JB      next1154
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -502,13 +502,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp161013
-	JA      fp321014
+	JE      fp161157
+	JA      fp321158
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1017
+	JMP     check1161
 
-next1016:
+next1160:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -527,21 +527,21 @@ next1016:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, DI
 
-check1017:
+check1161:
 	CMPQ AX, SI
-	JB   next1016
+	JB   next1160
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1016
-	JMP  done1015
+	JB   next1160
+	JMP  done1159
 
-fp161013:
+fp161157:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1019
+	JMP  check1163
 
-next1018:
+next1162:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -558,21 +558,21 @@ next1018:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1019:
+check1163:
 	CMPQ AX, SI
-	JB   next1018
+	JB   next1162
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1018
-	JMP  done1015
+	JB   next1162
+	JMP  done1159
 
-fp321014:
+fp321158:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1021
+	JMP  check1165
 
-next1020:
+next1164:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -589,15 +589,15 @@ next1020:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1021:
+check1165:
 	CMPQ AX, SI
-	JB   next1020
+	JB   next1164
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1020
+	JB   next1164
 
-done1015:
+done1159:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -621,16 +621,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161023
-	JA      fp321024
+	JE      fp161167
+	JA      fp321168
 	CMPQ    CX, $0x01
-	JE      fp161027
-	JA      fp321028
+	JE      fp161171
+	JA      fp321172
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1031
+	JMP     check1175
 
-next1030:
+next1174:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -663,21 +663,21 @@ next1030:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1031:
+check1175:
 	CMPQ AX, DI
-	JB   next1030
+	JB   next1174
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1030
-	JMP  done1029
+	JB   next1174
+	JMP  done1173
 
-fp161027:
+fp161171:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1033
+	JMP  check1177
 
-next1032:
+next1176:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -708,21 +708,21 @@ next1032:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1033:
+check1177:
 	CMPQ AX, DI
-	JB   next1032
+	JB   next1176
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1032
-	JMP  done1029
+	JB   next1176
+	JMP  done1173
 
-fp321028:
+fp321172:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1035
+	JMP  check1179
 
-next1034:
+next1178:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -753,26 +753,26 @@ next1034:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1035:
+check1179:
 	CMPQ AX, DI
-	JB   next1034
+	JB   next1178
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1034
+	JB   next1178
 
-done1029:
-	JMP done1025
+done1173:
+	JMP done1169
 
-fp161023:
+fp161167:
 	CMPQ CX, $0x01
-	JE   fp161037
-	JA   fp321038
+	JE   fp161181
+	JA   fp321182
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1041
+	JMP  check1185
 
-next1040:
+next1184:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -791,21 +791,21 @@ next1040:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1041:
+check1185:
 	CMPQ AX, DI
-	JB   next1040
+	JB   next1184
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1040
-	JMP  done1039
+	JB   next1184
+	JMP  done1183
 
-fp161037:
+fp161181:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1043
+	JMP  check1187
 
-next1042:
+next1186:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -822,21 +822,21 @@ next1042:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1043:
+check1187:
 	CMPQ AX, DI
-	JB   next1042
+	JB   next1186
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1042
-	JMP  done1039
+	JB   next1186
+	JMP  done1183
 
-fp321038:
+fp321182:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1045
+	JMP  check1189
 
-next1044:
+next1188:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -853,26 +853,26 @@ next1044:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1045:
+check1189:
 	CMPQ AX, DI
-	JB   next1044
+	JB   next1188
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1044
+	JB   next1188
 
-done1039:
-	JMP done1025
+done1183:
+	JMP done1169
 
-fp321024:
+fp321168:
 	CMPQ CX, $0x01
-	JE   fp161047
-	JA   fp321048
+	JE   fp161191
+	JA   fp321192
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1051
+	JMP  check1195
 
-next1050:
+next1194:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -888,21 +888,21 @@ next1050:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1051:
+check1195:
 	CMPQ AX, DI
-	JB   next1050
+	JB   next1194
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1050
-	JMP  done1049
+	JB   next1194
+	JMP  done1193
 
-fp161047:
+fp161191:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1053
+	JMP  check1197
 
-next1052:
+next1196:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -916,21 +916,21 @@ next1052:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1053:
+check1197:
 	CMPQ AX, DI
-	JB   next1052
+	JB   next1196
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1052
-	JMP  done1049
+	JB   next1196
+	JMP  done1193
 
-fp321048:
+fp321192:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1055
+	JMP  check1199
 
-next1054:
+next1198:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -944,16 +944,16 @@ next1054:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1055:
+check1199:
 	CMPQ AX, DI
-	JB   next1054
+	JB   next1198
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1054
+	JB   next1198
 
-done1049:
-done1025:
+done1193:
+done1169:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -972,18 +972,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161978
-	JA      fp321979
+	JE      fp162266
+	JA      fp322267
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1981:
+run2269:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1982:
+part2270:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -1018,23 +1018,23 @@ part1982:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1982
+	JNE           part2270
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1981
-	JMP           done1980
+	JB            run2269
+	JMP           done2268
 
-fp161978:
+fp162266:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1983:
+run2271:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1984:
+part2272:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -1061,23 +1061,23 @@ part1984:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1984
+	JNE           part2272
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1983
-	JMP           done1980
+	JB            run2271
+	JMP           done2268
 
-fp321979:
+fp322267:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1985:
+run2273:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1986:
+part2274:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -1104,12 +1104,12 @@ part1986:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1986
+	JNE           part2274
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1985
+	JB            run2273
 
-done1980:
+done2268:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1129,9 +1129,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check1988
+	JMP       check2276
 
-next1987:
+next2275:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -1197,13 +1197,13 @@ next1987:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check1988:
+check2276:
 	CMPQ    SI, BX
-	JB      next1987
+	JB      next2275
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1987
+	JB      next2275
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1224,13 +1224,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161990
-	JA      fp321991
+	JE      fp162278
+	JA      fp322279
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1994
+	JMP     check2282
 
-next1993:
+next2281:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -1242,21 +1242,21 @@ next1993:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1994:
+check2282:
 	CMPQ AX, SI
-	JB   next1993
+	JB   next2281
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1993
-	JMP  done1992
+	JB   next2281
+	JMP  done2280
 
-fp161990:
+fp162278:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1996
+	JMP  check2284
 
-next1995:
+next2283:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1267,21 +1267,21 @@ next1995:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1996:
+check2284:
 	CMPQ AX, SI
-	JB   next1995
+	JB   next2283
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1995
-	JMP  done1992
+	JB   next2283
+	JMP  done2280
 
-fp321991:
+fp322279:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1998
+	JMP  check2286
 
-next1997:
+next2285:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1292,15 +1292,15 @@ next1997:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1998:
+check2286:
 	CMPQ AX, SI
-	JB   next1997
+	JB   next2285
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1997
+	JB   next2285
 
-done1992:
+done2280:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -1322,16 +1322,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp162000
-	JA      fp322001
+	JE      fp162288
+	JA      fp322289
 	CMPQ    CX, $0x01
-	JE      fp162004
-	JA      fp322005
+	JE      fp162292
+	JA      fp322293
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check2008
+	JMP     check2296
 
-next2007:
+next2295:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1350,21 +1350,21 @@ next2007:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2008:
+check2296:
 	CMPQ AX, DI
-	JB   next2007
+	JB   next2295
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2007
-	JMP  done2006
+	JB   next2295
+	JMP  done2294
 
-fp162004:
+fp162292:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2010
+	JMP  check2298
 
-next2009:
+next2297:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1382,21 +1382,21 @@ next2009:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2010:
+check2298:
 	CMPQ AX, DI
-	JB   next2009
+	JB   next2297
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2009
-	JMP  done2006
+	JB   next2297
+	JMP  done2294
 
-fp322005:
+fp322293:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2012
+	JMP  check2300
 
-next2011:
+next2299:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1414,26 +1414,26 @@ next2011:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2012:
+check2300:
 	CMPQ AX, DI
-	JB   next2011
+	JB   next2299
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2011
+	JB   next2299
 
-done2006:
-	JMP done2002
+done2294:
+	JMP done2290
 
-fp162000:
+fp162288:
 	CMPQ CX, $0x01
-	JE   fp162014
-	JA   fp322015
+	JE   fp162302
+	JA   fp322303
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2018
+	JMP  check2306
 
-next2017:
+next2305:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1446,21 +1446,21 @@ next2017:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2018:
+check2306:
 	CMPQ AX, DI
-	JB   next2017
+	JB   next2305
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2017
-	JMP  done2016
+	JB   next2305
+	JMP  done2304
 
-fp162014:
+fp162302:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2020
+	JMP  check2308
 
-next2019:
+next2307:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1472,21 +1472,21 @@ next2019:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2020:
+check2308:
 	CMPQ AX, DI
-	JB   next2019
+	JB   next2307
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2019
-	JMP  done2016
+	JB   next2307
+	JMP  done2304
 
-fp322015:
+fp322303:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2022
+	JMP  check2310
 
-next2021:
+next2309:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1498,26 +1498,26 @@ next2021:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2022:
+check2310:
 	CMPQ AX, DI
-	JB   next2021
+	JB   next2309
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2021
+	JB   next2309
 
-done2016:
-	JMP done2002
+done2304:
+	JMP done2290
 
-fp322001:
+fp322289:
 	CMPQ CX, $0x01
-	JE   fp162024
-	JA   fp322025
+	JE   fp162312
+	JA   fp322313
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2028
+	JMP  check2316
 
-next2027:
+next2315:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1528,21 +1528,21 @@ next2027:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2028:
+check2316:
 	CMPQ AX, DI
-	JB   next2027
+	JB   next2315
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2027
-	JMP  done2026
+	JB   next2315
+	JMP  done2314
 
-fp162024:
+fp162312:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2030
+	JMP  check2318
 
-next2029:
+next2317:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1552,21 +1552,21 @@ next2029:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2030:
+check2318:
 	CMPQ AX, DI
-	JB   next2029
+	JB   next2317
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2029
-	JMP  done2026
+	JB   next2317
+	JMP  done2314
 
-fp322025:
+fp322313:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2032
+	JMP  check2320
 
-next2031:
+next2319:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1576,16 +1576,16 @@ next2031:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2032:
+check2320:
 	CMPQ AX, DI
-	JB   next2031
+	JB   next2319
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2031
+	JB   next2319
 
-done2026:
-done2002:
+done2314:
+done2290:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

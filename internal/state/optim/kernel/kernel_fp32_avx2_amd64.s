@@ -443,26 +443,26 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned181
+	JEQ     aligned229
 	ORQ     $0x04, DI
 
-aligned181:
+aligned229:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -478,17 +478,35 @@ aligned181:
 	MOVQ    a+0(FP), R13
 	MOVQ    24(R13), R13
 	CMPQ    CX, $0x01
-	JE      fp16183
-	JA      fp32184
+	JE      fp16231
+	JA      fp32232
 	MOVQ    R13, CX
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	ADDQ    CX, R13
-	JMP     check187
+	JMP     check235
 
-next186:
+next234:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed236
+	VMOVDQU (R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, (R14)
+	VMOVDQU 256(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R14)
+	VMOVDQU 384(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R14)
+
+summed236:
 	TESTQ   R10, R10
-	JEQ     kept188
+	JEQ     kept237
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -506,7 +524,7 @@ next186:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept188:
+kept237:
 	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -548,7 +566,7 @@ kept188:
 	VMOVUPS        Y8, (SI)(CX*4)
 	VMOVUPS        Y9, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual189
+	JNE            unusual238
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -566,14 +584,14 @@ kept188:
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVNTDQ       Y6, (BX)(CX*2)
-	JMP            stored190
+	JMP            stored239
 
-unusual189:
+unusual238:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16192
-	JA        fp32193
+	JE        fp16241
+	JA        fp32242
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -591,57 +609,93 @@ unusual189:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary196
+	JNE       ordinary245
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored195
+	JMP       stored244
 
-ordinary196:
+ordinary245:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored195:
-	JMP done194
+stored244:
+	JMP done243
 
-fp16192:
+fp16241:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary198
+	JNE         ordinary247
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored197
+	JMP         stored246
 
-ordinary198:
+ordinary247:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored197:
-	JMP done194
+stored246:
+	JMP done243
 
-fp32193:
-done194:
-stored190:
+fp32242:
+done243:
+stored239:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed248
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+
+summed248:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check187:
+check235:
 	CMPQ CX, R12
-	JB   next186
+	JB   next234
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next186
-	JMP  done185
+	JB   next234
+	JMP  done233
 
-fp16183:
+fp16231:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check200
+	JMP  check250
 
-next199:
+next249:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed251
+	VMOVDQU (R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, (R14)
+	VMOVDQU 256(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R14)
+	VMOVDQU 384(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R14)
+
+summed251:
 	TESTQ   R10, R10
-	JEQ     kept201
+	JEQ     kept252
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -659,7 +713,7 @@ next199:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept201:
+kept252:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -699,7 +753,7 @@ kept201:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual202
+	JNE         unusual253
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -717,14 +771,14 @@ kept201:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored203
+	JMP         stored254
 
-unusual202:
+unusual253:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16205
-	JA        fp32206
+	JE        fp16256
+	JA        fp32257
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -742,57 +796,93 @@ unusual202:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary209
+	JNE       ordinary260
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored208
+	JMP       stored259
 
-ordinary209:
+ordinary260:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored208:
-	JMP done207
+stored259:
+	JMP done258
 
-fp16205:
+fp16256:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary211
+	JNE         ordinary262
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored210
+	JMP         stored261
 
-ordinary211:
+ordinary262:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored210:
-	JMP done207
+stored261:
+	JMP done258
 
-fp32206:
-done207:
-stored203:
+fp32257:
+done258:
+stored254:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed263
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+
+summed263:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check200:
+check250:
 	CMPQ CX, R12
-	JB   next199
+	JB   next249
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next199
-	JMP  done185
+	JB   next249
+	JMP  done233
 
-fp32184:
+fp32232:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check213
+	JMP  check265
 
-next212:
+next264:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed266
+	VMOVDQU (R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, (R14)
+	VMOVDQU 256(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R14)
+	VMOVDQU 384(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R14)
+
+summed266:
 	TESTQ   R10, R10
-	JEQ     kept214
+	JEQ     kept267
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -810,7 +900,7 @@ next212:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept214:
+kept267:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -850,7 +940,7 @@ kept214:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual215
+	JNE         unusual268
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -868,14 +958,14 @@ kept214:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored216
+	JMP         stored269
 
-unusual215:
+unusual268:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16218
-	JA        fp32219
+	JE        fp16271
+	JA        fp32272
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -893,47 +983,65 @@ unusual215:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary222
+	JNE       ordinary275
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored221
+	JMP       stored274
 
-ordinary222:
+ordinary275:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored221:
-	JMP done220
+stored274:
+	JMP done273
 
-fp16218:
+fp16271:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary224
+	JNE         ordinary277
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored223
+	JMP         stored276
 
-ordinary224:
+ordinary277:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored223:
-	JMP done220
+stored276:
+	JMP done273
 
-fp32219:
-done220:
-stored216:
+fp32272:
+done273:
+stored269:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed278
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+
+summed278:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check213:
+check265:
 	CMPQ CX, R12
-	JB   next212
+	JB   next264
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next212
+	JB   next264
 
-done185:
+done233:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -948,24 +1056,24 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned225
+	JEQ     aligned279
 	ORQ     $0x04, DI
 
-aligned225:
+aligned279:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -980,17 +1088,31 @@ aligned225:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16227
-	JA      fp32228
+	JE      fp16281
+	JA      fp32282
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check231
+	JMP     check285
 
-next230:
+next284:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed286
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed286:
 	TESTQ   R9, R9
-	JEQ     kept232
+	JEQ     kept287
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1004,7 +1126,7 @@ next230:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept232:
+kept287:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1049,7 +1171,7 @@ kept232:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual233
+	JNE            unusual288
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -1067,14 +1189,14 @@ kept232:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored234
+	JMP            stored289
 
-unusual233:
+unusual288:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16236
-	JA        fp32237
+	JE        fp16291
+	JA        fp32292
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1092,57 +1214,85 @@ unusual233:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary240
+	JNE       ordinary295
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored239
+	JMP       stored294
 
-ordinary240:
+ordinary295:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored239:
-	JMP done238
+stored294:
+	JMP done293
 
-fp16236:
+fp16291:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary242
+	JNE         ordinary297
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored241
+	JMP         stored296
 
-ordinary242:
+ordinary297:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored241:
-	JMP done238
+stored296:
+	JMP done293
 
-fp32237:
-done238:
-stored234:
+fp32292:
+done293:
+stored289:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed298
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed298:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check231:
+check285:
 	CMPQ CX, R11
-	JB   next230
+	JB   next284
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next230
-	JMP  done229
+	JB   next284
+	JMP  done283
 
-fp16227:
+fp16281:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check244
+	JMP  check300
 
-next243:
+next299:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed301
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed301:
 	TESTQ   R9, R9
-	JEQ     kept245
+	JEQ     kept302
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1156,7 +1306,7 @@ next243:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept245:
+kept302:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1199,7 +1349,7 @@ kept245:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual246
+	JNE         unusual303
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1217,14 +1367,14 @@ kept245:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored247
+	JMP         stored304
 
-unusual246:
+unusual303:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16249
-	JA        fp32250
+	JE        fp16306
+	JA        fp32307
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1242,57 +1392,85 @@ unusual246:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary253
+	JNE       ordinary310
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored252
+	JMP       stored309
 
-ordinary253:
+ordinary310:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored252:
-	JMP done251
+stored309:
+	JMP done308
 
-fp16249:
+fp16306:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary255
+	JNE         ordinary312
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored254
+	JMP         stored311
 
-ordinary255:
+ordinary312:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored254:
-	JMP done251
+stored311:
+	JMP done308
 
-fp32250:
-done251:
-stored247:
+fp32307:
+done308:
+stored304:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed313
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed313:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check244:
+check300:
 	CMPQ CX, R11
-	JB   next243
+	JB   next299
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next243
-	JMP  done229
+	JB   next299
+	JMP  done283
 
-fp32228:
+fp32282:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check257
+	JMP  check315
 
-next256:
+next314:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed316
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed316:
 	TESTQ   R9, R9
-	JEQ     kept258
+	JEQ     kept317
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1306,7 +1484,7 @@ next256:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept258:
+kept317:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -1349,7 +1527,7 @@ kept258:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual259
+	JNE         unusual318
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1367,14 +1545,14 @@ kept258:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored260
+	JMP         stored319
 
-unusual259:
+unusual318:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16262
-	JA        fp32263
+	JE        fp16321
+	JA        fp32322
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1392,47 +1570,61 @@ unusual259:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary266
+	JNE       ordinary325
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored265
+	JMP       stored324
 
-ordinary266:
+ordinary325:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored265:
-	JMP done264
+stored324:
+	JMP done323
 
-fp16262:
+fp16321:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary268
+	JNE         ordinary327
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored267
+	JMP         stored326
 
-ordinary268:
+ordinary327:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored267:
-	JMP done264
+stored326:
+	JMP done323
 
-fp32263:
-done264:
-stored260:
+fp32322:
+done323:
+stored319:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed328
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed328:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check257:
+check315:
 	CMPQ CX, R11
-	JB   next256
+	JB   next314
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next256
+	JB   next314
 
-done229:
+done283:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1447,24 +1639,24 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned269
+	JEQ     aligned329
 	ORQ     $0x04, DI
 
-aligned269:
+aligned329:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
@@ -1476,17 +1668,31 @@ aligned269:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16271
-	JA      fp32272
+	JE      fp16331
+	JA      fp32332
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check275
+	JMP     check335
 
-next274:
+next334:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed336
+	VMOVDQU (R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, (R13)
+	VMOVDQU 256(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R13)
+
+summed336:
 	TESTQ   R9, R9
-	JEQ     kept276
+	JEQ     kept337
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1500,7 +1706,7 @@ next274:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept276:
+kept337:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1531,7 +1737,7 @@ kept276:
 	VMOVUPS        Y4, (SI)(CX*4)
 	VMOVUPS        Y5, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual277
+	JNE            unusual338
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -1549,14 +1755,14 @@ kept276:
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVNTDQ       Y2, (BX)(CX*2)
-	JMP            stored278
+	JMP            stored339
 
-unusual277:
+unusual338:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16280
-	JA        fp32281
+	JE        fp16341
+	JA        fp32342
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1574,57 +1780,85 @@ unusual277:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary284
+	JNE       ordinary345
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored283
+	JMP       stored344
 
-ordinary284:
+ordinary345:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored283:
-	JMP done282
+stored344:
+	JMP done343
 
-fp16280:
+fp16341:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary286
+	JNE         ordinary347
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored285
+	JMP         stored346
 
-ordinary286:
+ordinary347:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored285:
-	JMP done282
+stored346:
+	JMP done343
 
-fp32281:
-done282:
-stored278:
+fp32342:
+done343:
+stored339:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed348
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+
+summed348:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check275:
+check335:
 	CMPQ CX, R11
-	JB   next274
+	JB   next334
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next274
-	JMP  done273
+	JB   next334
+	JMP  done333
 
-fp16271:
+fp16331:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check288
+	JMP  check350
 
-next287:
+next349:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed351
+	VMOVDQU (R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, (R13)
+	VMOVDQU 256(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R13)
+
+summed351:
 	TESTQ   R9, R9
-	JEQ     kept289
+	JEQ     kept352
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1638,7 +1872,7 @@ next287:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept289:
+kept352:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1667,7 +1901,7 @@ kept289:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual290
+	JNE         unusual353
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1685,14 +1919,14 @@ kept289:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored291
+	JMP         stored354
 
-unusual290:
+unusual353:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16293
-	JA        fp32294
+	JE        fp16356
+	JA        fp32357
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1710,57 +1944,85 @@ unusual290:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary297
+	JNE       ordinary360
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored296
+	JMP       stored359
 
-ordinary297:
+ordinary360:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored296:
-	JMP done295
+stored359:
+	JMP done358
 
-fp16293:
+fp16356:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary299
+	JNE         ordinary362
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored298
+	JMP         stored361
 
-ordinary299:
+ordinary362:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored298:
-	JMP done295
+stored361:
+	JMP done358
 
-fp32294:
-done295:
-stored291:
+fp32357:
+done358:
+stored354:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed363
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+
+summed363:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check288:
+check350:
 	CMPQ CX, R11
-	JB   next287
+	JB   next349
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next287
-	JMP  done273
+	JB   next349
+	JMP  done333
 
-fp32272:
+fp32332:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check301
+	JMP  check365
 
-next300:
+next364:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed366
+	VMOVDQU (R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, (R13)
+	VMOVDQU 256(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R13)
+
+summed366:
 	TESTQ   R9, R9
-	JEQ     kept302
+	JEQ     kept367
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1774,7 +2036,7 @@ next300:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept302:
+kept367:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -1803,7 +2065,7 @@ kept302:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual303
+	JNE         unusual368
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1821,14 +2083,14 @@ kept302:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored304
+	JMP         stored369
 
-unusual303:
+unusual368:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16306
-	JA        fp32307
+	JE        fp16371
+	JA        fp32372
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1846,47 +2108,61 @@ unusual303:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary310
+	JNE       ordinary375
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored309
+	JMP       stored374
 
-ordinary310:
+ordinary375:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored309:
-	JMP done308
+stored374:
+	JMP done373
 
-fp16306:
+fp16371:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary312
+	JNE         ordinary377
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored311
+	JMP         stored376
 
-ordinary312:
+ordinary377:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored311:
-	JMP done308
+stored376:
+	JMP done373
 
-fp32307:
-done308:
-stored304:
+fp32372:
+done373:
+stored369:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed378
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+
+summed378:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check301:
+check365:
 	CMPQ CX, R11
-	JB   next300
+	JB   next364
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next300
+	JB   next364
 
-done273:
+done333:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1901,24 +2177,24 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned313
+	JEQ     aligned379
 	ORQ     $0x04, DI
 
-aligned313:
+aligned379:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1933,17 +2209,31 @@ aligned313:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16315
-	JA      fp32316
+	JE      fp16381
+	JA      fp32382
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check319
+	JMP     check385
 
-next318:
+next384:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed386
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed386:
 	TESTQ   R9, R9
-	JEQ     kept320
+	JEQ     kept387
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1957,7 +2247,7 @@ next318:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept320:
+kept387:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1988,7 +2278,7 @@ kept320:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual321
+	JNE            unusual388
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -2006,14 +2296,14 @@ kept320:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored322
+	JMP            stored389
 
-unusual321:
+unusual388:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16324
-	JA        fp32325
+	JE        fp16391
+	JA        fp32392
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2031,57 +2321,85 @@ unusual321:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary328
+	JNE       ordinary395
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored327
+	JMP       stored394
 
-ordinary328:
+ordinary395:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored327:
-	JMP done326
+stored394:
+	JMP done393
 
-fp16324:
+fp16391:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary330
+	JNE         ordinary397
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored329
+	JMP         stored396
 
-ordinary330:
+ordinary397:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored329:
-	JMP done326
+stored396:
+	JMP done393
 
-fp32325:
-done326:
-stored322:
+fp32392:
+done393:
+stored389:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed398
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed398:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check319:
+check385:
 	CMPQ CX, R11
-	JB   next318
+	JB   next384
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next318
-	JMP  done317
+	JB   next384
+	JMP  done383
 
-fp16315:
+fp16381:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check332
+	JMP  check400
 
-next331:
+next399:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed401
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed401:
 	TESTQ   R9, R9
-	JEQ     kept333
+	JEQ     kept402
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2095,7 +2413,7 @@ next331:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept333:
+kept402:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -2124,7 +2442,7 @@ kept333:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual334
+	JNE         unusual403
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2142,14 +2460,14 @@ kept333:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored335
+	JMP         stored404
 
-unusual334:
+unusual403:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16337
-	JA        fp32338
+	JE        fp16406
+	JA        fp32407
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2167,57 +2485,85 @@ unusual334:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary341
+	JNE       ordinary410
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored340
+	JMP       stored409
 
-ordinary341:
+ordinary410:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored340:
-	JMP done339
+stored409:
+	JMP done408
 
-fp16337:
+fp16406:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary343
+	JNE         ordinary412
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored342
+	JMP         stored411
 
-ordinary343:
+ordinary412:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored342:
-	JMP done339
+stored411:
+	JMP done408
 
-fp32338:
-done339:
-stored335:
+fp32407:
+done408:
+stored404:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed413
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed413:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check332:
+check400:
 	CMPQ CX, R11
-	JB   next331
+	JB   next399
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next331
-	JMP  done317
+	JB   next399
+	JMP  done383
 
-fp32316:
+fp32382:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check345
+	JMP  check415
 
-next344:
+next414:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed416
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed416:
 	TESTQ   R9, R9
-	JEQ     kept346
+	JEQ     kept417
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2231,7 +2577,7 @@ next344:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept346:
+kept417:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -2260,7 +2606,7 @@ kept346:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual347
+	JNE         unusual418
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2278,14 +2624,14 @@ kept346:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored348
+	JMP         stored419
 
-unusual347:
+unusual418:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16350
-	JA        fp32351
+	JE        fp16421
+	JA        fp32422
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2303,47 +2649,61 @@ unusual347:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary354
+	JNE       ordinary425
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored353
+	JMP       stored424
 
-ordinary354:
+ordinary425:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored353:
-	JMP done352
+stored424:
+	JMP done423
 
-fp16350:
+fp16421:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary356
+	JNE         ordinary427
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored355
+	JMP         stored426
 
-ordinary356:
+ordinary427:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored355:
-	JMP done352
+stored426:
+	JMP done423
 
-fp32351:
-done352:
-stored348:
+fp32422:
+done423:
+stored419:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed428
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed428:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check345:
+check415:
 	CMPQ CX, R11
-	JB   next344
+	JB   next414
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next344
+	JB   next414
 
-done317:
+done383:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2353,15 +2713,15 @@ done317:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -2369,15 +2729,15 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16358
-	JA    fp32359
+	JE    fp16430
+	JA    fp32431
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check362
+	JMP   check434
 
-next361:
+next433:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2391,36 +2751,36 @@ next361:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written363
+	JEQ        written435
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned364
+	JNE        unaligned436
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written363
+	JMP        written435
 
-unaligned364:
+unaligned436:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written363:
+written435:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check362:
+check434:
 	CMPQ DX, R8
-	JB   next361
+	JB   next433
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next361
-	JMP  done360
+	JB   next433
+	JMP  done432
 
-fp16358:
+fp16430:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check366
+	JMP  check438
 
-next365:
+next437:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2434,36 +2794,36 @@ next365:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written367
+	JEQ        written439
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned368
+	JNE        unaligned440
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written367
+	JMP        written439
 
-unaligned368:
+unaligned440:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written367:
+written439:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check366:
+check438:
 	CMPQ DX, R8
-	JB   next365
+	JB   next437
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next365
-	JMP  done360
+	JB   next437
+	JMP  done432
 
-fp32359:
+fp32431:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check370
+	JMP  check442
 
-next369:
+next441:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2478,28 +2838,28 @@ next369:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written371
+	JEQ        written443
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned372
+	JNE        unaligned444
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written371
+	JMP        written443
 
-unaligned372:
+unaligned444:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written371:
+written443:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check370:
+check442:
 	CMPQ DX, R8
-	JB   next369
+	JB   next441
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next369
+	JB   next441
 
-done360:
+done432:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2508,17 +2868,17 @@ done360:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -2526,15 +2886,15 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16374
-	JA    fp32375
+	JE    fp16446
+	JA    fp32447
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check378
+	JMP   check450
 
-next377:
+next449:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2553,36 +2913,36 @@ next377:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written379
+	JEQ        written451
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned380
+	JNE        unaligned452
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written379
+	JMP        written451
 
-unaligned380:
+unaligned452:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written379:
+written451:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check378:
+check450:
 	CMPQ DX, R9
-	JB   next377
+	JB   next449
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next377
-	JMP  done376
+	JB   next449
+	JMP  done448
 
-fp16374:
+fp16446:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check382
+	JMP  check454
 
-next381:
+next453:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2601,36 +2961,36 @@ next381:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written383
+	JEQ        written455
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned384
+	JNE        unaligned456
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written383
+	JMP        written455
 
-unaligned384:
+unaligned456:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written383:
+written455:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check382:
+check454:
 	CMPQ DX, R9
-	JB   next381
+	JB   next453
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next381
-	JMP  done376
+	JB   next453
+	JMP  done448
 
-fp32375:
+fp32447:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check386
+	JMP  check458
 
-next385:
+next457:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2650,28 +3010,28 @@ next385:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written387
+	JEQ        written459
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned388
+	JNE        unaligned460
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written387
+	JMP        written459
 
-unaligned388:
+unaligned460:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written387:
+written459:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check386:
+check458:
 	CMPQ DX, R9
-	JB   next385
+	JB   next457
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next385
+	JB   next457
 
-done376:
+done448:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2685,28 +3045,28 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned389
+	JEQ     aligned461
 	ORQ     $0x04, DI
 
-aligned389:
+aligned461:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Y0
+	VPBROADCASTD 72(R10), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -2723,17 +3083,37 @@ aligned389:
 	MOVQ         a+0(FP), R13
 	MOVQ         24(R13), R13
 	CMPQ         CX, $0x01
-	JE           fp16391
-	JA           fp32392
+	JE           fp16463
+	JA           fp32464
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check395
+	JMP          check467
 
-next394:
+next466:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed468
+	VMOVDQU (R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VPADDQ  64(SI)(CX*4), Y7, Y7
+	VPADDQ  96(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, (R14)
+	VMOVDQU 256(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R14)
+	VMOVDQU 384(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VPADDQ  32(R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R14)
+
+summed468:
 	TESTQ   R10, R10
-	JEQ     kept396
+	JEQ     kept469
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -2755,7 +3135,7 @@ next394:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept396:
+kept469:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -2822,7 +3202,7 @@ kept396:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual397
+	JNE         unusual470
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -2838,14 +3218,14 @@ kept396:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored398
+	JMP         stored471
 
-unusual397:
+unusual470:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16400
-	JA        fp32401
+	JE        fp16473
+	JA        fp32474
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -2861,17 +3241,17 @@ unusual397:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary404
+	JNE       ordinary477
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored403
+	JMP       stored476
 
-ordinary404:
+ordinary477:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored403:
-	JMP done402
+stored476:
+	JMP done475
 
-fp16400:
+fp16473:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -2881,19 +3261,19 @@ fp16400:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary406
+	JNE         ordinary479
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored405
+	JMP         stored478
 
-ordinary406:
+ordinary479:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored405:
-	JMP done402
+stored478:
+	JMP done475
 
-fp32401:
-done402:
-stored398:
+fp32474:
+done475:
+stored471:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -2962,7 +3342,7 @@ stored398:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual407
+	JNE         unusual480
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -2978,14 +3358,14 @@ stored398:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored408
+	JMP         stored481
 
-unusual407:
+unusual480:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16410
-	JA        fp32411
+	JE        fp16483
+	JA        fp32484
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3001,17 +3381,17 @@ unusual407:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary414
+	JNE       ordinary487
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored413
+	JMP       stored486
 
-ordinary414:
+ordinary487:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored413:
-	JMP done412
+stored486:
+	JMP done485
 
-fp16410:
+fp16483:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3021,41 +3401,81 @@ fp16410:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary416
+	JNE         ordinary489
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored415
+	JMP         stored488
 
-ordinary416:
+ordinary489:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored415:
-	JMP done412
+stored488:
+	JMP done485
 
-fp32411:
-done412:
-stored408:
+fp32484:
+done485:
+stored481:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed490
+	VMOVDQU 64(R14), Y7
+	VPADDQ  -64(SI)(CX*4), Y7, Y7
+	VPADDQ  -32(SI)(CX*4), Y7, Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  -32(R8)(CX*2), Y7, Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  -32(R9)(CX*2), Y7, Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+
+summed490:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check395:
+check467:
 	CMPQ CX, R12
-	JB   next394
+	JB   next466
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next394
-	JMP  done393
+	JB   next466
+	JMP  done465
 
-fp16391:
+fp16463:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check418
+	JMP  check492
 
-next417:
+next491:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed493
+	VMOVDQU (R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VPADDQ  64(SI)(CX*4), Y7, Y7
+	VPADDQ  96(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, (R14)
+	VMOVDQU 256(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R14)
+	VMOVDQU 384(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VPADDQ  32(R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R14)
+
+summed493:
 	TESTQ   R10, R10
-	JEQ     kept419
+	JEQ     kept494
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3077,7 +3497,7 @@ next417:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept419:
+kept494:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3147,7 +3567,7 @@ kept419:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual420
+	JNE         unusual495
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3163,14 +3583,14 @@ kept419:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored421
+	JMP         stored496
 
-unusual420:
+unusual495:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16423
-	JA        fp32424
+	JE        fp16498
+	JA        fp32499
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3186,17 +3606,17 @@ unusual420:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary427
+	JNE       ordinary502
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored426
+	JMP       stored501
 
-ordinary427:
+ordinary502:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored426:
-	JMP done425
+stored501:
+	JMP done500
 
-fp16423:
+fp16498:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3206,19 +3626,19 @@ fp16423:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary429
+	JNE         ordinary504
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored428
+	JMP         stored503
 
-ordinary429:
+ordinary504:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored428:
-	JMP done425
+stored503:
+	JMP done500
 
-fp32424:
-done425:
-stored421:
+fp32499:
+done500:
+stored496:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3290,7 +3710,7 @@ stored421:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual430
+	JNE         unusual505
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3306,14 +3726,14 @@ stored421:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored431
+	JMP         stored506
 
-unusual430:
+unusual505:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16433
-	JA        fp32434
+	JE        fp16508
+	JA        fp32509
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3329,17 +3749,17 @@ unusual430:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary437
+	JNE       ordinary512
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored436
+	JMP       stored511
 
-ordinary437:
+ordinary512:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored436:
-	JMP done435
+stored511:
+	JMP done510
 
-fp16433:
+fp16508:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3349,41 +3769,81 @@ fp16433:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary439
+	JNE         ordinary514
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored438
+	JMP         stored513
 
-ordinary439:
+ordinary514:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored438:
-	JMP done435
+stored513:
+	JMP done510
 
-fp32434:
-done435:
-stored431:
+fp32509:
+done510:
+stored506:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed515
+	VMOVDQU 64(R14), Y7
+	VPADDQ  -64(SI)(CX*4), Y7, Y7
+	VPADDQ  -32(SI)(CX*4), Y7, Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  -32(R8)(CX*2), Y7, Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  -32(R9)(CX*2), Y7, Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+
+summed515:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check418:
+check492:
 	CMPQ CX, R12
-	JB   next417
+	JB   next491
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next417
-	JMP  done393
+	JB   next491
+	JMP  done465
 
-fp32392:
+fp32464:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check441
+	JMP  check517
 
-next440:
+next516:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed518
+	VMOVDQU (R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VPADDQ  64(SI)(CX*4), Y7, Y7
+	VPADDQ  96(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, (R14)
+	VMOVDQU 256(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R14)
+	VMOVDQU 384(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VPADDQ  32(R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R14)
+
+summed518:
 	TESTQ   R10, R10
-	JEQ     kept442
+	JEQ     kept519
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3405,7 +3865,7 @@ next440:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept442:
+kept519:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3475,7 +3935,7 @@ kept442:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual443
+	JNE         unusual520
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3491,14 +3951,14 @@ kept442:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored444
+	JMP         stored521
 
-unusual443:
+unusual520:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16446
-	JA        fp32447
+	JE        fp16523
+	JA        fp32524
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3514,17 +3974,17 @@ unusual443:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary450
+	JNE       ordinary527
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored449
+	JMP       stored526
 
-ordinary450:
+ordinary527:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored449:
-	JMP done448
+stored526:
+	JMP done525
 
-fp16446:
+fp16523:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3534,19 +3994,19 @@ fp16446:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary452
+	JNE         ordinary529
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored451
+	JMP         stored528
 
-ordinary452:
+ordinary529:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored451:
-	JMP done448
+stored528:
+	JMP done525
 
-fp32447:
-done448:
-stored444:
+fp32524:
+done525:
+stored521:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3618,7 +4078,7 @@ stored444:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual453
+	JNE         unusual530
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3634,14 +4094,14 @@ stored444:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored454
+	JMP         stored531
 
-unusual453:
+unusual530:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16456
-	JA        fp32457
+	JE        fp16533
+	JA        fp32534
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3657,17 +4117,17 @@ unusual453:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary460
+	JNE       ordinary537
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored459
+	JMP       stored536
 
-ordinary460:
+ordinary537:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored459:
-	JMP done458
+stored536:
+	JMP done535
 
-fp16456:
+fp16533:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3677,31 +4137,51 @@ fp16456:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary462
+	JNE         ordinary539
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored461
+	JMP         stored538
 
-ordinary462:
+ordinary539:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored461:
-	JMP done458
+stored538:
+	JMP done535
 
-fp32457:
-done458:
-stored454:
+fp32534:
+done535:
+stored531:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     summed540
+	VMOVDQU 64(R14), Y7
+	VPADDQ  -64(SI)(CX*4), Y7, Y7
+	VPADDQ  -32(SI)(CX*4), Y7, Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  -32(R8)(CX*2), Y7, Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  -32(R9)(CX*2), Y7, Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+
+summed540:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check441:
+check517:
 	CMPQ CX, R12
-	JB   next440
+	JB   next516
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next440
+	JB   next516
 
-done393:
+done465:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3716,24 +4196,24 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned463
+	JEQ     aligned541
 	ORQ     $0x04, DI
 
-aligned463:
+aligned541:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -3748,17 +4228,33 @@ aligned463:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16465
-	JA      fp32466
+	JE      fp16543
+	JA      fp32544
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check469
+	JMP     check547
 
-next468:
+next546:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed548
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed548:
 	TESTQ   R9, R9
-	JEQ     kept470
+	JEQ     kept549
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3776,7 +4272,7 @@ next468:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept470:
+kept549:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -3834,7 +4330,7 @@ kept470:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual471
+	JNE         unusual550
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3850,14 +4346,14 @@ kept470:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored472
+	JMP         stored551
 
-unusual471:
+unusual550:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16474
-	JA        fp32475
+	JE        fp16553
+	JA        fp32554
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -3873,17 +4369,17 @@ unusual471:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary478
+	JNE       ordinary557
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored477
+	JMP       stored556
 
-ordinary478:
+ordinary557:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored477:
-	JMP done476
+stored556:
+	JMP done555
 
-fp16474:
+fp16553:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -3893,19 +4389,19 @@ fp16474:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary480
+	JNE         ordinary559
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored479
+	JMP         stored558
 
-ordinary480:
+ordinary559:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored479:
-	JMP done476
+stored558:
+	JMP done555
 
-fp32475:
-done476:
-stored472:
+fp32554:
+done555:
+stored551:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -3965,7 +4461,7 @@ stored472:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual481
+	JNE         unusual560
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3981,14 +4477,14 @@ stored472:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored482
+	JMP         stored561
 
-unusual481:
+unusual560:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16484
-	JA        fp32485
+	JE        fp16563
+	JA        fp32564
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4004,17 +4500,17 @@ unusual481:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary488
+	JNE       ordinary567
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored487
+	JMP       stored566
 
-ordinary488:
+ordinary567:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored487:
-	JMP done486
+stored566:
+	JMP done565
 
-fp16484:
+fp16563:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4024,41 +4520,73 @@ fp16484:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary490
+	JNE         ordinary569
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored489
+	JMP         stored568
 
-ordinary490:
+ordinary569:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored489:
-	JMP done486
+stored568:
+	JMP done565
 
-fp32485:
-done486:
-stored482:
+fp32564:
+done565:
+stored561:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed570
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed570:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check469:
+check547:
 	CMPQ CX, R11
-	JB   next468
+	JB   next546
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next468
-	JMP  done467
+	JB   next546
+	JMP  done545
 
-fp16465:
+fp16543:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check492
+	JMP  check572
 
-next491:
+next571:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed573
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed573:
 	TESTQ   R9, R9
-	JEQ     kept493
+	JEQ     kept574
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4076,7 +4604,7 @@ next491:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept493:
+kept574:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4137,7 +4665,7 @@ kept493:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual494
+	JNE         unusual575
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4153,14 +4681,14 @@ kept493:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored495
+	JMP         stored576
 
-unusual494:
+unusual575:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16497
-	JA        fp32498
+	JE        fp16578
+	JA        fp32579
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4176,17 +4704,17 @@ unusual494:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary501
+	JNE       ordinary582
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored500
+	JMP       stored581
 
-ordinary501:
+ordinary582:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored500:
-	JMP done499
+stored581:
+	JMP done580
 
-fp16497:
+fp16578:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4196,19 +4724,19 @@ fp16497:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary503
+	JNE         ordinary584
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored502
+	JMP         stored583
 
-ordinary503:
+ordinary584:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored502:
-	JMP done499
+stored583:
+	JMP done580
 
-fp32498:
-done499:
-stored495:
+fp32579:
+done580:
+stored576:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4271,7 +4799,7 @@ stored495:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual504
+	JNE         unusual585
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4287,14 +4815,14 @@ stored495:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored505
+	JMP         stored586
 
-unusual504:
+unusual585:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16507
-	JA        fp32508
+	JE        fp16588
+	JA        fp32589
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4310,17 +4838,17 @@ unusual504:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary511
+	JNE       ordinary592
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored510
+	JMP       stored591
 
-ordinary511:
+ordinary592:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored510:
-	JMP done509
+stored591:
+	JMP done590
 
-fp16507:
+fp16588:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4330,41 +4858,73 @@ fp16507:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary513
+	JNE         ordinary594
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored512
+	JMP         stored593
 
-ordinary513:
+ordinary594:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored512:
-	JMP done509
+stored593:
+	JMP done590
 
-fp32508:
-done509:
-stored505:
+fp32589:
+done590:
+stored586:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed595
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed595:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check492:
+check572:
 	CMPQ CX, R11
-	JB   next491
+	JB   next571
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next491
-	JMP  done467
+	JB   next571
+	JMP  done545
 
-fp32466:
+fp32544:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check515
+	JMP  check597
 
-next514:
+next596:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed598
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed598:
 	TESTQ   R9, R9
-	JEQ     kept516
+	JEQ     kept599
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4382,7 +4942,7 @@ next514:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept516:
+kept599:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -4443,7 +5003,7 @@ kept516:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual517
+	JNE         unusual600
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4459,14 +5019,14 @@ kept516:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored518
+	JMP         stored601
 
-unusual517:
+unusual600:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16520
-	JA        fp32521
+	JE        fp16603
+	JA        fp32604
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4482,17 +5042,17 @@ unusual517:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary524
+	JNE       ordinary607
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored523
+	JMP       stored606
 
-ordinary524:
+ordinary607:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored523:
-	JMP done522
+stored606:
+	JMP done605
 
-fp16520:
+fp16603:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4502,19 +5062,19 @@ fp16520:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary526
+	JNE         ordinary609
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored525
+	JMP         stored608
 
-ordinary526:
+ordinary609:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored525:
-	JMP done522
+stored608:
+	JMP done605
 
-fp32521:
-done522:
-stored518:
+fp32604:
+done605:
+stored601:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4577,7 +5137,7 @@ stored518:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual527
+	JNE         unusual610
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4593,14 +5153,14 @@ stored518:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored528
+	JMP         stored611
 
-unusual527:
+unusual610:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16530
-	JA        fp32531
+	JE        fp16613
+	JA        fp32614
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4616,17 +5176,17 @@ unusual527:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary534
+	JNE       ordinary617
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored533
+	JMP       stored616
 
-ordinary534:
+ordinary617:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored533:
-	JMP done532
+stored616:
+	JMP done615
 
-fp16530:
+fp16613:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4636,31 +5196,47 @@ fp16530:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary536
+	JNE         ordinary619
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored535
+	JMP         stored618
 
-ordinary536:
+ordinary619:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored535:
-	JMP done532
+stored618:
+	JMP done615
 
-fp32531:
-done532:
-stored528:
+fp32614:
+done615:
+stored611:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed620
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed620:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check515:
+check597:
 	CMPQ CX, R11
-	JB   next514
+	JB   next596
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next514
+	JB   next596
 
-done467:
+done545:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4675,26 +5251,26 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned537
+	JEQ     aligned621
 	ORQ     $0x04, DI
 
-aligned537:
+aligned621:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -4707,17 +5283,33 @@ aligned537:
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16539
-	JA           fp32540
+	JE           fp16623
+	JA           fp32624
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check543
+	JMP          check627
 
-next542:
+next626:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed628
+	VMOVDQU (R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VPADDQ  64(SI)(CX*4), Y3, Y3
+	VPADDQ  96(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, (R13)
+	VMOVDQU 256(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VPADDQ  32(R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R13)
+
+summed628:
 	TESTQ   R9, R9
-	JEQ     kept544
+	JEQ     kept629
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -4735,7 +5327,7 @@ next542:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept544:
+kept629:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4783,7 +5375,7 @@ kept544:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual545
+	JNE         unusual630
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -4799,14 +5391,14 @@ kept544:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored546
+	JMP         stored631
 
-unusual545:
+unusual630:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16548
-	JA        fp32549
+	JE        fp16633
+	JA        fp32634
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -4822,17 +5414,17 @@ unusual545:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary552
+	JNE       ordinary637
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored551
+	JMP       stored636
 
-ordinary552:
+ordinary637:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored551:
-	JMP done550
+stored636:
+	JMP done635
 
-fp16548:
+fp16633:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -4842,19 +5434,19 @@ fp16548:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary554
+	JNE         ordinary639
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored553
+	JMP         stored638
 
-ordinary554:
+ordinary639:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored553:
-	JMP done550
+stored638:
+	JMP done635
 
-fp32549:
-done550:
-stored546:
+fp32634:
+done635:
+stored631:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4904,7 +5496,7 @@ stored546:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual555
+	JNE         unusual640
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -4920,14 +5512,14 @@ stored546:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored556
+	JMP         stored641
 
-unusual555:
+unusual640:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16558
-	JA        fp32559
+	JE        fp16643
+	JA        fp32644
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -4943,17 +5535,17 @@ unusual555:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary562
+	JNE       ordinary647
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored561
+	JMP       stored646
 
-ordinary562:
+ordinary647:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored561:
-	JMP done560
+stored646:
+	JMP done645
 
-fp16558:
+fp16643:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -4963,41 +5555,73 @@ fp16558:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary564
+	JNE         ordinary649
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored563
+	JMP         stored648
 
-ordinary564:
+ordinary649:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored563:
-	JMP done560
+stored648:
+	JMP done645
 
-fp32559:
-done560:
-stored556:
+fp32644:
+done645:
+stored641:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed650
+	VMOVDQU 64(R13), Y3
+	VPADDQ  -64(SI)(CX*4), Y3, Y3
+	VPADDQ  -32(SI)(CX*4), Y3, Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  -32(R8)(CX*2), Y3, Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+
+summed650:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check543:
+check627:
 	CMPQ CX, R11
-	JB   next542
+	JB   next626
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next542
-	JMP  done541
+	JB   next626
+	JMP  done625
 
-fp16539:
+fp16623:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check566
+	JMP  check652
 
-next565:
+next651:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed653
+	VMOVDQU (R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VPADDQ  64(SI)(CX*4), Y3, Y3
+	VPADDQ  96(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, (R13)
+	VMOVDQU 256(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VPADDQ  32(R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R13)
+
+summed653:
 	TESTQ   R9, R9
-	JEQ     kept567
+	JEQ     kept654
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5015,7 +5639,7 @@ next565:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept567:
+kept654:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5066,7 +5690,7 @@ kept567:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual568
+	JNE         unusual655
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5082,14 +5706,14 @@ kept567:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored569
+	JMP         stored656
 
-unusual568:
+unusual655:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16571
-	JA        fp32572
+	JE        fp16658
+	JA        fp32659
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5105,17 +5729,17 @@ unusual568:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary575
+	JNE       ordinary662
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored574
+	JMP       stored661
 
-ordinary575:
+ordinary662:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored574:
-	JMP done573
+stored661:
+	JMP done660
 
-fp16571:
+fp16658:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5125,19 +5749,19 @@ fp16571:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary577
+	JNE         ordinary664
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored576
+	JMP         stored663
 
-ordinary577:
+ordinary664:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored576:
-	JMP done573
+stored663:
+	JMP done660
 
-fp32572:
-done573:
-stored569:
+fp32659:
+done660:
+stored656:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5190,7 +5814,7 @@ stored569:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual578
+	JNE         unusual665
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5206,14 +5830,14 @@ stored569:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored579
+	JMP         stored666
 
-unusual578:
+unusual665:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16581
-	JA        fp32582
+	JE        fp16668
+	JA        fp32669
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5229,17 +5853,17 @@ unusual578:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary585
+	JNE       ordinary672
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored584
+	JMP       stored671
 
-ordinary585:
+ordinary672:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored584:
-	JMP done583
+stored671:
+	JMP done670
 
-fp16581:
+fp16668:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5249,41 +5873,73 @@ fp16581:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary587
+	JNE         ordinary674
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored586
+	JMP         stored673
 
-ordinary587:
+ordinary674:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored586:
-	JMP done583
+stored673:
+	JMP done670
 
-fp32582:
-done583:
-stored579:
+fp32669:
+done670:
+stored666:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed675
+	VMOVDQU 64(R13), Y3
+	VPADDQ  -64(SI)(CX*4), Y3, Y3
+	VPADDQ  -32(SI)(CX*4), Y3, Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  -32(R8)(CX*2), Y3, Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+
+summed675:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check566:
+check652:
 	CMPQ CX, R11
-	JB   next565
+	JB   next651
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next565
-	JMP  done541
+	JB   next651
+	JMP  done625
 
-fp32540:
+fp32624:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check589
+	JMP  check677
 
-next588:
+next676:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed678
+	VMOVDQU (R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VPADDQ  64(SI)(CX*4), Y3, Y3
+	VPADDQ  96(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, (R13)
+	VMOVDQU 256(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VPADDQ  32(R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R13)
+
+summed678:
 	TESTQ   R9, R9
-	JEQ     kept590
+	JEQ     kept679
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5301,7 +5957,7 @@ next588:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept590:
+kept679:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -5352,7 +6008,7 @@ kept590:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual591
+	JNE         unusual680
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5368,14 +6024,14 @@ kept590:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored592
+	JMP         stored681
 
-unusual591:
+unusual680:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16594
-	JA        fp32595
+	JE        fp16683
+	JA        fp32684
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5391,17 +6047,17 @@ unusual591:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary598
+	JNE       ordinary687
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored597
+	JMP       stored686
 
-ordinary598:
+ordinary687:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored597:
-	JMP done596
+stored686:
+	JMP done685
 
-fp16594:
+fp16683:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5411,19 +6067,19 @@ fp16594:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary600
+	JNE         ordinary689
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored599
+	JMP         stored688
 
-ordinary600:
+ordinary689:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored599:
-	JMP done596
+stored688:
+	JMP done685
 
-fp32595:
-done596:
-stored592:
+fp32684:
+done685:
+stored681:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5476,7 +6132,7 @@ stored592:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual601
+	JNE         unusual690
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5492,14 +6148,14 @@ stored592:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored602
+	JMP         stored691
 
-unusual601:
+unusual690:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16604
-	JA        fp32605
+	JE        fp16693
+	JA        fp32694
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5515,17 +6171,17 @@ unusual601:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary608
+	JNE       ordinary697
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored607
+	JMP       stored696
 
-ordinary608:
+ordinary697:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored607:
-	JMP done606
+stored696:
+	JMP done695
 
-fp16604:
+fp16693:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5535,31 +6191,47 @@ fp16604:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary610
+	JNE         ordinary699
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored609
+	JMP         stored698
 
-ordinary610:
+ordinary699:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored609:
-	JMP done606
+stored698:
+	JMP done695
 
-fp32605:
-done606:
-stored602:
+fp32694:
+done695:
+stored691:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed700
+	VMOVDQU 64(R13), Y3
+	VPADDQ  -64(SI)(CX*4), Y3, Y3
+	VPADDQ  -32(SI)(CX*4), Y3, Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  -32(R8)(CX*2), Y3, Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+
+summed700:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check589:
+check677:
 	CMPQ CX, R11
-	JB   next588
+	JB   next676
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next588
+	JB   next676
 
-done541:
+done625:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5574,24 +6246,24 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned611
+	JEQ     aligned701
 	ORQ     $0x04, DI
 
-aligned611:
+aligned701:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -5606,17 +6278,33 @@ aligned611:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp16613
-	JA      fp32614
+	JE      fp16703
+	JA      fp32704
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check617
+	JMP     check707
 
-next616:
+next706:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed708
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed708:
 	TESTQ   R9, R9
-	JEQ     kept618
+	JEQ     kept709
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -5634,7 +6322,7 @@ next616:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept618:
+kept709:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5678,7 +6366,7 @@ kept618:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual619
+	JNE         unusual710
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5694,14 +6382,14 @@ kept618:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored620
+	JMP         stored711
 
-unusual619:
+unusual710:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16622
-	JA        fp32623
+	JE        fp16713
+	JA        fp32714
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5717,17 +6405,17 @@ unusual619:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary626
+	JNE       ordinary717
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored625
+	JMP       stored716
 
-ordinary626:
+ordinary717:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored625:
-	JMP done624
+stored716:
+	JMP done715
 
-fp16622:
+fp16713:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5737,19 +6425,19 @@ fp16622:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary628
+	JNE         ordinary719
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored627
+	JMP         stored718
 
-ordinary628:
+ordinary719:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored627:
-	JMP done624
+stored718:
+	JMP done715
 
-fp32623:
-done624:
-stored620:
+fp32714:
+done715:
+stored711:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5795,7 +6483,7 @@ stored620:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual629
+	JNE         unusual720
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5811,14 +6499,14 @@ stored620:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored630
+	JMP         stored721
 
-unusual629:
+unusual720:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16632
-	JA        fp32633
+	JE        fp16723
+	JA        fp32724
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5834,17 +6522,17 @@ unusual629:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary636
+	JNE       ordinary727
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored635
+	JMP       stored726
 
-ordinary636:
+ordinary727:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored635:
-	JMP done634
+stored726:
+	JMP done725
 
-fp16632:
+fp16723:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5854,41 +6542,73 @@ fp16632:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary638
+	JNE         ordinary729
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored637
+	JMP         stored728
 
-ordinary638:
+ordinary729:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored637:
-	JMP done634
+stored728:
+	JMP done725
 
-fp32633:
-done634:
-stored630:
+fp32724:
+done725:
+stored721:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed730
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed730:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check617:
+check707:
 	CMPQ CX, R11
-	JB   next616
+	JB   next706
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next616
-	JMP  done615
+	JB   next706
+	JMP  done705
 
-fp16613:
+fp16703:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check640
+	JMP  check732
 
-next639:
+next731:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed733
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed733:
 	TESTQ   R9, R9
-	JEQ     kept641
+	JEQ     kept734
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -5906,7 +6626,7 @@ next639:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept641:
+kept734:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5953,7 +6673,7 @@ kept641:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual642
+	JNE         unusual735
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5969,14 +6689,14 @@ kept641:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored643
+	JMP         stored736
 
-unusual642:
+unusual735:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16645
-	JA        fp32646
+	JE        fp16738
+	JA        fp32739
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5992,17 +6712,17 @@ unusual642:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary649
+	JNE       ordinary742
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored648
+	JMP       stored741
 
-ordinary649:
+ordinary742:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored648:
-	JMP done647
+stored741:
+	JMP done740
 
-fp16645:
+fp16738:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6012,19 +6732,19 @@ fp16645:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary651
+	JNE         ordinary744
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored650
+	JMP         stored743
 
-ordinary651:
+ordinary744:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored650:
-	JMP done647
+stored743:
+	JMP done740
 
-fp32646:
-done647:
-stored643:
+fp32739:
+done740:
+stored736:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6073,7 +6793,7 @@ stored643:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual652
+	JNE         unusual745
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6089,14 +6809,14 @@ stored643:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored653
+	JMP         stored746
 
-unusual652:
+unusual745:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16655
-	JA        fp32656
+	JE        fp16748
+	JA        fp32749
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6112,17 +6832,17 @@ unusual652:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary659
+	JNE       ordinary752
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored658
+	JMP       stored751
 
-ordinary659:
+ordinary752:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored658:
-	JMP done657
+stored751:
+	JMP done750
 
-fp16655:
+fp16748:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6132,41 +6852,73 @@ fp16655:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary661
+	JNE         ordinary754
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored660
+	JMP         stored753
 
-ordinary661:
+ordinary754:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored660:
-	JMP done657
+stored753:
+	JMP done750
 
-fp32656:
-done657:
-stored653:
+fp32749:
+done750:
+stored746:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed755
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed755:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check640:
+check732:
 	CMPQ CX, R11
-	JB   next639
+	JB   next731
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next639
-	JMP  done615
+	JB   next731
+	JMP  done705
 
-fp32614:
+fp32704:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check663
+	JMP  check757
 
-next662:
+next756:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed758
+	VMOVDQU (R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VPADDQ  64(SI)(CX*4), Y5, Y5
+	VPADDQ  96(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, (R13)
+	VMOVDQU 256(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VPADDQ  32(R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R13)
+
+summed758:
 	TESTQ   R9, R9
-	JEQ     kept664
+	JEQ     kept759
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6184,7 +6936,7 @@ next662:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept664:
+kept759:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -6231,7 +6983,7 @@ kept664:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual665
+	JNE         unusual760
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6247,14 +6999,14 @@ kept664:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored666
+	JMP         stored761
 
-unusual665:
+unusual760:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16668
-	JA        fp32669
+	JE        fp16763
+	JA        fp32764
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6270,17 +7022,17 @@ unusual665:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary672
+	JNE       ordinary767
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored671
+	JMP       stored766
 
-ordinary672:
+ordinary767:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored671:
-	JMP done670
+stored766:
+	JMP done765
 
-fp16668:
+fp16763:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6290,19 +7042,19 @@ fp16668:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary674
+	JNE         ordinary769
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored673
+	JMP         stored768
 
-ordinary674:
+ordinary769:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored673:
-	JMP done670
+stored768:
+	JMP done765
 
-fp32669:
-done670:
-stored666:
+fp32764:
+done765:
+stored761:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6351,7 +7103,7 @@ stored666:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual675
+	JNE         unusual770
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6367,14 +7119,14 @@ stored666:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored676
+	JMP         stored771
 
-unusual675:
+unusual770:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16678
-	JA        fp32679
+	JE        fp16773
+	JA        fp32774
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6390,17 +7142,17 @@ unusual675:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary682
+	JNE       ordinary777
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored681
+	JMP       stored776
 
-ordinary682:
+ordinary777:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored681:
-	JMP done680
+stored776:
+	JMP done775
 
-fp16678:
+fp16773:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6410,31 +7162,47 @@ fp16678:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary684
+	JNE         ordinary779
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored683
+	JMP         stored778
 
-ordinary684:
+ordinary779:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored683:
-	JMP done680
+stored778:
+	JMP done775
 
-fp32679:
-done680:
-stored676:
+fp32774:
+done775:
+stored771:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed780
+	VMOVDQU 64(R13), Y5
+	VPADDQ  -64(SI)(CX*4), Y5, Y5
+	VPADDQ  -32(SI)(CX*4), Y5, Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  -32(R8)(CX*2), Y5, Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+
+summed780:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check663:
+check757:
 	CMPQ CX, R11
-	JB   next662
+	JB   next756
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next662
+	JB   next756
 
-done615:
+done705:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6444,15 +7212,15 @@ done615:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -6460,15 +7228,15 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16686
-	JA    fp32687
+	JE    fp16782
+	JA    fp32783
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check690
+	JMP   check786
 
-next689:
+next785:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6480,36 +7248,36 @@ next689:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written691
+	JEQ        written787
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned692
+	JNE        unaligned788
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written691
+	JMP        written787
 
-unaligned692:
+unaligned788:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written691:
+written787:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check690:
+check786:
 	CMPQ DX, R8
-	JB   next689
+	JB   next785
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next689
-	JMP  done688
+	JB   next785
+	JMP  done784
 
-fp16686:
+fp16782:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check694
+	JMP  check790
 
-next693:
+next789:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6521,36 +7289,36 @@ next693:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written695
+	JEQ        written791
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned696
+	JNE        unaligned792
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written695
+	JMP        written791
 
-unaligned696:
+unaligned792:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written695:
+written791:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check694:
+check790:
 	CMPQ DX, R8
-	JB   next693
+	JB   next789
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next693
-	JMP  done688
+	JB   next789
+	JMP  done784
 
-fp32687:
+fp32783:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check698
+	JMP  check794
 
-next697:
+next793:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6563,28 +7331,28 @@ next697:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written699
+	JEQ        written795
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned700
+	JNE        unaligned796
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written699
+	JMP        written795
 
-unaligned700:
+unaligned796:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written699:
+written795:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check698:
+check794:
 	CMPQ DX, R8
-	JB   next697
+	JB   next793
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next697
+	JB   next793
 
-done688:
+done784:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6593,17 +7361,17 @@ done688:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -6611,15 +7379,15 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16702
-	JA    fp32703
+	JE    fp16798
+	JA    fp32799
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check706
+	JMP   check802
 
-next705:
+next801:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6634,36 +7402,36 @@ next705:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written707
+	JEQ        written803
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned708
+	JNE        unaligned804
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written707
+	JMP        written803
 
-unaligned708:
+unaligned804:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written707:
+written803:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check706:
+check802:
 	CMPQ DX, R9
-	JB   next705
+	JB   next801
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next705
-	JMP  done704
+	JB   next801
+	JMP  done800
 
-fp16702:
+fp16798:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check710
+	JMP  check806
 
-next709:
+next805:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6678,36 +7446,36 @@ next709:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written711
+	JEQ        written807
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned712
+	JNE        unaligned808
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written711
+	JMP        written807
 
-unaligned712:
+unaligned808:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written711:
+written807:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check710:
+check806:
 	CMPQ DX, R9
-	JB   next709
+	JB   next805
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next709
-	JMP  done704
+	JB   next805
+	JMP  done800
 
-fp32703:
+fp32799:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check714
+	JMP  check810
 
-next713:
+next809:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6723,28 +7491,28 @@ next713:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written715
+	JEQ        written811
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned716
+	JNE        unaligned812
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written715
+	JMP        written811
 
-unaligned716:
+unaligned812:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written715:
+written811:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check714:
+check810:
 	CMPQ DX, R9
-	JB   next713
+	JB   next809
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next713
+	JB   next809
 
-done704:
+done800:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6761,7 +7529,7 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -6813,46 +7581,46 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), CX
+	MOVQ    56(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), BX
+	MOVQ    88(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), SI
+	MOVQ    104(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    56(AX), DI
+	MOVQ    64(AX), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned717
+	JEQ     aligned813
 	ORQ     $0x04, DI
 
-aligned717:
+aligned813:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp16719
-	JA   fp32720
+	JE   fp16815
+	JA   fp32816
 
-block722:
+block818:
 	TESTQ   R11, R11
-	JEQ     kept725
+	JEQ     kept821
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept725:
+kept821:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -6868,9 +7636,9 @@ kept725:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile723:
+tile819:
 	TESTQ   R11, R11
-	JEQ     kept726
+	JEQ     kept822
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -6888,7 +7656,7 @@ tile723:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept726:
+kept822:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -6986,7 +7754,7 @@ kept726:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual727
+	JNE            unusual823
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7002,14 +7770,14 @@ kept726:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored728
+	JMP            stored824
 
-unusual727:
+unusual823:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16730
-	JA        fp32731
+	JE        fp16826
+	JA        fp32827
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7025,17 +7793,17 @@ unusual727:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary734
+	JNE       ordinary830
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored733
+	JMP       stored829
 
-ordinary734:
+ordinary830:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored733:
-	JMP done732
+stored829:
+	JMP done828
 
-fp16730:
+fp16826:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7045,19 +7813,19 @@ fp16730:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary736
+	JNE         ordinary832
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored735
+	JMP         stored831
 
-ordinary736:
+ordinary832:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored735:
-	JMP done732
+stored831:
+	JMP done828
 
-fp32731:
-done732:
-stored728:
+fp32827:
+done828:
+stored824:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -7148,7 +7916,7 @@ stored728:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual737
+	JNE            unusual833
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7164,14 +7932,14 @@ stored728:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored738
+	JMP            stored834
 
-unusual737:
+unusual833:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16740
-	JA        fp32741
+	JE        fp16836
+	JA        fp32837
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7187,17 +7955,17 @@ unusual737:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary744
+	JNE       ordinary840
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored743
+	JMP       stored839
 
-ordinary744:
+ordinary840:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored743:
-	JMP done742
+stored839:
+	JMP done838
 
-fp16740:
+fp16836:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7207,32 +7975,32 @@ fp16740:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary746
+	JNE         ordinary842
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored745
+	JMP         stored841
 
-ordinary746:
+ordinary842:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored745:
-	JMP done742
+stored841:
+	JMP done838
 
-fp32741:
-done742:
-stored738:
+fp32837:
+done838:
+stored834:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile723
+	JNE   tile819
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded724
+	JBE   encoded820
 	SUBQ  $0x00000100, AX
 
-tile747:
+tile843:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -7317,9 +8085,9 @@ tile747:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile747
+	JNE         tile843
 
-encoded724:
+encoded820:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -7393,7 +8161,7 @@ encoded724:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -7424,7 +8192,7 @@ encoded724:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -7438,7 +8206,7 @@ encoded724:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -7446,24 +8214,24 @@ encoded724:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block722
-	JMP          done721
+	JB           block818
+	JMP          done817
 
-fp16719:
-block748:
+fp16815:
+block844:
 	TESTQ   R11, R11
-	JEQ     kept751
+	JEQ     kept847
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept751:
+kept847:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -7479,9 +8247,9 @@ kept751:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile749:
+tile845:
 	TESTQ   R11, R11
-	JEQ     kept752
+	JEQ     kept848
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -7499,7 +8267,7 @@ tile749:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept752:
+kept848:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -7600,7 +8368,7 @@ kept752:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual753
+	JNE            unusual849
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7616,14 +8384,14 @@ kept752:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored754
+	JMP            stored850
 
-unusual753:
+unusual849:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16756
-	JA        fp32757
+	JE        fp16852
+	JA        fp32853
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7639,17 +8407,17 @@ unusual753:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary760
+	JNE       ordinary856
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored759
+	JMP       stored855
 
-ordinary760:
+ordinary856:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored759:
-	JMP done758
+stored855:
+	JMP done854
 
-fp16756:
+fp16852:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7659,19 +8427,19 @@ fp16756:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary762
+	JNE         ordinary858
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored761
+	JMP         stored857
 
-ordinary762:
+ordinary858:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored761:
-	JMP done758
+stored857:
+	JMP done854
 
-fp32757:
-done758:
-stored754:
+fp32853:
+done854:
+stored850:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -7765,7 +8533,7 @@ stored754:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual763
+	JNE            unusual859
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7781,14 +8549,14 @@ stored754:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored764
+	JMP            stored860
 
-unusual763:
+unusual859:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16766
-	JA        fp32767
+	JE        fp16862
+	JA        fp32863
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7804,17 +8572,17 @@ unusual763:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary770
+	JNE       ordinary866
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored769
+	JMP       stored865
 
-ordinary770:
+ordinary866:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored769:
-	JMP done768
+stored865:
+	JMP done864
 
-fp16766:
+fp16862:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7824,32 +8592,32 @@ fp16766:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary772
+	JNE         ordinary868
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored771
+	JMP         stored867
 
-ordinary772:
+ordinary868:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored771:
-	JMP done768
+stored867:
+	JMP done864
 
-fp32767:
-done768:
-stored764:
+fp32863:
+done864:
+stored860:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile749
+	JNE   tile845
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded750
+	JBE   encoded846
 	SUBQ  $0x00000100, AX
 
-tile773:
+tile869:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -7934,9 +8702,9 @@ tile773:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile773
+	JNE         tile869
 
-encoded750:
+encoded846:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8010,7 +8778,7 @@ encoded750:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -8041,7 +8809,7 @@ encoded750:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -8055,7 +8823,7 @@ encoded750:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -8063,24 +8831,24 @@ encoded750:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block748
-	JMP          done721
+	JB           block844
+	JMP          done817
 
-fp32720:
-block774:
+fp32816:
+block870:
 	TESTQ   R11, R11
-	JEQ     kept777
+	JEQ     kept873
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept777:
+kept873:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -8096,9 +8864,9 @@ kept777:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile775:
+tile871:
 	TESTQ   R11, R11
-	JEQ     kept778
+	JEQ     kept874
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -8116,7 +8884,7 @@ tile775:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept778:
+kept874:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8217,7 +8985,7 @@ kept778:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual779
+	JNE            unusual875
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8233,14 +9001,14 @@ kept778:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored780
+	JMP            stored876
 
-unusual779:
+unusual875:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16782
-	JA        fp32783
+	JE        fp16878
+	JA        fp32879
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8256,17 +9024,17 @@ unusual779:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary786
+	JNE       ordinary882
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored785
+	JMP       stored881
 
-ordinary786:
+ordinary882:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored785:
-	JMP done784
+stored881:
+	JMP done880
 
-fp16782:
+fp16878:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8276,19 +9044,19 @@ fp16782:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary788
+	JNE         ordinary884
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored787
+	JMP         stored883
 
-ordinary788:
+ordinary884:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored787:
-	JMP done784
+stored883:
+	JMP done880
 
-fp32783:
-done784:
-stored780:
+fp32879:
+done880:
+stored876:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8382,7 +9150,7 @@ stored780:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual789
+	JNE            unusual885
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8398,14 +9166,14 @@ stored780:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored790
+	JMP            stored886
 
-unusual789:
+unusual885:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16792
-	JA        fp32793
+	JE        fp16888
+	JA        fp32889
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8421,17 +9189,17 @@ unusual789:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary796
+	JNE       ordinary892
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored795
+	JMP       stored891
 
-ordinary796:
+ordinary892:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored795:
-	JMP done794
+stored891:
+	JMP done890
 
-fp16792:
+fp16888:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8441,32 +9209,32 @@ fp16792:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary798
+	JNE         ordinary894
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored797
+	JMP         stored893
 
-ordinary798:
+ordinary894:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored797:
-	JMP done794
+stored893:
+	JMP done890
 
-fp32793:
-done794:
-stored790:
+fp32889:
+done890:
+stored886:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile775
+	JNE   tile871
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded776
+	JBE   encoded872
 	SUBQ  $0x00000100, AX
 
-tile799:
+tile895:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8551,9 +9319,9 @@ tile799:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile799
+	JNE         tile895
 
-encoded776:
+encoded872:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8627,7 +9395,7 @@ encoded776:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -8658,7 +9426,7 @@ encoded776:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -8672,7 +9440,7 @@ encoded776:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -8680,10 +9448,10 @@ encoded776:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block774
+	JB           block870
 
-done721:
-tile800:
+done817:
+tile896:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8768,7 +9536,7 @@ tile800:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile800
+	JNE         tile896
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -8778,19 +9546,19 @@ tile800:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -8798,15 +9566,15 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16802
-	JA    fp32803
+	JE    fp16898
+	JA    fp32899
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check806
+	JMP   check902
 
-next805:
+next901:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8821,44 +9589,44 @@ next805:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within807
+	JNE        within903
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within807:
+within903:
 	TESTQ    AX, AX
-	JEQ      written808
+	JEQ      written904
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned809
+	JNE      unaligned905
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written808
+	JMP      written904
 
-unaligned809:
+unaligned905:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written808:
+written904:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check806:
+check902:
 	CMPQ DX, R10
-	JB   next805
+	JB   next901
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next805
-	JMP  done804
+	JB   next901
+	JMP  done900
 
-fp16802:
+fp16898:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check811
+	JMP  check907
 
-next810:
+next906:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8873,44 +9641,44 @@ next810:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within812
+	JNE        within908
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within812:
+within908:
 	TESTQ    AX, AX
-	JEQ      written813
+	JEQ      written909
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned814
+	JNE      unaligned910
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written813
+	JMP      written909
 
-unaligned814:
+unaligned910:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written813:
+written909:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check811:
+check907:
 	CMPQ DX, R10
-	JB   next810
+	JB   next906
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next810
-	JMP  done804
+	JB   next906
+	JMP  done900
 
-fp32803:
+fp32899:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check816
+	JMP  check912
 
-next815:
+next911:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8926,36 +9694,36 @@ next815:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within817
+	JNE        within913
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within817:
+within913:
 	TESTQ    AX, AX
-	JEQ      written818
+	JEQ      written914
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned819
+	JNE      unaligned915
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written818
+	JMP      written914
 
-unaligned819:
+unaligned915:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written818:
+written914:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check816:
+check912:
 	CMPQ DX, R10
-	JB   next815
+	JB   next911
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next815
+	JB   next911
 
-done804:
+done900:
 	SFENCE
 	VZEROUPPER
 	RET

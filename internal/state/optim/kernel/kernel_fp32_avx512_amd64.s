@@ -503,26 +503,26 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1250
+	JEQ       aligned1442
 	ORQ       $0x04, DI
 
-aligned1250:
+aligned1442:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -542,17 +542,32 @@ aligned1250:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp161252
-	JA      fp321253
+	JE      fp161444
+	JA      fp321445
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1256
+	JMP     check1448
 
-next1255:
+next1447:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1449
+	VMOVDQU32 (R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, (R13)
+	VMOVDQU32 256(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 256(R13)
+	VMOVDQU32 384(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 384(R13)
+
+summed1449:
 	TESTQ     AX, AX
-	JEQ       kept1257
+	JEQ       kept1450
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -564,7 +579,7 @@ next1255:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1257:
+kept1450:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -588,7 +603,7 @@ kept1257:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1258
+	JNE         unusual1451
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -597,14 +612,14 @@ kept1257:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1259
+	JMP         stored1452
 
-unusual1258:
+unusual1451:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161261
-	JA        fp321262
+	JE        fp161454
+	JA        fp321455
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -613,55 +628,85 @@ unusual1258:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1265
+	JNE       ordinary1458
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1264
+	JMP       stored1457
 
-ordinary1265:
+ordinary1458:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1264:
-	JMP done1263
+stored1457:
+	JMP done1456
 
-fp161261:
+fp161454:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1267
+	JNE       ordinary1460
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1266
+	JMP       stored1459
 
-ordinary1267:
+ordinary1460:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1266:
-	JMP done1263
+stored1459:
+	JMP done1456
 
-fp321262:
-done1263:
-stored1259:
+fp321455:
+done1456:
+stored1452:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1461
+	VMOVDQU32 64(R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 64(R13)
+	VMOVDQU32 320(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 320(R13)
+	VMOVDQU32 448(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 448(R13)
+
+summed1461:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1256:
+check1448:
 	CMPQ CX, R11
-	JB   next1255
+	JB   next1447
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1255
-	JMP  done1254
+	JB   next1447
+	JMP  done1446
 
-fp161252:
+fp161444:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1269
+	JMP  check1463
 
-next1268:
+next1462:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1464
+	VMOVDQU32 (R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, (R13)
+	VMOVDQU32 256(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 256(R13)
+	VMOVDQU32 384(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 384(R13)
+
+summed1464:
 	TESTQ     AX, AX
-	JEQ       kept1270
+	JEQ       kept1465
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -673,7 +718,7 @@ next1268:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1270:
+kept1465:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -696,7 +741,7 @@ kept1270:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1271
+	JNE         unusual1466
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -705,14 +750,14 @@ kept1270:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1272
+	JMP         stored1467
 
-unusual1271:
+unusual1466:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161274
-	JA        fp321275
+	JE        fp161469
+	JA        fp321470
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -721,55 +766,85 @@ unusual1271:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1278
+	JNE       ordinary1473
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1277
+	JMP       stored1472
 
-ordinary1278:
+ordinary1473:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1277:
-	JMP done1276
+stored1472:
+	JMP done1471
 
-fp161274:
+fp161469:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1280
+	JNE       ordinary1475
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1279
+	JMP       stored1474
 
-ordinary1280:
+ordinary1475:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1279:
-	JMP done1276
+stored1474:
+	JMP done1471
 
-fp321275:
-done1276:
-stored1272:
+fp321470:
+done1471:
+stored1467:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1476
+	VMOVDQU32 64(R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 64(R13)
+	VMOVDQU32 320(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 320(R13)
+	VMOVDQU32 448(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 448(R13)
+
+summed1476:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1269:
+check1463:
 	CMPQ CX, R11
-	JB   next1268
+	JB   next1462
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1268
-	JMP  done1254
+	JB   next1462
+	JMP  done1446
 
-fp321253:
+fp321445:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1282
+	JMP  check1478
 
-next1281:
+next1477:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1479
+	VMOVDQU32 (R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, (R13)
+	VMOVDQU32 256(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 256(R13)
+	VMOVDQU32 384(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 384(R13)
+
+summed1479:
 	TESTQ     AX, AX
-	JEQ       kept1283
+	JEQ       kept1480
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -781,7 +856,7 @@ next1281:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1283:
+kept1480:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -804,7 +879,7 @@ kept1283:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1284
+	JNE         unusual1481
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -813,14 +888,14 @@ kept1283:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1285
+	JMP         stored1482
 
-unusual1284:
+unusual1481:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161287
-	JA        fp321288
+	JE        fp161484
+	JA        fp321485
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -829,45 +904,60 @@ unusual1284:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1291
+	JNE       ordinary1488
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1290
+	JMP       stored1487
 
-ordinary1291:
+ordinary1488:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1290:
-	JMP done1289
+stored1487:
+	JMP done1486
 
-fp161287:
+fp161484:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1293
+	JNE       ordinary1490
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1292
+	JMP       stored1489
 
-ordinary1293:
+ordinary1490:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1292:
-	JMP done1289
+stored1489:
+	JMP done1486
 
-fp321288:
-done1289:
-stored1285:
+fp321485:
+done1486:
+stored1482:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1491
+	VMOVDQU32 64(R13), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 64(R13)
+	VMOVDQU32 320(R13), Z14
+	VPADDQ    (R8)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 320(R13)
+	VMOVDQU32 448(R13), Z14
+	VPADDQ    (R9)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 448(R13)
+
+summed1491:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1282:
+check1478:
 	CMPQ CX, R11
-	JB   next1281
+	JB   next1477
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1281
+	JB   next1477
 
-done1254:
+done1446:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -886,24 +976,24 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1294
+	JEQ       aligned1492
 	ORQ       $0x04, DI
 
-aligned1294:
+aligned1492:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -921,17 +1011,29 @@ aligned1294:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161296
-	JA      fp321297
+	JE      fp161494
+	JA      fp321495
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1300
+	JMP     check1498
 
-next1299:
+next1497:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1499
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1499:
 	TESTQ     AX, AX
-	JEQ       kept1301
+	JEQ       kept1500
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -941,7 +1043,7 @@ next1299:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1301:
+kept1500:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -966,7 +1068,7 @@ kept1301:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1302
+	JNE         unusual1501
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -975,14 +1077,14 @@ kept1301:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1303
+	JMP         stored1502
 
-unusual1302:
+unusual1501:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161305
-	JA        fp321306
+	JE        fp161504
+	JA        fp321505
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -991,55 +1093,79 @@ unusual1302:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1309
+	JNE       ordinary1508
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1308
+	JMP       stored1507
 
-ordinary1309:
+ordinary1508:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1308:
-	JMP done1307
+stored1507:
+	JMP done1506
 
-fp161305:
+fp161504:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1311
+	JNE       ordinary1510
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1310
+	JMP       stored1509
 
-ordinary1311:
+ordinary1510:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1310:
-	JMP done1307
+stored1509:
+	JMP done1506
 
-fp321306:
-done1307:
-stored1303:
+fp321505:
+done1506:
+stored1502:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1511
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1511:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1300:
+check1498:
 	CMPQ CX, R10
-	JB   next1299
+	JB   next1497
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1299
-	JMP  done1298
+	JB   next1497
+	JMP  done1496
 
-fp161296:
+fp161494:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1313
+	JMP  check1513
 
-next1312:
+next1512:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1514
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1514:
 	TESTQ     AX, AX
-	JEQ       kept1314
+	JEQ       kept1515
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1049,7 +1175,7 @@ next1312:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1314:
+kept1515:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1073,7 +1199,7 @@ kept1314:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1315
+	JNE         unusual1516
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1082,14 +1208,14 @@ kept1314:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1316
+	JMP         stored1517
 
-unusual1315:
+unusual1516:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161318
-	JA        fp321319
+	JE        fp161519
+	JA        fp321520
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1098,55 +1224,79 @@ unusual1315:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1322
+	JNE       ordinary1523
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1321
+	JMP       stored1522
 
-ordinary1322:
+ordinary1523:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1321:
-	JMP done1320
+stored1522:
+	JMP done1521
 
-fp161318:
+fp161519:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1324
+	JNE       ordinary1525
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1323
+	JMP       stored1524
 
-ordinary1324:
+ordinary1525:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1323:
-	JMP done1320
+stored1524:
+	JMP done1521
 
-fp321319:
-done1320:
-stored1316:
+fp321520:
+done1521:
+stored1517:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1526
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1526:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1313:
+check1513:
 	CMPQ CX, R10
-	JB   next1312
+	JB   next1512
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1312
-	JMP  done1298
+	JB   next1512
+	JMP  done1496
 
-fp321297:
+fp321495:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1326
+	JMP  check1528
 
-next1325:
+next1527:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1529
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1529:
 	TESTQ     AX, AX
-	JEQ       kept1327
+	JEQ       kept1530
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1156,7 +1306,7 @@ next1325:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1327:
+kept1530:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1180,7 +1330,7 @@ kept1327:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1328
+	JNE         unusual1531
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1189,14 +1339,14 @@ kept1327:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1329
+	JMP         stored1532
 
-unusual1328:
+unusual1531:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161331
-	JA        fp321332
+	JE        fp161534
+	JA        fp321535
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1205,45 +1355,57 @@ unusual1328:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1335
+	JNE       ordinary1538
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1334
+	JMP       stored1537
 
-ordinary1335:
+ordinary1538:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1334:
-	JMP done1333
+stored1537:
+	JMP done1536
 
-fp161331:
+fp161534:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1337
+	JNE       ordinary1540
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1336
+	JMP       stored1539
 
-ordinary1337:
+ordinary1540:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1336:
-	JMP done1333
+stored1539:
+	JMP done1536
 
-fp321332:
-done1333:
-stored1329:
+fp321535:
+done1536:
+stored1532:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1541
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1541:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1326:
+check1528:
 	CMPQ CX, R10
-	JB   next1325
+	JB   next1527
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1325
+	JB   next1527
 
-done1298:
+done1496:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1262,24 +1424,24 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1338
+	JEQ       aligned1542
 	ORQ       $0x04, DI
 
-aligned1338:
+aligned1542:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
 	VMOVUPS 576(AX), Z5
 	VMOVUPS (AX), Z6
@@ -1293,17 +1455,29 @@ aligned1338:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161340
-	JA      fp321341
+	JE      fp161544
+	JA      fp321545
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1344
+	JMP     check1548
 
-next1343:
+next1547:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1549
+	VMOVDQU32 (R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, (R12)
+	VMOVDQU32 256(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 256(R12)
+
+summed1549:
 	TESTQ     AX, AX
-	JEQ       kept1345
+	JEQ       kept1550
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1313,7 +1487,7 @@ next1343:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1345:
+kept1550:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1331,7 +1505,7 @@ kept1345:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1346
+	JNE         unusual1551
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1340,14 +1514,14 @@ kept1345:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1347
+	JMP         stored1552
 
-unusual1346:
+unusual1551:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161349
-	JA        fp321350
+	JE        fp161554
+	JA        fp321555
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1356,55 +1530,79 @@ unusual1346:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1353
+	JNE       ordinary1558
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1352
+	JMP       stored1557
 
-ordinary1353:
+ordinary1558:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1352:
-	JMP done1351
+stored1557:
+	JMP done1556
 
-fp161349:
+fp161554:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1355
+	JNE       ordinary1560
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1354
+	JMP       stored1559
 
-ordinary1355:
+ordinary1560:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1354:
-	JMP done1351
+stored1559:
+	JMP done1556
 
-fp321350:
-done1351:
-stored1347:
+fp321555:
+done1556:
+stored1552:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1561
+	VMOVDQU32 64(R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 64(R12)
+	VMOVDQU32 320(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 320(R12)
+
+summed1561:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1344:
+check1548:
 	CMPQ CX, R10
-	JB   next1343
+	JB   next1547
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1343
-	JMP  done1342
+	JB   next1547
+	JMP  done1546
 
-fp161340:
+fp161544:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1357
+	JMP  check1563
 
-next1356:
+next1562:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1564
+	VMOVDQU32 (R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, (R12)
+	VMOVDQU32 256(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 256(R12)
+
+summed1564:
 	TESTQ     AX, AX
-	JEQ       kept1358
+	JEQ       kept1565
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1414,7 +1612,7 @@ next1356:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1358:
+kept1565:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1431,7 +1629,7 @@ kept1358:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1359
+	JNE         unusual1566
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1440,14 +1638,14 @@ kept1358:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1360
+	JMP         stored1567
 
-unusual1359:
+unusual1566:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161362
-	JA        fp321363
+	JE        fp161569
+	JA        fp321570
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1456,55 +1654,79 @@ unusual1359:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1366
+	JNE       ordinary1573
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1365
+	JMP       stored1572
 
-ordinary1366:
+ordinary1573:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1365:
-	JMP done1364
+stored1572:
+	JMP done1571
 
-fp161362:
+fp161569:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1368
+	JNE       ordinary1575
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1367
+	JMP       stored1574
 
-ordinary1368:
+ordinary1575:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1367:
-	JMP done1364
+stored1574:
+	JMP done1571
 
-fp321363:
-done1364:
-stored1360:
+fp321570:
+done1571:
+stored1567:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1576
+	VMOVDQU32 64(R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 64(R12)
+	VMOVDQU32 320(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 320(R12)
+
+summed1576:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1357:
+check1563:
 	CMPQ CX, R10
-	JB   next1356
+	JB   next1562
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1356
-	JMP  done1342
+	JB   next1562
+	JMP  done1546
 
-fp321341:
+fp321545:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1370
+	JMP  check1578
 
-next1369:
+next1577:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1579
+	VMOVDQU32 (R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, (R12)
+	VMOVDQU32 256(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 256(R12)
+
+summed1579:
 	TESTQ     AX, AX
-	JEQ       kept1371
+	JEQ       kept1580
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1514,7 +1736,7 @@ next1369:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1371:
+kept1580:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1531,7 +1753,7 @@ kept1371:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1372
+	JNE         unusual1581
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1540,14 +1762,14 @@ kept1371:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1373
+	JMP         stored1582
 
-unusual1372:
+unusual1581:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161375
-	JA        fp321376
+	JE        fp161584
+	JA        fp321585
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1556,45 +1778,57 @@ unusual1372:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1379
+	JNE       ordinary1588
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1378
+	JMP       stored1587
 
-ordinary1379:
+ordinary1588:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1378:
-	JMP done1377
+stored1587:
+	JMP done1586
 
-fp161375:
+fp161584:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1381
+	JNE       ordinary1590
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1380
+	JMP       stored1589
 
-ordinary1381:
+ordinary1590:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1380:
-	JMP done1377
+stored1589:
+	JMP done1586
 
-fp321376:
-done1377:
-stored1373:
+fp321585:
+done1586:
+stored1582:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1591
+	VMOVDQU32 64(R12), Z8
+	VPADDQ    (SI)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 64(R12)
+	VMOVDQU32 320(R12), Z8
+	VPADDQ    (R8)(CX*4), Z8, Z8
+	VMOVDQU32 Z8, 320(R12)
+
+summed1591:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1370:
+check1578:
 	CMPQ CX, R10
-	JB   next1369
+	JB   next1577
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1369
+	JB   next1577
 
-done1342:
+done1546:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1613,24 +1847,24 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1382
+	JEQ       aligned1592
 	ORQ       $0x04, DI
 
-aligned1382:
+aligned1592:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 640(AX), Z6
@@ -1648,17 +1882,29 @@ aligned1382:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161384
-	JA      fp321385
+	JE      fp161594
+	JA      fp321595
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1388
+	JMP     check1598
 
-next1387:
+next1597:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1599
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1599:
 	TESTQ     AX, AX
-	JEQ       kept1389
+	JEQ       kept1600
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1668,7 +1914,7 @@ next1387:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1389:
+kept1600:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1686,7 +1932,7 @@ kept1389:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1390
+	JNE         unusual1601
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1695,14 +1941,14 @@ kept1389:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1391
+	JMP         stored1602
 
-unusual1390:
+unusual1601:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161393
-	JA        fp321394
+	JE        fp161604
+	JA        fp321605
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1711,55 +1957,79 @@ unusual1390:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1397
+	JNE       ordinary1608
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1396
+	JMP       stored1607
 
-ordinary1397:
+ordinary1608:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1396:
-	JMP done1395
+stored1607:
+	JMP done1606
 
-fp161393:
+fp161604:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1399
+	JNE       ordinary1610
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1398
+	JMP       stored1609
 
-ordinary1399:
+ordinary1610:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1398:
-	JMP done1395
+stored1609:
+	JMP done1606
 
-fp321394:
-done1395:
-stored1391:
+fp321605:
+done1606:
+stored1602:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1611
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1611:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1388:
+check1598:
 	CMPQ CX, R10
-	JB   next1387
+	JB   next1597
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1387
-	JMP  done1386
+	JB   next1597
+	JMP  done1596
 
-fp161384:
+fp161594:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1401
+	JMP  check1613
 
-next1400:
+next1612:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1614
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1614:
 	TESTQ     AX, AX
-	JEQ       kept1402
+	JEQ       kept1615
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1769,7 +2039,7 @@ next1400:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1402:
+kept1615:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1786,7 +2056,7 @@ kept1402:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1403
+	JNE         unusual1616
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1795,14 +2065,14 @@ kept1402:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1404
+	JMP         stored1617
 
-unusual1403:
+unusual1616:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161406
-	JA        fp321407
+	JE        fp161619
+	JA        fp321620
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1811,55 +2081,79 @@ unusual1403:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1410
+	JNE       ordinary1623
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1409
+	JMP       stored1622
 
-ordinary1410:
+ordinary1623:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1409:
-	JMP done1408
+stored1622:
+	JMP done1621
 
-fp161406:
+fp161619:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1412
+	JNE       ordinary1625
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1411
+	JMP       stored1624
 
-ordinary1412:
+ordinary1625:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1411:
-	JMP done1408
+stored1624:
+	JMP done1621
 
-fp321407:
-done1408:
-stored1404:
+fp321620:
+done1621:
+stored1617:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1626
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1626:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1401:
+check1613:
 	CMPQ CX, R10
-	JB   next1400
+	JB   next1612
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1400
-	JMP  done1386
+	JB   next1612
+	JMP  done1596
 
-fp321385:
+fp321595:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1414
+	JMP  check1628
 
-next1413:
+next1627:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1629
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1629:
 	TESTQ     AX, AX
-	JEQ       kept1415
+	JEQ       kept1630
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1869,7 +2163,7 @@ next1413:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1415:
+kept1630:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1886,7 +2180,7 @@ kept1415:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1416
+	JNE         unusual1631
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1895,14 +2189,14 @@ kept1415:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1417
+	JMP         stored1632
 
-unusual1416:
+unusual1631:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161419
-	JA        fp321420
+	JE        fp161634
+	JA        fp321635
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1911,45 +2205,57 @@ unusual1416:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1423
+	JNE       ordinary1638
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1422
+	JMP       stored1637
 
-ordinary1423:
+ordinary1638:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1422:
-	JMP done1421
+stored1637:
+	JMP done1636
 
-fp161419:
+fp161634:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1425
+	JNE       ordinary1640
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1424
+	JMP       stored1639
 
-ordinary1425:
+ordinary1640:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1424:
-	JMP done1421
+stored1639:
+	JMP done1636
 
-fp321420:
-done1421:
-stored1417:
+fp321635:
+done1636:
+stored1632:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1641
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1641:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1414:
+check1628:
 	CMPQ CX, R10
-	JB   next1413
+	JB   next1627
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1413
+	JB   next1627
 
-done1386:
+done1596:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1959,15 +2265,15 @@ done1386:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -1975,15 +2281,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161427
-	JA     fp321428
+	JE     fp161643
+	JA     fp321644
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1431
+	JMP    check1647
 
-next1430:
+next1646:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -1993,36 +2299,36 @@ next1430:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1432
+	JEQ        written1648
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1433
+	JNE        unaligned1649
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1432
+	JMP        written1648
 
-unaligned1433:
+unaligned1649:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1432:
+written1648:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1431:
+check1647:
 	CMPQ DX, R8
-	JB   next1430
+	JB   next1646
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1430
-	JMP  done1429
+	JB   next1646
+	JMP  done1645
 
-fp161427:
+fp161643:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1435
+	JMP  check1651
 
-next1434:
+next1650:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2032,36 +2338,36 @@ next1434:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1436
+	JEQ        written1652
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1437
+	JNE        unaligned1653
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1436
+	JMP        written1652
 
-unaligned1437:
+unaligned1653:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1436:
+written1652:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1435:
+check1651:
 	CMPQ DX, R8
-	JB   next1434
+	JB   next1650
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1434
-	JMP  done1429
+	JB   next1650
+	JMP  done1645
 
-fp321428:
+fp321644:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1439
+	JMP  check1655
 
-next1438:
+next1654:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2071,28 +2377,28 @@ next1438:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1440
+	JEQ        written1656
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1441
+	JNE        unaligned1657
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1440
+	JMP        written1656
 
-unaligned1441:
+unaligned1657:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1440:
+written1656:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1439:
+check1655:
 	CMPQ DX, R8
-	JB   next1438
+	JB   next1654
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1438
+	JB   next1654
 
-done1429:
+done1645:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2101,17 +2407,17 @@ done1429:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -2119,15 +2425,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161443
-	JA     fp321444
+	JE     fp161659
+	JA     fp321660
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1447
+	JMP    check1663
 
-next1446:
+next1662:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2140,36 +2446,36 @@ next1446:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1448
+	JEQ        written1664
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1449
+	JNE        unaligned1665
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1448
+	JMP        written1664
 
-unaligned1449:
+unaligned1665:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1448:
+written1664:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1447:
+check1663:
 	CMPQ DX, R9
-	JB   next1446
+	JB   next1662
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1446
-	JMP  done1445
+	JB   next1662
+	JMP  done1661
 
-fp161443:
+fp161659:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1451
+	JMP  check1667
 
-next1450:
+next1666:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2182,36 +2488,36 @@ next1450:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1452
+	JEQ        written1668
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1453
+	JNE        unaligned1669
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1452
+	JMP        written1668
 
-unaligned1453:
+unaligned1669:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1452:
+written1668:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1451:
+check1667:
 	CMPQ DX, R9
-	JB   next1450
+	JB   next1666
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1450
-	JMP  done1445
+	JB   next1666
+	JMP  done1661
 
-fp321444:
+fp321660:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1455
+	JMP  check1671
 
-next1454:
+next1670:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2224,28 +2530,28 @@ next1454:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1456
+	JEQ        written1672
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1457
+	JNE        unaligned1673
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1456
+	JMP        written1672
 
-unaligned1457:
+unaligned1673:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1456:
+written1672:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1455:
+check1671:
 	CMPQ DX, R9
-	JB   next1454
+	JB   next1670
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1454
+	JB   next1670
 
-done1445:
+done1661:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2266,28 +2572,28 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1458
+	JEQ       aligned1674
 	ORQ       $0x04, DI
 
-aligned1458:
+aligned1674:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Z7
+	VPBROADCASTD 72(R10), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      128(AX), Z8
 	VMOVUPS      192(AX), Z9
@@ -2308,17 +2614,33 @@ aligned1458:
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp161460
-	JA           fp321461
+	JE           fp161676
+	JA           fp321677
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1464
+	JMP          check1680
 
-next1463:
+next1679:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1681
+	VMOVDQU32 (R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, (R13)
+	VMOVDQU32 256(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 256(R13)
+	VMOVDQU32 384(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 384(R13)
+
+summed1681:
 	TESTQ     AX, AX
-	JEQ       kept1465
+	JEQ       kept1682
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -2332,7 +2654,7 @@ next1463:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1465:
+kept1682:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -2400,7 +2722,7 @@ kept1465:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1466
+	JNE         unusual1683
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -2414,14 +2736,14 @@ kept1465:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1467
+	JMP         stored1684
 
-unusual1466:
+unusual1683:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161469
-	JA         fp321470
+	JE         fp161686
+	JA         fp321687
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -2435,17 +2757,17 @@ unusual1466:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1473
+	JNE        ordinary1690
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1472
+	JMP        stored1689
 
-ordinary1473:
+ordinary1690:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1472:
-	JMP done1471
+stored1689:
+	JMP done1688
 
-fp161469:
+fp161686:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -2455,41 +2777,73 @@ fp161469:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1475
+	JNE          ordinary1692
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1474
+	JMP          stored1691
 
-ordinary1475:
+ordinary1692:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1474:
-	JMP done1471
+stored1691:
+	JMP done1688
 
-fp321470:
-done1471:
-stored1467:
+fp321687:
+done1688:
+stored1684:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1693
+	VMOVDQU32 64(R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, 64(R13)
+	VMOVDQU32 320(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 320(R13)
+	VMOVDQU32 448(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 448(R13)
+
+summed1693:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1464:
+check1680:
 	CMPQ CX, R11
-	JB   next1463
+	JB   next1679
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1463
-	JMP  done1462
+	JB   next1679
+	JMP  done1678
 
-fp161460:
+fp161676:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1477
+	JMP  check1695
 
-next1476:
+next1694:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1696
+	VMOVDQU32 (R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, (R13)
+	VMOVDQU32 256(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 256(R13)
+	VMOVDQU32 384(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 384(R13)
+
+summed1696:
 	TESTQ     AX, AX
-	JEQ       kept1478
+	JEQ       kept1697
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -2503,7 +2857,7 @@ next1476:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1478:
+kept1697:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -2574,7 +2928,7 @@ kept1478:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1479
+	JNE         unusual1698
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -2588,14 +2942,14 @@ kept1478:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1480
+	JMP         stored1699
 
-unusual1479:
+unusual1698:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161482
-	JA         fp321483
+	JE         fp161701
+	JA         fp321702
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -2609,17 +2963,17 @@ unusual1479:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1486
+	JNE        ordinary1705
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1485
+	JMP        stored1704
 
-ordinary1486:
+ordinary1705:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1485:
-	JMP done1484
+stored1704:
+	JMP done1703
 
-fp161482:
+fp161701:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -2629,41 +2983,73 @@ fp161482:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1488
+	JNE          ordinary1707
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1487
+	JMP          stored1706
 
-ordinary1488:
+ordinary1707:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1487:
-	JMP done1484
+stored1706:
+	JMP done1703
 
-fp321483:
-done1484:
-stored1480:
+fp321702:
+done1703:
+stored1699:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1708
+	VMOVDQU32 64(R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, 64(R13)
+	VMOVDQU32 320(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 320(R13)
+	VMOVDQU32 448(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 448(R13)
+
+summed1708:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1477:
+check1695:
 	CMPQ CX, R11
-	JB   next1476
+	JB   next1694
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1476
-	JMP  done1462
+	JB   next1694
+	JMP  done1678
 
-fp321461:
+fp321677:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1490
+	JMP  check1710
 
-next1489:
+next1709:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1711
+	VMOVDQU32 (R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, (R13)
+	VMOVDQU32 256(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 256(R13)
+	VMOVDQU32 384(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 384(R13)
+
+summed1711:
 	TESTQ     AX, AX
-	JEQ       kept1491
+	JEQ       kept1712
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z18
@@ -2677,7 +3063,7 @@ next1489:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept1491:
+kept1712:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -2749,7 +3135,7 @@ kept1491:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VMOVUPS     Z20, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1492
+	JNE         unusual1713
 	VPTESTMD    Z0, Z23, K1
 	VPADDD      Z1, Z23, Z18
 	VCMPPS      $0x03, Z23, Z23, K2
@@ -2763,14 +3149,14 @@ kept1491:
 	VPSRLD      $0x10, Z18, Z18
 	VPTERNLOGD  $0xf8, Z20, Z4, Z18
 	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1493
+	JMP         stored1714
 
-unusual1492:
+unusual1713:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161495
-	JA         fp321496
+	JE         fp161716
+	JA         fp321717
 	VPTESTMD   Z0, Z23, K1
 	VPADDD     Z1, Z23, Z18
 	VCMPPS     $0x03, Z23, Z23, K2
@@ -2784,17 +3170,17 @@ unusual1492:
 	VPSRLD     $0x10, Z18, Z18
 	VPTERNLOGD $0xf8, Z20, Z4, Z18
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1499
+	JNE        ordinary1720
 	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1498
+	JMP        stored1719
 
-ordinary1499:
+ordinary1720:
 	VMOVDQU32 Z18, (BX)(CX*2)
 
-stored1498:
-	JMP done1497
+stored1719:
+	JMP done1718
 
-fp161495:
+fp161716:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
 	VPERMI2PS    Z24, Z23, Z18
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
@@ -2804,31 +3190,47 @@ fp161495:
 	VCVTPS2PH    $0x00, Z20, Y18
 	VINSERTI64X4 $0x01, Y18, Z19, Z19
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1501
+	JNE          ordinary1722
 	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1500
+	JMP          stored1721
 
-ordinary1501:
+ordinary1722:
 	VMOVDQU32 Z19, (BX)(CX*2)
 
-stored1500:
-	JMP done1497
+stored1721:
+	JMP done1718
 
-fp321496:
-done1497:
-stored1493:
+fp321717:
+done1718:
+stored1714:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed1723
+	VMOVDQU32 64(R13), Z18
+	VPADDQ    (SI)(CX*4), Z18, Z18
+	VPADDQ    64(SI)(CX*4), Z18, Z18
+	VMOVDQU32 Z18, 64(R13)
+	VMOVDQU32 320(R13), Z18
+	VPADDQ    (R8)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 320(R13)
+	VMOVDQU32 448(R13), Z18
+	VPADDQ    (R9)(CX*2), Z18, Z18
+	VMOVDQU32 Z18, 448(R13)
+
+summed1723:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check1490:
+check1710:
 	CMPQ CX, R11
-	JB   next1489
+	JB   next1709
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1489
+	JB   next1709
 
-done1462:
+done1678:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2850,24 +3252,24 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1502
+	JEQ       aligned1724
 	ORQ       $0x04, DI
 
-aligned1502:
+aligned1724:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z9
 	VMOVUPS 256(AX), Z10
@@ -2885,17 +3287,30 @@ aligned1502:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161504
-	JA      fp321505
+	JE      fp161726
+	JA      fp321727
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1508
+	JMP     check1730
 
-next1507:
+next1729:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1731
+	VMOVDQU32 (R12), Z16
+	VPADDQ    (SI)(CX*4), Z16, Z16
+	VPADDQ    64(SI)(CX*4), Z16, Z16
+	VMOVDQU32 Z16, (R12)
+	VMOVDQU32 256(R12), Z16
+	VPADDQ    (R8)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 256(R12)
+
+summed1731:
 	TESTQ     AX, AX
-	JEQ       kept1509
+	JEQ       kept1732
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2907,7 +3322,7 @@ next1507:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1509:
+kept1732:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -2966,7 +3381,7 @@ kept1509:
 	VMOVUPS     Z16, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1510
+	JNE         unusual1733
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z16
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -2980,14 +3395,14 @@ kept1509:
 	VPSRLD      $0x10, Z16, Z16
 	VPTERNLOGD  $0xf8, Z17, Z4, Z16
 	VMOVNTDQ    Z16, (BX)(CX*2)
-	JMP         stored1511
+	JMP         stored1734
 
-unusual1510:
+unusual1733:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161513
-	JA         fp321514
+	JE         fp161736
+	JA         fp321737
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z16
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -3001,17 +3416,17 @@ unusual1510:
 	VPSRLD     $0x10, Z16, Z16
 	VPTERNLOGD $0xf8, Z17, Z4, Z16
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1517
+	JNE        ordinary1740
 	VMOVNTDQ   Z16, (BX)(CX*2)
-	JMP        stored1516
+	JMP        stored1739
 
-ordinary1517:
+ordinary1740:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1516:
-	JMP done1515
+stored1739:
+	JMP done1738
 
-fp161513:
+fp161736:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
 	VPERMI2PS    Z21, Z20, Z16
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -3021,41 +3436,67 @@ fp161513:
 	VCVTPS2PH    $0x00, Z17, Y16
 	VINSERTI64X4 $0x01, Y16, Z8, Z8
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1519
+	JNE          ordinary1742
 	VMOVNTDQ     Z8, (BX)(CX*2)
-	JMP          stored1518
+	JMP          stored1741
 
-ordinary1519:
+ordinary1742:
 	VMOVDQU32 Z8, (BX)(CX*2)
 
-stored1518:
-	JMP done1515
+stored1741:
+	JMP done1738
 
-fp321514:
-done1515:
-stored1511:
+fp321737:
+done1738:
+stored1734:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1743
+	VMOVDQU32 64(R12), Z16
+	VPADDQ    (SI)(CX*4), Z16, Z16
+	VPADDQ    64(SI)(CX*4), Z16, Z16
+	VMOVDQU32 Z16, 64(R12)
+	VMOVDQU32 320(R12), Z16
+	VPADDQ    (R8)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 320(R12)
+
+summed1743:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1508:
+check1730:
 	CMPQ CX, R10
-	JB   next1507
+	JB   next1729
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1507
-	JMP  done1506
+	JB   next1729
+	JMP  done1728
 
-fp161504:
+fp161726:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1521
+	JMP  check1745
 
-next1520:
+next1744:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1746
+	VMOVDQU32 (R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, (R12)
+	VMOVDQU32 256(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 256(R12)
+
+summed1746:
 	TESTQ     AX, AX
-	JEQ       kept1522
+	JEQ       kept1747
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -3067,7 +3508,7 @@ next1520:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1522:
+kept1747:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -3129,7 +3570,7 @@ kept1522:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1523
+	JNE         unusual1748
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -3143,14 +3584,14 @@ kept1522:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1524
+	JMP         stored1749
 
-unusual1523:
+unusual1748:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161526
-	JA         fp321527
+	JE         fp161751
+	JA         fp321752
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -3164,17 +3605,17 @@ unusual1523:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1530
+	JNE        ordinary1755
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1529
+	JMP        stored1754
 
-ordinary1530:
+ordinary1755:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1529:
-	JMP done1528
+stored1754:
+	JMP done1753
 
-fp161526:
+fp161751:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -3184,41 +3625,67 @@ fp161526:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1532
+	JNE          ordinary1757
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1531
+	JMP          stored1756
 
-ordinary1532:
+ordinary1757:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1531:
-	JMP done1528
+stored1756:
+	JMP done1753
 
-fp321527:
-done1528:
-stored1524:
+fp321752:
+done1753:
+stored1749:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1758
+	VMOVDQU32 64(R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 64(R12)
+	VMOVDQU32 320(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 320(R12)
+
+summed1758:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1521:
+check1745:
 	CMPQ CX, R10
-	JB   next1520
+	JB   next1744
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1520
-	JMP  done1506
+	JB   next1744
+	JMP  done1728
 
-fp321505:
+fp321727:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1534
+	JMP  check1760
 
-next1533:
+next1759:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1761
+	VMOVDQU32 (R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, (R12)
+	VMOVDQU32 256(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 256(R12)
+
+summed1761:
 	TESTQ     AX, AX
-	JEQ       kept1535
+	JEQ       kept1762
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -3230,7 +3697,7 @@ next1533:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1535:
+kept1762:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -3293,7 +3760,7 @@ kept1535:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z17, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1536
+	JNE         unusual1763
 	VPTESTMD    Z0, Z20, K1
 	VPADDD      Z1, Z20, Z6
 	VCMPPS      $0x03, Z20, Z20, K2
@@ -3307,14 +3774,14 @@ kept1535:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z17, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1537
+	JMP         stored1764
 
-unusual1536:
+unusual1763:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161539
-	JA         fp321540
+	JE         fp161766
+	JA         fp321767
 	VPTESTMD   Z0, Z20, K1
 	VPADDD     Z1, Z20, Z6
 	VCMPPS     $0x03, Z20, Z20, K2
@@ -3328,17 +3795,17 @@ unusual1536:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z17, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1543
+	JNE        ordinary1770
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1542
+	JMP        stored1769
 
-ordinary1543:
+ordinary1770:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1542:
-	JMP done1541
+stored1769:
+	JMP done1768
 
-fp161539:
+fp161766:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z21, Z20, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -3348,31 +3815,44 @@ fp161539:
 	VCVTPS2PH    $0x00, Z17, Y6
 	VINSERTI64X4 $0x01, Y6, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1545
+	JNE          ordinary1772
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1544
+	JMP          stored1771
 
-ordinary1545:
+ordinary1772:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored1544:
-	JMP done1541
+stored1771:
+	JMP done1768
 
-fp321540:
-done1541:
-stored1537:
+fp321767:
+done1768:
+stored1764:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1773
+	VMOVDQU32 64(R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 64(R12)
+	VMOVDQU32 320(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 320(R12)
+
+summed1773:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1534:
+check1760:
 	CMPQ CX, R10
-	JB   next1533
+	JB   next1759
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1533
+	JB   next1759
 
-done1506:
+done1728:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3394,26 +3874,26 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1546
+	JEQ       aligned1774
 	ORQ       $0x04, DI
 
-aligned1546:
+aligned1774:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z7
+	VPBROADCASTD 72(R9), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      448(AX), Z8
 	VMOVUPS      576(AX), Z9
@@ -3428,17 +3908,30 @@ aligned1546:
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161548
-	JA           fp321549
+	JE           fp161776
+	JA           fp321777
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1552
+	JMP          check1780
 
-next1551:
+next1779:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1781
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1781:
 	TESTQ     AX, AX
-	JEQ       kept1553
+	JEQ       kept1782
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3450,7 +3943,7 @@ next1551:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1553:
+kept1782:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -3499,7 +3992,7 @@ kept1553:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1554
+	JNE         unusual1783
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -3513,14 +4006,14 @@ kept1553:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1555
+	JMP         stored1784
 
-unusual1554:
+unusual1783:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161557
-	JA         fp321558
+	JE         fp161786
+	JA         fp321787
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -3534,17 +4027,17 @@ unusual1554:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1561
+	JNE        ordinary1790
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1560
+	JMP        stored1789
 
-ordinary1561:
+ordinary1790:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1560:
-	JMP done1559
+stored1789:
+	JMP done1788
 
-fp161557:
+fp161786:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3554,41 +4047,67 @@ fp161557:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1563
+	JNE          ordinary1792
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1562
+	JMP          stored1791
 
-ordinary1563:
+ordinary1792:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1562:
-	JMP done1559
+stored1791:
+	JMP done1788
 
-fp321558:
-done1559:
-stored1555:
+fp321787:
+done1788:
+stored1784:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1793
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1793:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1552:
+check1780:
 	CMPQ CX, R10
-	JB   next1551
+	JB   next1779
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1551
-	JMP  done1550
+	JB   next1779
+	JMP  done1778
 
-fp161548:
+fp161776:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1565
+	JMP  check1795
 
-next1564:
+next1794:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1796
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1796:
 	TESTQ     AX, AX
-	JEQ       kept1566
+	JEQ       kept1797
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3600,7 +4119,7 @@ next1564:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1566:
+kept1797:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -3652,7 +4171,7 @@ kept1566:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1567
+	JNE         unusual1798
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -3666,14 +4185,14 @@ kept1566:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1568
+	JMP         stored1799
 
-unusual1567:
+unusual1798:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161570
-	JA         fp321571
+	JE         fp161801
+	JA         fp321802
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -3687,17 +4206,17 @@ unusual1567:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1574
+	JNE        ordinary1805
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1573
+	JMP        stored1804
 
-ordinary1574:
+ordinary1805:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1573:
-	JMP done1572
+stored1804:
+	JMP done1803
 
-fp161570:
+fp161801:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3707,41 +4226,67 @@ fp161570:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1576
+	JNE          ordinary1807
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1575
+	JMP          stored1806
 
-ordinary1576:
+ordinary1807:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1575:
-	JMP done1572
+stored1806:
+	JMP done1803
 
-fp321571:
-done1572:
-stored1568:
+fp321802:
+done1803:
+stored1799:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1808
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1808:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1565:
+check1795:
 	CMPQ CX, R10
-	JB   next1564
+	JB   next1794
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1564
-	JMP  done1550
+	JB   next1794
+	JMP  done1778
 
-fp321549:
+fp321777:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1578
+	JMP  check1810
 
-next1577:
+next1809:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1811
+	VMOVDQU32 (R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, (R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+
+summed1811:
 	TESTQ     AX, AX
-	JEQ       kept1579
+	JEQ       kept1812
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3753,7 +4298,7 @@ next1577:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1579:
+kept1812:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -3806,7 +4351,7 @@ kept1579:
 	VMOVUPS     Z12, (SI)(CX*4)
 	VMOVUPS     Z14, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1580
+	JNE         unusual1813
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z12
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -3820,14 +4365,14 @@ kept1579:
 	VPSRLD      $0x10, Z12, Z12
 	VPTERNLOGD  $0xf8, Z14, Z4, Z12
 	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1581
+	JMP         stored1814
 
-unusual1580:
+unusual1813:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161583
-	JA         fp321584
+	JE         fp161816
+	JA         fp321817
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z12
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -3841,17 +4386,17 @@ unusual1580:
 	VPSRLD     $0x10, Z12, Z12
 	VPTERNLOGD $0xf8, Z14, Z4, Z12
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1587
+	JNE        ordinary1820
 	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1586
+	JMP        stored1819
 
-ordinary1587:
+ordinary1820:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1586:
-	JMP done1585
+stored1819:
+	JMP done1818
 
-fp161583:
+fp161816:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
 	VPERMI2PS    Z18, Z17, Z12
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3861,31 +4406,44 @@ fp161583:
 	VCVTPS2PH    $0x00, Z14, Y12
 	VINSERTI64X4 $0x01, Y12, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1589
+	JNE          ordinary1822
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1588
+	JMP          stored1821
 
-ordinary1589:
+ordinary1822:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored1588:
-	JMP done1585
+stored1821:
+	JMP done1818
 
-fp321584:
-done1585:
-stored1581:
+fp321817:
+done1818:
+stored1814:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1823
+	VMOVDQU32 64(R12), Z12
+	VPADDQ    (SI)(CX*4), Z12, Z12
+	VPADDQ    64(SI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 64(R12)
+	VMOVDQU32 320(R12), Z12
+	VPADDQ    (R8)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 320(R12)
+
+summed1823:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1578:
+check1810:
 	CMPQ CX, R10
-	JB   next1577
+	JB   next1809
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1577
+	JB   next1809
 
-done1550:
+done1778:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3907,24 +4465,24 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1590
+	JEQ       aligned1824
 	ORQ       $0x04, DI
 
-aligned1590:
+aligned1824:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
 	VMOVUPS 192(AX), Z7
 	VMOVUPS 640(AX), Z8
@@ -3942,17 +4500,30 @@ aligned1590:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp161592
-	JA      fp321593
+	JE      fp161826
+	JA      fp321827
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1596
+	JMP     check1830
 
-next1595:
+next1829:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1831
+	VMOVDQU32 (R12), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VPADDQ    64(SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, (R12)
+	VMOVDQU32 256(R12), Z14
+	VPADDQ    (R8)(CX*2), Z14, Z14
+	VMOVDQU32 Z14, 256(R12)
+
+summed1831:
 	TESTQ     AX, AX
-	JEQ       kept1597
+	JEQ       kept1832
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -3964,7 +4535,7 @@ next1595:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1597:
+kept1832:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -4009,7 +4580,7 @@ kept1597:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1598
+	JNE         unusual1833
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z14
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -4023,14 +4594,14 @@ kept1597:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z15, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored1599
+	JMP         stored1834
 
-unusual1598:
+unusual1833:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161601
-	JA         fp321602
+	JE         fp161836
+	JA         fp321837
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z14
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -4044,17 +4615,17 @@ unusual1598:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z15, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1605
+	JNE        ordinary1840
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored1604
+	JMP        stored1839
 
-ordinary1605:
+ordinary1840:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1604:
-	JMP done1603
+stored1839:
+	JMP done1838
 
-fp161601:
+fp161836:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z19, Z18, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -4064,41 +4635,67 @@ fp161601:
 	VCVTPS2PH    $0x00, Z15, Y14
 	VINSERTI64X4 $0x01, Y14, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1607
+	JNE          ordinary1842
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored1606
+	JMP          stored1841
 
-ordinary1607:
+ordinary1842:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1606:
-	JMP done1603
+stored1841:
+	JMP done1838
 
-fp321602:
-done1603:
-stored1599:
+fp321837:
+done1838:
+stored1834:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1843
+	VMOVDQU32 64(R12), Z14
+	VPADDQ    (SI)(CX*4), Z14, Z14
+	VPADDQ    64(SI)(CX*4), Z14, Z14
+	VMOVDQU32 Z14, 64(R12)
+	VMOVDQU32 320(R12), Z14
+	VPADDQ    (R8)(CX*2), Z14, Z14
+	VMOVDQU32 Z14, 320(R12)
+
+summed1843:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1596:
+check1830:
 	CMPQ CX, R10
-	JB   next1595
+	JB   next1829
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1595
-	JMP  done1594
+	JB   next1829
+	JMP  done1828
 
-fp161592:
+fp161826:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1609
+	JMP  check1845
 
-next1608:
+next1844:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1846
+	VMOVDQU32 (R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, (R12)
+	VMOVDQU32 256(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 256(R12)
+
+summed1846:
 	TESTQ     AX, AX
-	JEQ       kept1610
+	JEQ       kept1847
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -4110,7 +4707,7 @@ next1608:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1610:
+kept1847:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -4158,7 +4755,7 @@ kept1610:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1611
+	JNE         unusual1848
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -4172,14 +4769,14 @@ kept1610:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1612
+	JMP         stored1849
 
-unusual1611:
+unusual1848:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161614
-	JA         fp321615
+	JE         fp161851
+	JA         fp321852
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -4193,17 +4790,17 @@ unusual1611:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1618
+	JNE        ordinary1855
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1617
+	JMP        stored1854
 
-ordinary1618:
+ordinary1855:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1617:
-	JMP done1616
+stored1854:
+	JMP done1853
 
-fp161614:
+fp161851:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -4213,41 +4810,67 @@ fp161614:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1620
+	JNE          ordinary1857
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1619
+	JMP          stored1856
 
-ordinary1620:
+ordinary1857:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1619:
-	JMP done1616
+stored1856:
+	JMP done1853
 
-fp321615:
-done1616:
-stored1612:
+fp321852:
+done1853:
+stored1849:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1858
+	VMOVDQU32 64(R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 64(R12)
+	VMOVDQU32 320(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 320(R12)
+
+summed1858:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1609:
+check1845:
 	CMPQ CX, R10
-	JB   next1608
+	JB   next1844
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1608
-	JMP  done1594
+	JB   next1844
+	JMP  done1828
 
-fp321593:
+fp321827:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1622
+	JMP  check1860
 
-next1621:
+next1859:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1861
+	VMOVDQU32 (R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, (R12)
+	VMOVDQU32 256(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 256(R12)
+
+summed1861:
 	TESTQ     AX, AX
-	JEQ       kept1623
+	JEQ       kept1862
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -4259,7 +4882,7 @@ next1621:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1623:
+kept1862:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  64(SI)(R11*4)
 	PREFETCHT0  (R8)(R11*2)
@@ -4308,7 +4931,7 @@ kept1623:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z15, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1624
+	JNE         unusual1863
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z6
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -4322,14 +4945,14 @@ kept1623:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z15, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1625
+	JMP         stored1864
 
-unusual1624:
+unusual1863:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161627
-	JA         fp321628
+	JE         fp161866
+	JA         fp321867
 	VPTESTMD   Z0, Z18, K1
 	VPADDD     Z1, Z18, Z6
 	VCMPPS     $0x03, Z18, Z18, K2
@@ -4343,17 +4966,17 @@ unusual1624:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z15, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1631
+	JNE        ordinary1870
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1630
+	JMP        stored1869
 
-ordinary1631:
+ordinary1870:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1630:
-	JMP done1629
+stored1869:
+	JMP done1868
 
-fp161627:
+fp161866:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z19, Z18, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
@@ -4363,31 +4986,44 @@ fp161627:
 	VCVTPS2PH    $0x00, Z15, Y6
 	VINSERTI64X4 $0x01, Y6, Z14, Z14
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1633
+	JNE          ordinary1872
 	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1632
+	JMP          stored1871
 
-ordinary1633:
+ordinary1872:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1632:
-	JMP done1629
+stored1871:
+	JMP done1868
 
-fp321628:
-done1629:
-stored1625:
+fp321867:
+done1868:
+stored1864:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1873
+	VMOVDQU32 64(R12), Z6
+	VPADDQ    (SI)(CX*4), Z6, Z6
+	VPADDQ    64(SI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 64(R12)
+	VMOVDQU32 320(R12), Z6
+	VPADDQ    (R8)(CX*2), Z6, Z6
+	VMOVDQU32 Z6, 320(R12)
+
+summed1873:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check1622:
+check1860:
 	CMPQ CX, R10
-	JB   next1621
+	JB   next1859
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1621
+	JB   next1859
 
-done1594:
+done1828:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4397,15 +5033,15 @@ done1594:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -4413,15 +5049,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161635
-	JA     fp321636
+	JE     fp161875
+	JA     fp321876
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1639
+	JMP    check1879
 
-next1638:
+next1878:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4431,36 +5067,36 @@ next1638:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1640
+	JEQ        written1880
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1641
+	JNE        unaligned1881
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1640
+	JMP        written1880
 
-unaligned1641:
+unaligned1881:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1640:
+written1880:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1639:
+check1879:
 	CMPQ DX, R8
-	JB   next1638
+	JB   next1878
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1638
-	JMP  done1637
+	JB   next1878
+	JMP  done1877
 
-fp161635:
+fp161875:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1643
+	JMP  check1883
 
-next1642:
+next1882:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4470,36 +5106,36 @@ next1642:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1644
+	JEQ        written1884
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1645
+	JNE        unaligned1885
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1644
+	JMP        written1884
 
-unaligned1645:
+unaligned1885:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1644:
+written1884:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1643:
+check1883:
 	CMPQ DX, R8
-	JB   next1642
+	JB   next1882
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1642
-	JMP  done1637
+	JB   next1882
+	JMP  done1877
 
-fp321636:
+fp321876:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1647
+	JMP  check1887
 
-next1646:
+next1886:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4509,28 +5145,28 @@ next1646:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1648
+	JEQ        written1888
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1649
+	JNE        unaligned1889
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1648
+	JMP        written1888
 
-unaligned1649:
+unaligned1889:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1648:
+written1888:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1647:
+check1887:
 	CMPQ DX, R8
-	JB   next1646
+	JB   next1886
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1646
+	JB   next1886
 
-done1637:
+done1877:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4539,17 +5175,17 @@ done1637:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -4557,15 +5193,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161651
-	JA     fp321652
+	JE     fp161891
+	JA     fp321892
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1655
+	JMP    check1895
 
-next1654:
+next1894:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4578,36 +5214,36 @@ next1654:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1656
+	JEQ        written1896
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1657
+	JNE        unaligned1897
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1656
+	JMP        written1896
 
-unaligned1657:
+unaligned1897:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1656:
+written1896:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1655:
+check1895:
 	CMPQ DX, R9
-	JB   next1654
+	JB   next1894
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1654
-	JMP  done1653
+	JB   next1894
+	JMP  done1893
 
-fp161651:
+fp161891:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1659
+	JMP  check1899
 
-next1658:
+next1898:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4620,36 +5256,36 @@ next1658:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1660
+	JEQ        written1900
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1661
+	JNE        unaligned1901
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1660
+	JMP        written1900
 
-unaligned1661:
+unaligned1901:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1660:
+written1900:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1659:
+check1899:
 	CMPQ DX, R9
-	JB   next1658
+	JB   next1898
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1658
-	JMP  done1653
+	JB   next1898
+	JMP  done1893
 
-fp321652:
+fp321892:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1663
+	JMP  check1903
 
-next1662:
+next1902:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4662,28 +5298,28 @@ next1662:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1664
+	JEQ        written1904
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1665
+	JNE        unaligned1905
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1664
+	JMP        written1904
 
-unaligned1665:
+unaligned1905:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1664:
+written1904:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1663:
+check1903:
 	CMPQ DX, R9
-	JB   next1662
+	JB   next1902
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1662
+	JB   next1902
 
-done1653:
+done1893:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4700,7 +5336,7 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -4747,46 +5383,46 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), SI
+	MOVQ      104(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      56(AX), DI
+	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1666
+	JEQ       aligned1906
 	ORQ       $0x04, DI
 
-aligned1666:
+aligned1906:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161668
-	JA   fp321669
+	JE   fp161908
+	JA   fp321909
 
-block1671:
+block1911:
 	TESTQ   R11, R11
-	JEQ     kept1674
+	JEQ     kept1914
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1674:
+kept1914:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -4804,9 +5440,9 @@ kept1674:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1672:
+tile1912:
 	TESTQ     R11, R11
-	JEQ       kept1675
+	JEQ       kept1915
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -4824,7 +5460,7 @@ tile1672:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1675:
+kept1915:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -4939,7 +5575,7 @@ kept1675:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1676
+	JNE         unusual1916
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -4953,14 +5589,14 @@ kept1675:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1677
+	JMP         stored1917
 
-unusual1676:
+unusual1916:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161679
-	JA         fp321680
+	JE         fp161919
+	JA         fp321920
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -4974,17 +5610,17 @@ unusual1676:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1683
+	JNE        ordinary1923
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1682
+	JMP        stored1922
 
-ordinary1683:
+ordinary1923:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1682:
-	JMP done1681
+stored1922:
+	JMP done1921
 
-fp161679:
+fp161919:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -4994,19 +5630,19 @@ fp161679:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1685
+	JNE          ordinary1925
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored1684
+	JMP          stored1924
 
-ordinary1685:
+ordinary1925:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1684:
-	JMP done1681
+stored1924:
+	JMP done1921
 
-fp321680:
-done1681:
-stored1677:
+fp321920:
+done1921:
+stored1917:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -5125,7 +5761,7 @@ stored1677:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1686
+	JNE         unusual1926
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -5139,14 +5775,14 @@ stored1677:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1687
+	JMP         stored1927
 
-unusual1686:
+unusual1926:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161689
-	JA         fp321690
+	JE         fp161929
+	JA         fp321930
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -5160,17 +5796,17 @@ unusual1686:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1693
+	JNE        ordinary1933
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1692
+	JMP        stored1932
 
-ordinary1693:
+ordinary1933:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1692:
-	JMP done1691
+stored1932:
+	JMP done1931
 
-fp161689:
+fp161929:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5180,28 +5816,28 @@ fp161689:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1695
+	JNE          ordinary1935
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1694
+	JMP          stored1934
 
-ordinary1695:
+ordinary1935:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1694:
-	JMP done1691
+stored1934:
+	JMP done1931
 
-fp321690:
-done1691:
-stored1687:
+fp321930:
+done1931:
+stored1927:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1672
+	JNE   tile1912
 	CMPL  5120(DX), $0x00
-	JEQ   done1697
+	JEQ   done1937
 	SUBQ  $0x00000100, AX
 
-next1696:
+next1936:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5220,9 +5856,9 @@ next1696:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1696
+	JNE        next1936
 
-done1697:
+done1937:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5247,11 +5883,11 @@ done1697:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1698
+	JEQ           unusual1938
 	CMPL          R14, $0x5f000000
-	JBE           usual1699
+	JBE           usual1939
 
-unusual1698:
+unusual1938:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5260,7 +5896,7 @@ unusual1698:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1700:
+next1940:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5269,7 +5905,7 @@ next1700:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1700
+	JB            next1940
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5291,7 +5927,7 @@ next1700:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1699:
+usual1939:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5350,7 +5986,7 @@ usual1699:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5379,7 +6015,7 @@ usual1699:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5393,7 +6029,7 @@ usual1699:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5401,24 +6037,24 @@ usual1699:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1671
-	JMP          done1670
+	JB           block1911
+	JMP          done1910
 
-fp161668:
-block1701:
+fp161908:
+block1941:
 	TESTQ   R11, R11
-	JEQ     kept1704
+	JEQ     kept1944
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1704:
+kept1944:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5436,9 +6072,9 @@ kept1704:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1702:
+tile1942:
 	TESTQ     R11, R11
-	JEQ       kept1705
+	JEQ       kept1945
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -5456,7 +6092,7 @@ tile1702:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1705:
+kept1945:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -5574,7 +6210,7 @@ kept1705:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1706
+	JNE         unusual1946
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -5588,14 +6224,14 @@ kept1705:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1707
+	JMP         stored1947
 
-unusual1706:
+unusual1946:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161709
-	JA         fp321710
+	JE         fp161949
+	JA         fp321950
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -5609,17 +6245,17 @@ unusual1706:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1713
+	JNE        ordinary1953
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1712
+	JMP        stored1952
 
-ordinary1713:
+ordinary1953:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1712:
-	JMP done1711
+stored1952:
+	JMP done1951
 
-fp161709:
+fp161949:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5629,19 +6265,19 @@ fp161709:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1715
+	JNE          ordinary1955
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1714
+	JMP          stored1954
 
-ordinary1715:
+ordinary1955:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1714:
-	JMP done1711
+stored1954:
+	JMP done1951
 
-fp321710:
-done1711:
-stored1707:
+fp321950:
+done1951:
+stored1947:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -5763,7 +6399,7 @@ stored1707:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1716
+	JNE         unusual1956
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -5777,14 +6413,14 @@ stored1707:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1717
+	JMP         stored1957
 
-unusual1716:
+unusual1956:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161719
-	JA         fp321720
+	JE         fp161959
+	JA         fp321960
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -5798,17 +6434,17 @@ unusual1716:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1723
+	JNE        ordinary1963
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1722
+	JMP        stored1962
 
-ordinary1723:
+ordinary1963:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1722:
-	JMP done1721
+stored1962:
+	JMP done1961
 
-fp161719:
+fp161959:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5818,28 +6454,28 @@ fp161719:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1725
+	JNE          ordinary1965
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1724
+	JMP          stored1964
 
-ordinary1725:
+ordinary1965:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1724:
-	JMP done1721
+stored1964:
+	JMP done1961
 
-fp321720:
-done1721:
-stored1717:
+fp321960:
+done1961:
+stored1957:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1702
+	JNE   tile1942
 	CMPL  5120(DX), $0x00
-	JEQ   done1727
+	JEQ   done1967
 	SUBQ  $0x00000100, AX
 
-next1726:
+next1966:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5858,9 +6494,9 @@ next1726:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1726
+	JNE        next1966
 
-done1727:
+done1967:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5885,11 +6521,11 @@ done1727:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1728
+	JEQ           unusual1968
 	CMPL          R14, $0x5f000000
-	JBE           usual1729
+	JBE           usual1969
 
-unusual1728:
+unusual1968:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5898,7 +6534,7 @@ unusual1728:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1730:
+next1970:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5907,7 +6543,7 @@ next1730:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1730
+	JB            next1970
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5929,7 +6565,7 @@ next1730:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1729:
+usual1969:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5988,7 +6624,7 @@ usual1729:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6017,7 +6653,7 @@ usual1729:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6031,7 +6667,7 @@ usual1729:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6039,24 +6675,24 @@ usual1729:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1701
-	JMP          done1670
+	JB           block1941
+	JMP          done1910
 
-fp321669:
-block1731:
+fp321909:
+block1971:
 	TESTQ   R11, R11
-	JEQ     kept1734
+	JEQ     kept1974
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1734:
+kept1974:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -6074,9 +6710,9 @@ kept1734:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1732:
+tile1972:
 	TESTQ     R11, R11
-	JEQ       kept1735
+	JEQ       kept1975
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6094,7 +6730,7 @@ tile1732:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1735:
+kept1975:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -6213,7 +6849,7 @@ kept1735:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1736
+	JNE         unusual1976
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -6227,14 +6863,14 @@ kept1735:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1737
+	JMP         stored1977
 
-unusual1736:
+unusual1976:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161739
-	JA         fp321740
+	JE         fp161979
+	JA         fp321980
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -6248,17 +6884,17 @@ unusual1736:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1743
+	JNE        ordinary1983
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1742
+	JMP        stored1982
 
-ordinary1743:
+ordinary1983:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1742:
-	JMP done1741
+stored1982:
+	JMP done1981
 
-fp161739:
+fp161979:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6268,19 +6904,19 @@ fp161739:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1745
+	JNE          ordinary1985
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1744
+	JMP          stored1984
 
-ordinary1745:
+ordinary1985:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1744:
-	JMP done1741
+stored1984:
+	JMP done1981
 
-fp321740:
-done1741:
-stored1737:
+fp321980:
+done1981:
+stored1977:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -6403,7 +7039,7 @@ stored1737:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1746
+	JNE         unusual1986
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -6417,14 +7053,14 @@ stored1737:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1747
+	JMP         stored1987
 
-unusual1746:
+unusual1986:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161749
-	JA         fp321750
+	JE         fp161989
+	JA         fp321990
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -6438,17 +7074,17 @@ unusual1746:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1753
+	JNE        ordinary1993
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1752
+	JMP        stored1992
 
-ordinary1753:
+ordinary1993:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1752:
-	JMP done1751
+stored1992:
+	JMP done1991
 
-fp161749:
+fp161989:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6458,28 +7094,28 @@ fp161749:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1755
+	JNE          ordinary1995
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1754
+	JMP          stored1994
 
-ordinary1755:
+ordinary1995:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1754:
-	JMP done1751
+stored1994:
+	JMP done1991
 
-fp321750:
-done1751:
-stored1747:
+fp321990:
+done1991:
+stored1987:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1732
+	JNE   tile1972
 	CMPL  5120(DX), $0x00
-	JEQ   done1757
+	JEQ   done1997
 	SUBQ  $0x00000100, AX
 
-next1756:
+next1996:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6498,9 +7134,9 @@ next1756:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1756
+	JNE        next1996
 
-done1757:
+done1997:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -6525,11 +7161,11 @@ done1757:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1758
+	JEQ           unusual1998
 	CMPL          R14, $0x5f000000
-	JBE           usual1759
+	JBE           usual1999
 
-unusual1758:
+unusual1998:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6538,7 +7174,7 @@ unusual1758:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1760:
+next2000:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6547,7 +7183,7 @@ next1760:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1760
+	JB            next2000
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6569,7 +7205,7 @@ next1760:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1759:
+usual1999:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6628,7 +7264,7 @@ usual1759:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6657,7 +7293,7 @@ usual1759:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6671,7 +7307,7 @@ usual1759:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6679,10 +7315,10 @@ usual1759:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1731
+	JB           block1971
 
-done1670:
-tile1761:
+done1910:
+tile2001:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -6760,12 +7396,12 @@ tile1761:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1761
+	JNE         tile2001
 	CMPL        5120(DX), $0x00
-	JEQ         done1763
+	JEQ         done2003
 	SUBQ        $0x00000100, AX
 
-next1762:
+next2002:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6784,9 +7420,9 @@ next1762:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1762
+	JNE        next2002
 
-done1763:
+done2003:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6796,19 +7432,19 @@ done1763:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   120(R8), R8
+	MOVQ   128(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -6816,15 +7452,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161765
-	JA     fp321766
+	JE     fp162005
+	JA     fp322006
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1769
+	JMP    check2009
 
-next1768:
+next2008:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6837,44 +7473,44 @@ next1768:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1770
+	JNE        within2010
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1770:
+within2010:
 	TESTQ    AX, AX
-	JEQ      written1771
+	JEQ      written2011
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1772
+	JNE      unaligned2012
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1771
+	JMP      written2011
 
-unaligned1772:
+unaligned2012:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1771:
+written2011:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1769:
+check2009:
 	CMPQ DX, R10
-	JB   next1768
+	JB   next2008
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1768
-	JMP  done1767
+	JB   next2008
+	JMP  done2007
 
-fp161765:
+fp162005:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1774
+	JMP  check2014
 
-next1773:
+next2013:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6887,44 +7523,44 @@ next1773:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1775
+	JNE        within2015
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1775:
+within2015:
 	TESTQ    AX, AX
-	JEQ      written1776
+	JEQ      written2016
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1777
+	JNE      unaligned2017
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1776
+	JMP      written2016
 
-unaligned1777:
+unaligned2017:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1776:
+written2016:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1774:
+check2014:
 	CMPQ DX, R10
-	JB   next1773
+	JB   next2013
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1773
-	JMP  done1767
+	JB   next2013
+	JMP  done2007
 
-fp321766:
+fp322006:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1779
+	JMP  check2019
 
-next1778:
+next2018:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6937,36 +7573,36 @@ next1778:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1780
+	JNE        within2020
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1780:
+within2020:
 	TESTQ    AX, AX
-	JEQ      written1781
+	JEQ      written2021
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1782
+	JNE      unaligned2022
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1781
+	JMP      written2021
 
-unaligned1782:
+unaligned2022:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1781:
+written2021:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1779:
+check2019:
 	CMPQ DX, R10
-	JB   next1778
+	JB   next2018
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1778
+	JB   next2018
 
-done1767:
+done2007:
 	SFENCE
 	VZEROUPPER
 	RET

@@ -626,26 +626,26 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2070
+	JEQ       aligned2358
 	ORQ       $0x04, DI
 
-aligned2070:
+aligned2358:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 256(AX), Z3
@@ -665,17 +665,32 @@ aligned2070:
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
 	CMPQ    CX, $0x01
-	JE      fp162072
-	JA      fp322073
+	JE      fp162360
+	JA      fp322361
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2076
+	JMP     check2364
 
-next2075:
+next2363:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2365
+	VMOVDQU32 (R13), Z11
+	VPADDQ    (SI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, (R13)
+	VMOVDQU32 256(R13), Z11
+	VPADDQ    (R8)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 256(R13)
+	VMOVDQU32 384(R13), Z11
+	VPADDQ    (R9)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 384(R13)
+
+summed2365:
 	TESTQ     AX, AX
-	JEQ       kept2077
+	JEQ       kept2366
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z11
@@ -687,7 +702,7 @@ next2075:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2077:
+kept2366:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -711,11 +726,11 @@ kept2077:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2078
+	JNE           unusual2367
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
 	KORTESTW      K1, K1
-	JEQ           usual2080
+	JEQ           usual2369
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -725,20 +740,20 @@ kept2077:
 	VPMOVDW       Z11, Y11
 	VMOVDQU32     Y11, Y11
 
-usual2080:
+usual2369:
 	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored2079
+	JMP      stored2368
 
-unusual2078:
+unusual2367:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162082
-	JA            fp322083
+	JE            fp162371
+	JA            fp322372
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
 	KORTESTW      K1, K1
-	JEQ           usual2085
+	JEQ           usual2374
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -748,57 +763,87 @@ unusual2078:
 	VPMOVDW       Z11, Y11
 	VMOVDQU32     Y11, Y11
 
-usual2085:
+usual2374:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2087
+	JNE      ordinary2376
 	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored2086
+	JMP      stored2375
 
-ordinary2087:
+ordinary2376:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored2086:
-	JMP done2084
+stored2375:
+	JMP done2373
 
-fp162082:
+fp162371:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z12, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2089
+	JNE       ordinary2378
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2088
+	JMP       stored2377
 
-ordinary2089:
+ordinary2378:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2088:
-	JMP done2084
+stored2377:
+	JMP done2373
 
-fp322083:
-done2084:
-stored2079:
+fp322372:
+done2373:
+stored2368:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2379
+	VMOVDQU32 64(R13), Z11
+	VPADDQ    (SI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 64(R13)
+	VMOVDQU32 320(R13), Z11
+	VPADDQ    (R8)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 320(R13)
+	VMOVDQU32 448(R13), Z11
+	VPADDQ    (R9)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 448(R13)
+
+summed2379:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2076:
+check2364:
 	CMPQ CX, R11
-	JB   next2075
+	JB   next2363
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2075
-	JMP  done2074
+	JB   next2363
+	JMP  done2362
 
-fp162072:
+fp162360:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2091
+	JMP  check2381
 
-next2090:
+next2380:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2382
+	VMOVDQU32 (R13), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R13)
+	VMOVDQU32 256(R13), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R13)
+	VMOVDQU32 384(R13), Z1
+	VPADDQ    (R9)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 384(R13)
+
+summed2382:
 	TESTQ     AX, AX
-	JEQ       kept2092
+	JEQ       kept2383
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -810,7 +855,7 @@ next2090:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2092:
+kept2383:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -833,11 +878,11 @@ kept2092:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2093
+	JNE           unusual2384
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2095
+	JEQ           usual2386
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -847,20 +892,20 @@ kept2092:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2095:
+usual2386:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2094
+	JMP      stored2385
 
-unusual2093:
+unusual2384:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162097
-	JA            fp322098
+	JE            fp162388
+	JA            fp322389
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2100
+	JEQ           usual2391
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -870,57 +915,87 @@ unusual2093:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2100:
+usual2391:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2102
+	JNE      ordinary2393
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2101
+	JMP      stored2392
 
-ordinary2102:
+ordinary2393:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2101:
-	JMP done2099
+stored2392:
+	JMP done2390
 
-fp162097:
+fp162388:
 	VPXORD    Y11, Y11, Y11
 	VCVTPS2PH $0x00, Z12, Y11
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2104
+	JNE       ordinary2395
 	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored2103
+	JMP       stored2394
 
-ordinary2104:
+ordinary2395:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored2103:
-	JMP done2099
+stored2394:
+	JMP done2390
 
-fp322098:
-done2099:
-stored2094:
+fp322389:
+done2390:
+stored2385:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2396
+	VMOVDQU32 64(R13), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R13)
+	VMOVDQU32 320(R13), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R13)
+	VMOVDQU32 448(R13), Z1
+	VPADDQ    (R9)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 448(R13)
+
+summed2396:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2091:
+check2381:
 	CMPQ CX, R11
-	JB   next2090
+	JB   next2380
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2090
-	JMP  done2074
+	JB   next2380
+	JMP  done2362
 
-fp322073:
+fp322361:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2106
+	JMP  check2398
 
-next2105:
+next2397:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2399
+	VMOVDQU32 (R13), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R13)
+	VMOVDQU32 256(R13), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R13)
+	VMOVDQU32 384(R13), Z1
+	VPADDQ    (R9)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 384(R13)
+
+summed2399:
 	TESTQ     AX, AX
-	JEQ       kept2107
+	JEQ       kept2400
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -932,7 +1007,7 @@ next2105:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2107:
+kept2400:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -955,11 +1030,11 @@ kept2107:
 	VFMADD231PS   Z6, Z13, Z12
 	VMOVUPS       Z12, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2108
+	JNE           unusual2401
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2110
+	JEQ           usual2403
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -969,20 +1044,20 @@ kept2107:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2110:
+usual2403:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2109
+	JMP      stored2402
 
-unusual2108:
+unusual2401:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162112
-	JA            fp322113
+	JE            fp162405
+	JA            fp322406
 	VCMPPS        $0x03, Z12, Z12, K1
 	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2115
+	JEQ           usual2408
 	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
 	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
 	VCMPPS        $0x03, Z12, Z12, K2
@@ -992,47 +1067,62 @@ unusual2108:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2115:
+usual2408:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2117
+	JNE      ordinary2410
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2116
+	JMP      stored2409
 
-ordinary2117:
+ordinary2410:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2116:
-	JMP done2114
+stored2409:
+	JMP done2407
 
-fp162112:
+fp162405:
 	VPXORD    Y11, Y11, Y11
 	VCVTPS2PH $0x00, Z12, Y11
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2119
+	JNE       ordinary2412
 	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored2118
+	JMP       stored2411
 
-ordinary2119:
+ordinary2412:
 	VMOVDQU32 Y11, (BX)(CX*2)
 
-stored2118:
-	JMP done2114
+stored2411:
+	JMP done2407
 
-fp322113:
-done2114:
-stored2109:
+fp322406:
+done2407:
+stored2402:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2413
+	VMOVDQU32 64(R13), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R13)
+	VMOVDQU32 320(R13), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R13)
+	VMOVDQU32 448(R13), Z1
+	VPADDQ    (R9)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 448(R13)
+
+summed2413:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2106:
+check2398:
 	CMPQ CX, R11
-	JB   next2105
+	JB   next2397
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2105
+	JB   next2397
 
-done2074:
+done2362:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1048,24 +1138,24 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2120
+	JEQ       aligned2414
 	ORQ       $0x04, DI
 
-aligned2120:
+aligned2414:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z3
 	VMOVUPS 256(AX), Z4
@@ -1083,17 +1173,29 @@ aligned2120:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162122
-	JA      fp322123
+	JE      fp162416
+	JA      fp322417
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2126
+	JMP     check2420
 
-next2125:
+next2419:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2421
+	VMOVDQU32 (R12), Z10
+	VPADDQ    (SI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, (R12)
+	VMOVDQU32 256(R12), Z10
+	VPADDQ    (R8)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R12)
+
+summed2421:
 	TESTQ     AX, AX
-	JEQ       kept2127
+	JEQ       kept2422
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -1103,7 +1205,7 @@ next2125:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2127:
+kept2422:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1128,11 +1230,11 @@ kept2127:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2128
+	JNE           unusual2423
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
 	KORTESTW      K1, K1
-	JEQ           usual2130
+	JEQ           usual2425
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1142,20 +1244,20 @@ kept2127:
 	VPMOVDW       Z10, Y10
 	VMOVDQU32     Y10, Y10
 
-usual2130:
+usual2425:
 	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored2129
+	JMP      stored2424
 
-unusual2128:
+unusual2423:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162132
-	JA            fp322133
+	JE            fp162427
+	JA            fp322428
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
 	KORTESTW      K1, K1
-	JEQ           usual2135
+	JEQ           usual2430
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1165,57 +1267,81 @@ unusual2128:
 	VPMOVDW       Z10, Y10
 	VMOVDQU32     Y10, Y10
 
-usual2135:
+usual2430:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2137
+	JNE      ordinary2432
 	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored2136
+	JMP      stored2431
 
-ordinary2137:
+ordinary2432:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored2136:
-	JMP done2134
+stored2431:
+	JMP done2429
 
-fp162132:
+fp162427:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z11, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2139
+	JNE       ordinary2434
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored2138
+	JMP       stored2433
 
-ordinary2139:
+ordinary2434:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2138:
-	JMP done2134
+stored2433:
+	JMP done2429
 
-fp322133:
-done2134:
-stored2129:
+fp322428:
+done2429:
+stored2424:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2435
+	VMOVDQU32 64(R12), Z10
+	VPADDQ    (SI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 64(R12)
+	VMOVDQU32 320(R12), Z10
+	VPADDQ    (R8)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 320(R12)
+
+summed2435:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2126:
+check2420:
 	CMPQ CX, R10
-	JB   next2125
+	JB   next2419
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2125
-	JMP  done2124
+	JB   next2419
+	JMP  done2418
 
-fp162122:
+fp162416:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2141
+	JMP  check2437
 
-next2140:
+next2436:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2438
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2438:
 	TESTQ     AX, AX
-	JEQ       kept2142
+	JEQ       kept2439
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1225,7 +1351,7 @@ next2140:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2142:
+kept2439:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1249,11 +1375,11 @@ kept2142:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2143
+	JNE           unusual2440
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2145
+	JEQ           usual2442
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1263,20 +1389,20 @@ kept2142:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2145:
+usual2442:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2144
+	JMP      stored2441
 
-unusual2143:
+unusual2440:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162147
-	JA            fp322148
+	JE            fp162444
+	JA            fp322445
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2150
+	JEQ           usual2447
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1286,57 +1412,81 @@ unusual2143:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2150:
+usual2447:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2152
+	JNE      ordinary2449
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2151
+	JMP      stored2448
 
-ordinary2152:
+ordinary2449:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2151:
-	JMP done2149
+stored2448:
+	JMP done2446
 
-fp162147:
+fp162444:
 	VPXORD    Y10, Y10, Y10
 	VCVTPS2PH $0x00, Z11, Y10
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2154
+	JNE       ordinary2451
 	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored2153
+	JMP       stored2450
 
-ordinary2154:
+ordinary2451:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored2153:
-	JMP done2149
+stored2450:
+	JMP done2446
 
-fp322148:
-done2149:
-stored2144:
+fp322445:
+done2446:
+stored2441:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2452
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2452:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2141:
+check2437:
 	CMPQ CX, R10
-	JB   next2140
+	JB   next2436
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2140
-	JMP  done2124
+	JB   next2436
+	JMP  done2418
 
-fp322123:
+fp322417:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2156
+	JMP  check2454
 
-next2155:
+next2453:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2455
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2455:
 	TESTQ     AX, AX
-	JEQ       kept2157
+	JEQ       kept2456
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1346,7 +1496,7 @@ next2155:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2157:
+kept2456:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -1370,11 +1520,11 @@ kept2157:
 	VMOVUPS       Z12, (R8)(CX*4)
 	VMOVUPS       Z11, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2158
+	JNE           unusual2457
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2160
+	JEQ           usual2459
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1384,20 +1534,20 @@ kept2157:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2160:
+usual2459:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2159
+	JMP      stored2458
 
-unusual2158:
+unusual2457:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162162
-	JA            fp322163
+	JE            fp162461
+	JA            fp322462
 	VCMPPS        $0x03, Z11, Z11, K1
 	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2165
+	JEQ           usual2464
 	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
 	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
 	VCMPPS        $0x03, Z11, Z11, K2
@@ -1407,47 +1557,59 @@ unusual2158:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2165:
+usual2464:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2167
+	JNE      ordinary2466
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2166
+	JMP      stored2465
 
-ordinary2167:
+ordinary2466:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2166:
-	JMP done2164
+stored2465:
+	JMP done2463
 
-fp162162:
+fp162461:
 	VPXORD    Y10, Y10, Y10
 	VCVTPS2PH $0x00, Z11, Y10
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2169
+	JNE       ordinary2468
 	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored2168
+	JMP       stored2467
 
-ordinary2169:
+ordinary2468:
 	VMOVDQU32 Y10, (BX)(CX*2)
 
-stored2168:
-	JMP done2164
+stored2467:
+	JMP done2463
 
-fp322163:
-done2164:
-stored2159:
+fp322462:
+done2463:
+stored2458:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2469
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2469:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2156:
+check2454:
 	CMPQ CX, R10
-	JB   next2155
+	JB   next2453
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2155
+	JB   next2453
 
-done2124:
+done2418:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1463,24 +1625,24 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2170
+	JEQ       aligned2470
 	ORQ       $0x04, DI
 
-aligned2170:
+aligned2470:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z0
 	VMOVUPS 576(AX), Z2
 	VMOVUPS (AX), Z3
@@ -1494,17 +1656,29 @@ aligned2170:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162172
-	JA      fp322173
+	JE      fp162472
+	JA      fp322473
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2176
+	JMP     check2476
 
-next2175:
+next2475:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2477
+	VMOVDQU32 (R12), Z5
+	VPADDQ    (SI)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, (R12)
+	VMOVDQU32 256(R12), Z5
+	VPADDQ    (R8)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 256(R12)
+
+summed2477:
 	TESTQ     AX, AX
-	JEQ       kept2177
+	JEQ       kept2478
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1514,7 +1688,7 @@ next2175:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2177:
+kept2478:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1532,11 +1706,11 @@ kept2177:
 	VFMADD231PS   Z2, Z5, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2178
+	JNE           unusual2479
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
 	KORTESTW      K1, K1
-	JEQ           usual2180
+	JEQ           usual2481
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1546,20 +1720,20 @@ kept2177:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual2180:
+usual2481:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored2179
+	JMP      stored2480
 
-unusual2178:
+unusual2479:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162182
-	JA            fp322183
+	JE            fp162483
+	JA            fp322484
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
 	KORTESTW      K1, K1
-	JEQ           usual2185
+	JEQ           usual2486
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1569,57 +1743,81 @@ unusual2178:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual2185:
+usual2486:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2187
+	JNE      ordinary2488
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored2186
+	JMP      stored2487
 
-ordinary2187:
+ordinary2488:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored2186:
-	JMP done2184
+stored2487:
+	JMP done2485
 
-fp162182:
+fp162483:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z6, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2189
+	JNE       ordinary2490
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2188
+	JMP       stored2489
 
-ordinary2189:
+ordinary2490:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2188:
-	JMP done2184
+stored2489:
+	JMP done2485
 
-fp322183:
-done2184:
-stored2179:
+fp322484:
+done2485:
+stored2480:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2491
+	VMOVDQU32 64(R12), Z5
+	VPADDQ    (SI)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 64(R12)
+	VMOVDQU32 320(R12), Z5
+	VPADDQ    (R8)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 320(R12)
+
+summed2491:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2176:
+check2476:
 	CMPQ CX, R10
-	JB   next2175
+	JB   next2475
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2175
-	JMP  done2174
+	JB   next2475
+	JMP  done2474
 
-fp162172:
+fp162472:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2191
+	JMP  check2493
 
-next2190:
+next2492:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2494
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2494:
 	TESTQ     AX, AX
-	JEQ       kept2192
+	JEQ       kept2495
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1629,7 +1827,7 @@ next2190:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2192:
+kept2495:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1646,11 +1844,11 @@ kept2192:
 	VFMADD231PS   Z2, Z1, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2193
+	JNE           unusual2496
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2195
+	JEQ           usual2498
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1660,20 +1858,20 @@ kept2192:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2195:
+usual2498:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2194
+	JMP      stored2497
 
-unusual2193:
+unusual2496:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162197
-	JA            fp322198
+	JE            fp162500
+	JA            fp322501
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2200
+	JEQ           usual2503
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1683,57 +1881,81 @@ unusual2193:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2200:
+usual2503:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2202
+	JNE      ordinary2505
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2201
+	JMP      stored2504
 
-ordinary2202:
+ordinary2505:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2201:
-	JMP done2199
+stored2504:
+	JMP done2502
 
-fp162197:
+fp162500:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z6, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2204
+	JNE       ordinary2507
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored2203
+	JMP       stored2506
 
-ordinary2204:
+ordinary2507:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored2203:
-	JMP done2199
+stored2506:
+	JMP done2502
 
-fp322198:
-done2199:
-stored2194:
+fp322501:
+done2502:
+stored2497:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2508
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2508:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2191:
+check2493:
 	CMPQ CX, R10
-	JB   next2190
+	JB   next2492
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2190
-	JMP  done2174
+	JB   next2492
+	JMP  done2474
 
-fp322173:
+fp322473:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2206
+	JMP  check2510
 
-next2205:
+next2509:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2511
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2511:
 	TESTQ     AX, AX
-	JEQ       kept2207
+	JEQ       kept2512
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1743,7 +1965,7 @@ next2205:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2207:
+kept2512:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -1760,11 +1982,11 @@ kept2207:
 	VFMADD231PS   Z2, Z1, Z6
 	VMOVUPS       Z6, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2208
+	JNE           unusual2513
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2210
+	JEQ           usual2515
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1774,20 +1996,20 @@ kept2207:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2210:
+usual2515:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2209
+	JMP      stored2514
 
-unusual2208:
+unusual2513:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162212
-	JA            fp322213
+	JE            fp162517
+	JA            fp322518
 	VCMPPS        $0x03, Z6, Z6, K1
 	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2215
+	JEQ           usual2520
 	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
 	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
 	VCMPPS        $0x03, Z6, Z6, K2
@@ -1797,47 +2019,59 @@ unusual2208:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2215:
+usual2520:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2217
+	JNE      ordinary2522
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2216
+	JMP      stored2521
 
-ordinary2217:
+ordinary2522:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2216:
-	JMP done2214
+stored2521:
+	JMP done2519
 
-fp162212:
+fp162517:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z6, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2219
+	JNE       ordinary2524
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored2218
+	JMP       stored2523
 
-ordinary2219:
+ordinary2524:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored2218:
-	JMP done2214
+stored2523:
+	JMP done2519
 
-fp322213:
-done2214:
-stored2209:
+fp322518:
+done2519:
+stored2514:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2525
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2525:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2206:
+check2510:
 	CMPQ CX, R10
-	JB   next2205
+	JB   next2509
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2205
+	JB   next2509
 
-done2174:
+done2474:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1853,24 +2087,24 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2220
+	JEQ       aligned2526
 	ORQ       $0x04, DI
 
-aligned2220:
+aligned2526:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
 	VMOVUPS 192(AX), Z2
 	VMOVUPS 640(AX), Z3
@@ -1888,17 +2122,29 @@ aligned2220:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162222
-	JA      fp322223
+	JE      fp162528
+	JA      fp322529
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2226
+	JMP     check2532
 
-next2225:
+next2531:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2533
+	VMOVDQU32 (R12), Z9
+	VPADDQ    (SI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, (R12)
+	VMOVDQU32 256(R12), Z9
+	VPADDQ    (R8)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R12)
+
+summed2533:
 	TESTQ     AX, AX
-	JEQ       kept2227
+	JEQ       kept2534
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -1908,7 +2154,7 @@ next2225:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2227:
+kept2534:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1926,11 +2172,11 @@ kept2227:
 	VFMADD231PS   Z5, Z9, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2228
+	JNE           unusual2535
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual2230
+	JEQ           usual2537
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -1940,20 +2186,20 @@ kept2227:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual2230:
+usual2537:
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored2229
+	JMP      stored2536
 
-unusual2228:
+unusual2535:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162232
-	JA            fp322233
+	JE            fp162539
+	JA            fp322540
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual2235
+	JEQ           usual2542
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -1963,57 +2209,81 @@ unusual2228:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual2235:
+usual2542:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2237
+	JNE      ordinary2544
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored2236
+	JMP      stored2543
 
-ordinary2237:
+ordinary2544:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2236:
-	JMP done2234
+stored2543:
+	JMP done2541
 
-fp162232:
+fp162539:
 	VPXORD    Y1, Y1, Y1
 	VCVTPS2PH $0x00, Z10, Y1
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2239
+	JNE       ordinary2546
 	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2238
+	JMP       stored2545
 
-ordinary2239:
+ordinary2546:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2238:
-	JMP done2234
+stored2545:
+	JMP done2541
 
-fp322233:
-done2234:
-stored2229:
+fp322540:
+done2541:
+stored2536:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2547
+	VMOVDQU32 64(R12), Z9
+	VPADDQ    (SI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 64(R12)
+	VMOVDQU32 320(R12), Z9
+	VPADDQ    (R8)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 320(R12)
+
+summed2547:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2226:
+check2532:
 	CMPQ CX, R10
-	JB   next2225
+	JB   next2531
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2225
-	JMP  done2224
+	JB   next2531
+	JMP  done2530
 
-fp162222:
+fp162528:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2241
+	JMP  check2549
 
-next2240:
+next2548:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2550
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2550:
 	TESTQ     AX, AX
-	JEQ       kept2242
+	JEQ       kept2551
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2023,7 +2293,7 @@ next2240:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2242:
+kept2551:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2040,11 +2310,11 @@ kept2242:
 	VFMADD231PS   Z5, Z1, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2243
+	JNE           unusual2552
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2245
+	JEQ           usual2554
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2054,20 +2324,20 @@ kept2242:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2245:
+usual2554:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2244
+	JMP      stored2553
 
-unusual2243:
+unusual2552:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162247
-	JA            fp322248
+	JE            fp162556
+	JA            fp322557
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2250
+	JEQ           usual2559
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2077,57 +2347,81 @@ unusual2243:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2250:
+usual2559:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2252
+	JNE      ordinary2561
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2251
+	JMP      stored2560
 
-ordinary2252:
+ordinary2561:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2251:
-	JMP done2249
+stored2560:
+	JMP done2558
 
-fp162247:
+fp162556:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2254
+	JNE       ordinary2563
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2253
+	JMP       stored2562
 
-ordinary2254:
+ordinary2563:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2253:
-	JMP done2249
+stored2562:
+	JMP done2558
 
-fp322248:
-done2249:
-stored2244:
+fp322557:
+done2558:
+stored2553:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2564
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2564:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2241:
+check2549:
 	CMPQ CX, R10
-	JB   next2240
+	JB   next2548
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2240
-	JMP  done2224
+	JB   next2548
+	JMP  done2530
 
-fp322223:
+fp322529:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2256
+	JMP  check2566
 
-next2255:
+next2565:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2567
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2567:
 	TESTQ     AX, AX
-	JEQ       kept2257
+	JEQ       kept2568
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2137,7 +2431,7 @@ next2255:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2257:
+kept2568:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2154,11 +2448,11 @@ kept2257:
 	VFMADD231PS   Z5, Z1, Z10
 	VMOVUPS       Z10, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2258
+	JNE           unusual2569
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2260
+	JEQ           usual2571
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2168,20 +2462,20 @@ kept2257:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2260:
+usual2571:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2259
+	JMP      stored2570
 
-unusual2258:
+unusual2569:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162262
-	JA            fp322263
+	JE            fp162573
+	JA            fp322574
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2265
+	JEQ           usual2576
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2191,47 +2485,59 @@ unusual2258:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2265:
+usual2576:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2267
+	JNE      ordinary2578
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2266
+	JMP      stored2577
 
-ordinary2267:
+ordinary2578:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2266:
-	JMP done2264
+stored2577:
+	JMP done2575
 
-fp162262:
+fp162573:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2269
+	JNE       ordinary2580
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2268
+	JMP       stored2579
 
-ordinary2269:
+ordinary2580:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2268:
-	JMP done2264
+stored2579:
+	JMP done2575
 
-fp322263:
-done2264:
-stored2259:
+fp322574:
+done2575:
+stored2570:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2581
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2581:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2256:
+check2566:
 	CMPQ CX, R10
-	JB   next2255
+	JB   next2565
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2255
+	JB   next2565
 
-done2224:
+done2530:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2250,28 +2556,28 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2270
+	JEQ       aligned2582
 	ORQ       $0x04, DI
 
-aligned2270:
+aligned2582:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Z4
+	VPBROADCASTD 72(R10), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
@@ -2292,17 +2598,33 @@ aligned2270:
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp162272
-	JA           fp322273
+	JE           fp162584
+	JA           fp322585
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check2276
+	JMP          check2588
 
-next2275:
+next2587:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2589
+	VMOVDQU32 (R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, (R13)
+	VMOVDQU32 256(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R13)
+	VMOVDQU32 384(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R13)
+
+summed2589:
 	TESTQ     AX, AX
-	JEQ       kept2277
+	JEQ       kept2590
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2316,7 +2638,7 @@ next2275:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2277:
+kept2590:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2384,11 +2706,11 @@ kept2277:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2278
+	JNE            unusual2591
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2280
+	JEQ            usual2593
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2403,20 +2725,20 @@ kept2277:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2280:
+usual2593:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2279
+	JMP      stored2592
 
-unusual2278:
+unusual2591:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162282
-	JA             fp322283
+	JE             fp162595
+	JA             fp322596
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2285
+	JEQ            usual2598
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2431,19 +2753,19 @@ unusual2278:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2285:
+usual2598:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2287
+	JNE      ordinary2600
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2286
+	JMP      stored2599
 
-ordinary2287:
+ordinary2600:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2286:
-	JMP done2284
+stored2599:
+	JMP done2597
 
-fp162282:
+fp162595:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2453,41 +2775,73 @@ fp162282:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2289
+	JNE          ordinary2602
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2288
+	JMP          stored2601
 
-ordinary2289:
+ordinary2602:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2288:
-	JMP done2284
+stored2601:
+	JMP done2597
 
-fp322283:
-done2284:
-stored2279:
+fp322596:
+done2597:
+stored2592:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2603
+	VMOVDQU32 64(R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, 64(R13)
+	VMOVDQU32 320(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 320(R13)
+	VMOVDQU32 448(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 448(R13)
+
+summed2603:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2276:
+check2588:
 	CMPQ CX, R11
-	JB   next2275
+	JB   next2587
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2275
-	JMP  done2274
+	JB   next2587
+	JMP  done2586
 
-fp162272:
+fp162584:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2291
+	JMP  check2605
 
-next2290:
+next2604:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2606
+	VMOVDQU32 (R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, (R13)
+	VMOVDQU32 256(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R13)
+	VMOVDQU32 384(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R13)
+
+summed2606:
 	TESTQ     AX, AX
-	JEQ       kept2292
+	JEQ       kept2607
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2501,7 +2855,7 @@ next2290:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2292:
+kept2607:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2572,11 +2926,11 @@ kept2292:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2293
+	JNE            unusual2608
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2295
+	JEQ            usual2610
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2591,20 +2945,20 @@ kept2292:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2295:
+usual2610:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2294
+	JMP      stored2609
 
-unusual2293:
+unusual2608:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162297
-	JA             fp322298
+	JE             fp162612
+	JA             fp322613
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2300
+	JEQ            usual2615
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2619,19 +2973,19 @@ unusual2293:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2300:
+usual2615:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2302
+	JNE      ordinary2617
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2301
+	JMP      stored2616
 
-ordinary2302:
+ordinary2617:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2301:
-	JMP done2299
+stored2616:
+	JMP done2614
 
-fp162297:
+fp162612:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2641,41 +2995,73 @@ fp162297:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2304
+	JNE          ordinary2619
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2303
+	JMP          stored2618
 
-ordinary2304:
+ordinary2619:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2303:
-	JMP done2299
+stored2618:
+	JMP done2614
 
-fp322298:
-done2299:
-stored2294:
+fp322613:
+done2614:
+stored2609:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2620
+	VMOVDQU32 64(R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, 64(R13)
+	VMOVDQU32 320(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 320(R13)
+	VMOVDQU32 448(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 448(R13)
+
+summed2620:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2291:
+check2605:
 	CMPQ CX, R11
-	JB   next2290
+	JB   next2604
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2290
-	JMP  done2274
+	JB   next2604
+	JMP  done2586
 
-fp322273:
+fp322585:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2306
+	JMP  check2622
 
-next2305:
+next2621:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2623
+	VMOVDQU32 (R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, (R13)
+	VMOVDQU32 256(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R13)
+	VMOVDQU32 384(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R13)
+
+summed2623:
 	TESTQ     AX, AX
-	JEQ       kept2307
+	JEQ       kept2624
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2689,7 +3075,7 @@ next2305:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2307:
+kept2624:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2761,11 +3147,11 @@ kept2307:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2308
+	JNE            unusual2625
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2310
+	JEQ            usual2627
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2780,20 +3166,20 @@ kept2307:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2310:
+usual2627:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2309
+	JMP      stored2626
 
-unusual2308:
+unusual2625:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162312
-	JA             fp322313
+	JE             fp162629
+	JA             fp322630
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2315
+	JEQ            usual2632
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2808,19 +3194,19 @@ unusual2308:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2315:
+usual2632:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2317
+	JNE      ordinary2634
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2316
+	JMP      stored2633
 
-ordinary2317:
+ordinary2634:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2316:
-	JMP done2314
+stored2633:
+	JMP done2631
 
-fp162312:
+fp162629:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2830,31 +3216,47 @@ fp162312:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2319
+	JNE          ordinary2636
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2318
+	JMP          stored2635
 
-ordinary2319:
+ordinary2636:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2318:
-	JMP done2314
+stored2635:
+	JMP done2631
 
-fp322313:
-done2314:
-stored2309:
+fp322630:
+done2631:
+stored2626:
+	MOVQ      a+0(FP), R13
+	MOVQ      40(R13), R13
+	TESTQ     R13, R13
+	JEQ       summed2637
+	VMOVDQU32 64(R13), Z15
+	VPADDQ    (SI)(CX*4), Z15, Z15
+	VPADDQ    64(SI)(CX*4), Z15, Z15
+	VMOVDQU32 Z15, 64(R13)
+	VMOVDQU32 320(R13), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 320(R13)
+	VMOVDQU32 448(R13), Z15
+	VPADDQ    (R9)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 448(R13)
+
+summed2637:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2306:
+check2622:
 	CMPQ CX, R11
-	JB   next2305
+	JB   next2621
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2305
+	JB   next2621
 
-done2274:
+done2586:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2873,24 +3275,24 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2320
+	JEQ       aligned2638
 	ORQ       $0x04, DI
 
-aligned2320:
+aligned2638:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z6
 	VMOVUPS 256(AX), Z7
@@ -2908,17 +3310,30 @@ aligned2320:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162322
-	JA      fp322323
+	JE      fp162640
+	JA      fp322641
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2326
+	JMP     check2644
 
-next2325:
+next2643:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2645
+	VMOVDQU32 (R12), Z13
+	VPADDQ    (SI)(CX*4), Z13, Z13
+	VPADDQ    64(SI)(CX*4), Z13, Z13
+	VMOVDQU32 Z13, (R12)
+	VMOVDQU32 256(R12), Z13
+	VPADDQ    (R8)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R12)
+
+summed2645:
 	TESTQ     AX, AX
-	JEQ       kept2327
+	JEQ       kept2646
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -2930,7 +3345,7 @@ next2325:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2327:
+kept2646:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -2989,11 +3404,11 @@ kept2327:
 	VMOVUPS        Z13, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2328
+	JNE            unusual2647
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual2330
+	JEQ            usual2649
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3008,20 +3423,20 @@ kept2327:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z13
 	VMOVDQU32      Z13, Z13
 
-usual2330:
+usual2649:
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored2329
+	JMP      stored2648
 
-unusual2328:
+unusual2647:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162332
-	JA             fp322333
+	JE             fp162651
+	JA             fp322652
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual2335
+	JEQ            usual2654
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3036,19 +3451,19 @@ unusual2328:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z13
 	VMOVDQU32      Z13, Z13
 
-usual2335:
+usual2654:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2337
+	JNE      ordinary2656
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored2336
+	JMP      stored2655
 
-ordinary2337:
+ordinary2656:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored2336:
-	JMP done2334
+stored2655:
+	JMP done2653
 
-fp162332:
+fp162651:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
 	VPERMI2PS    Z18, Z17, Z13
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3058,41 +3473,67 @@ fp162332:
 	VCVTPS2PH    $0x00, Z14, Y13
 	VINSERTI64X4 $0x01, Y13, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2339
+	JNE          ordinary2658
 	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored2338
+	JMP          stored2657
 
-ordinary2339:
+ordinary2658:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored2338:
-	JMP done2334
+stored2657:
+	JMP done2653
 
-fp322333:
-done2334:
-stored2329:
+fp322652:
+done2653:
+stored2648:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2659
+	VMOVDQU32 64(R12), Z13
+	VPADDQ    (SI)(CX*4), Z13, Z13
+	VPADDQ    64(SI)(CX*4), Z13, Z13
+	VMOVDQU32 Z13, 64(R12)
+	VMOVDQU32 320(R12), Z13
+	VPADDQ    (R8)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 320(R12)
+
+summed2659:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2326:
+check2644:
 	CMPQ CX, R10
-	JB   next2325
+	JB   next2643
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2325
-	JMP  done2324
+	JB   next2643
+	JMP  done2642
 
-fp162322:
+fp162640:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2341
+	JMP  check2661
 
-next2340:
+next2660:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2662
+	VMOVDQU32 (R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, (R12)
+	VMOVDQU32 256(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R12)
+
+summed2662:
 	TESTQ     AX, AX
-	JEQ       kept2342
+	JEQ       kept2663
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -3104,7 +3545,7 @@ next2340:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2342:
+kept2663:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -3166,11 +3607,11 @@ kept2342:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2343
+	JNE            unusual2664
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2345
+	JEQ            usual2666
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3185,20 +3626,20 @@ kept2342:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2345:
+usual2666:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2344
+	JMP      stored2665
 
-unusual2343:
+unusual2664:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162347
-	JA             fp322348
+	JE             fp162668
+	JA             fp322669
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2350
+	JEQ            usual2671
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3213,19 +3654,19 @@ unusual2343:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2350:
+usual2671:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2352
+	JNE      ordinary2673
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2351
+	JMP      stored2672
 
-ordinary2352:
+ordinary2673:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2351:
-	JMP done2349
+stored2672:
+	JMP done2670
 
-fp162347:
+fp162668:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3235,41 +3676,67 @@ fp162347:
 	VCVTPS2PH    $0x00, Z14, Y3
 	VINSERTI64X4 $0x01, Y3, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2354
+	JNE          ordinary2675
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored2353
+	JMP          stored2674
 
-ordinary2354:
+ordinary2675:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored2353:
-	JMP done2349
+stored2674:
+	JMP done2670
 
-fp322348:
-done2349:
-stored2344:
+fp322669:
+done2670:
+stored2665:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2676
+	VMOVDQU32 64(R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, 64(R12)
+	VMOVDQU32 320(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 320(R12)
+
+summed2676:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2341:
+check2661:
 	CMPQ CX, R10
-	JB   next2340
+	JB   next2660
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2340
-	JMP  done2324
+	JB   next2660
+	JMP  done2642
 
-fp322323:
+fp322641:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2356
+	JMP  check2678
 
-next2355:
+next2677:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2679
+	VMOVDQU32 (R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, (R12)
+	VMOVDQU32 256(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R12)
+
+summed2679:
 	TESTQ     AX, AX
-	JEQ       kept2357
+	JEQ       kept2680
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -3281,7 +3748,7 @@ next2355:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2357:
+kept2680:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -3344,11 +3811,11 @@ kept2357:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2358
+	JNE            unusual2681
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2360
+	JEQ            usual2683
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3363,20 +3830,20 @@ kept2357:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2360:
+usual2683:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2359
+	JMP      stored2682
 
-unusual2358:
+unusual2681:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162362
-	JA             fp322363
+	JE             fp162685
+	JA             fp322686
 	VCMPPS         $0x03, Z3, Z14, K1
 	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2365
+	JEQ            usual2688
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -3391,19 +3858,19 @@ unusual2358:
 	VPTERNLOGD     $0xf8, Z14, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2365:
+usual2688:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2367
+	JNE      ordinary2690
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2366
+	JMP      stored2689
 
-ordinary2367:
+ordinary2690:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2366:
-	JMP done2364
+stored2689:
+	JMP done2687
 
-fp162362:
+fp162685:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -3413,31 +3880,44 @@ fp162362:
 	VCVTPS2PH    $0x00, Z14, Y3
 	VINSERTI64X4 $0x01, Y3, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2369
+	JNE          ordinary2692
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored2368
+	JMP          stored2691
 
-ordinary2369:
+ordinary2692:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored2368:
-	JMP done2364
+stored2691:
+	JMP done2687
 
-fp322363:
-done2364:
-stored2359:
+fp322686:
+done2687:
+stored2682:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2693
+	VMOVDQU32 64(R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, 64(R12)
+	VMOVDQU32 320(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 320(R12)
+
+summed2693:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2356:
+check2678:
 	CMPQ CX, R10
-	JB   next2355
+	JB   next2677
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2355
+	JB   next2677
 
-done2324:
+done2642:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3456,26 +3936,26 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2370
+	JEQ       aligned2694
 	ORQ       $0x04, DI
 
-aligned2370:
+aligned2694:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z4
+	VPBROADCASTD 72(R9), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
 	VMOVUPS      448(AX), Z5
 	VMOVUPS      576(AX), Z6
@@ -3490,17 +3970,30 @@ aligned2370:
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp162372
-	JA           fp322373
+	JE           fp162696
+	JA           fp322697
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2376
+	JMP          check2700
 
-next2375:
+next2699:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2701
+	VMOVDQU32 (R12), Z9
+	VPADDQ    (SI)(CX*4), Z9, Z9
+	VPADDQ    64(SI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, (R12)
+	VMOVDQU32 256(R12), Z9
+	VPADDQ    (R8)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 256(R12)
+
+summed2701:
 	TESTQ     AX, AX
-	JEQ       kept2377
+	JEQ       kept2702
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -3512,7 +4005,7 @@ next2375:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2377:
+kept2702:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -3561,11 +4054,11 @@ kept2377:
 	VMOVUPS        Z9, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2378
+	JNE            unusual2703
 	VCMPPS         $0x03, Z9, Z10, K1
 	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
 	KORTESTW       K1, K1
-	JEQ            usual2380
+	JEQ            usual2705
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3580,20 +4073,20 @@ kept2377:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z9
 	VMOVDQU32      Z9, Z9
 
-usual2380:
+usual2705:
 	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2379
+	JMP      stored2704
 
-unusual2378:
+unusual2703:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162382
-	JA             fp322383
+	JE             fp162707
+	JA             fp322708
 	VCMPPS         $0x03, Z9, Z10, K1
 	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
 	KORTESTW       K1, K1
-	JEQ            usual2385
+	JEQ            usual2710
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3608,19 +4101,19 @@ unusual2378:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z9
 	VMOVDQU32      Z9, Z9
 
-usual2385:
+usual2710:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2387
+	JNE      ordinary2712
 	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2386
+	JMP      stored2711
 
-ordinary2387:
+ordinary2712:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2386:
-	JMP done2384
+stored2711:
+	JMP done2709
 
-fp162382:
+fp162707:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
 	VPERMI2PS    Z14, Z13, Z9
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -3630,41 +4123,67 @@ fp162382:
 	VCVTPS2PH    $0x00, Z10, Y9
 	VINSERTI64X4 $0x01, Y9, Z1, Z1
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2389
+	JNE          ordinary2714
 	VMOVNTDQ     Z1, (BX)(CX*2)
-	JMP          stored2388
+	JMP          stored2713
 
-ordinary2389:
+ordinary2714:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2388:
-	JMP done2384
+stored2713:
+	JMP done2709
 
-fp322383:
-done2384:
-stored2379:
+fp322708:
+done2709:
+stored2704:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2715
+	VMOVDQU32 64(R12), Z9
+	VPADDQ    (SI)(CX*4), Z9, Z9
+	VPADDQ    64(SI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 64(R12)
+	VMOVDQU32 320(R12), Z9
+	VPADDQ    (R8)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 320(R12)
+
+summed2715:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2376:
+check2700:
 	CMPQ CX, R10
-	JB   next2375
+	JB   next2699
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2375
-	JMP  done2374
+	JB   next2699
+	JMP  done2698
 
-fp162372:
+fp162696:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2391
+	JMP  check2717
 
-next2390:
+next2716:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2718
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VPADDQ    64(SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*2), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2718:
 	TESTQ     AX, AX
-	JEQ       kept2392
+	JEQ       kept2719
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3676,7 +4195,7 @@ next2390:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2392:
+kept2719:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -3728,11 +4247,11 @@ kept2392:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2393
+	JNE            unusual2720
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2395
+	JEQ            usual2722
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3747,20 +4266,20 @@ kept2392:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2395:
+usual2722:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2394
+	JMP      stored2721
 
-unusual2393:
+unusual2720:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162397
-	JA             fp322398
+	JE             fp162724
+	JA             fp322725
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2400
+	JEQ            usual2727
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3775,19 +4294,19 @@ unusual2393:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2400:
+usual2727:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2402
+	JNE      ordinary2729
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2401
+	JMP      stored2728
 
-ordinary2402:
+ordinary2729:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2401:
-	JMP done2399
+stored2728:
+	JMP done2726
 
-fp162397:
+fp162724:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -3797,41 +4316,67 @@ fp162397:
 	VCVTPS2PH    $0x00, Z10, Y1
 	VINSERTI64X4 $0x01, Y1, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2404
+	JNE          ordinary2731
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2403
+	JMP          stored2730
 
-ordinary2404:
+ordinary2731:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2403:
-	JMP done2399
+stored2730:
+	JMP done2726
 
-fp322398:
-done2399:
-stored2394:
+fp322725:
+done2726:
+stored2721:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2732
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VPADDQ    64(SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*2), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2732:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2391:
+check2717:
 	CMPQ CX, R10
-	JB   next2390
+	JB   next2716
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2390
-	JMP  done2374
+	JB   next2716
+	JMP  done2698
 
-fp322373:
+fp322697:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2406
+	JMP  check2734
 
-next2405:
+next2733:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2735
+	VMOVDQU32 (R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VPADDQ    64(SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, (R12)
+	VMOVDQU32 256(R12), Z1
+	VPADDQ    (R8)(CX*2), Z1, Z1
+	VMOVDQU32 Z1, 256(R12)
+
+summed2735:
 	TESTQ     AX, AX
-	JEQ       kept2407
+	JEQ       kept2736
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3843,7 +4388,7 @@ next2405:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2407:
+kept2736:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -3896,11 +4441,11 @@ kept2407:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z10, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2408
+	JNE            unusual2737
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2410
+	JEQ            usual2739
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3915,20 +4460,20 @@ kept2407:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2410:
+usual2739:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2409
+	JMP      stored2738
 
-unusual2408:
+unusual2737:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162412
-	JA             fp322413
+	JE             fp162741
+	JA             fp322742
 	VCMPPS         $0x03, Z1, Z10, K1
 	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2415
+	JEQ            usual2744
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -3943,19 +4488,19 @@ unusual2408:
 	VPTERNLOGD     $0xf8, Z10, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2415:
+usual2744:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2417
+	JNE      ordinary2746
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2416
+	JMP      stored2745
 
-ordinary2417:
+ordinary2746:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2416:
-	JMP done2414
+stored2745:
+	JMP done2743
 
-fp162412:
+fp162741:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -3965,31 +4510,44 @@ fp162412:
 	VCVTPS2PH    $0x00, Z10, Y1
 	VINSERTI64X4 $0x01, Y1, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2419
+	JNE          ordinary2748
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2418
+	JMP          stored2747
 
-ordinary2419:
+ordinary2748:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2418:
-	JMP done2414
+stored2747:
+	JMP done2743
 
-fp322413:
-done2414:
-stored2409:
+fp322742:
+done2743:
+stored2738:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2749
+	VMOVDQU32 64(R12), Z1
+	VPADDQ    (SI)(CX*4), Z1, Z1
+	VPADDQ    64(SI)(CX*4), Z1, Z1
+	VMOVDQU32 Z1, 64(R12)
+	VMOVDQU32 320(R12), Z1
+	VPADDQ    (R8)(CX*2), Z1, Z1
+	VMOVDQU32 Z1, 320(R12)
+
+summed2749:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2406:
+check2734:
 	CMPQ CX, R10
-	JB   next2405
+	JB   next2733
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2405
+	JB   next2733
 
-done2374:
+done2698:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4008,24 +4566,24 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2420
+	JEQ       aligned2750
 	ORQ       $0x04, DI
 
-aligned2420:
+aligned2750:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z4
 	VMOVUPS 640(AX), Z5
@@ -4043,17 +4601,30 @@ aligned2420:
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp162422
-	JA      fp322423
+	JE      fp162752
+	JA      fp322753
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2426
+	JMP     check2756
 
-next2425:
+next2755:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2757
+	VMOVDQU32 (R12), Z11
+	VPADDQ    (SI)(CX*4), Z11, Z11
+	VPADDQ    64(SI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, (R12)
+	VMOVDQU32 256(R12), Z11
+	VPADDQ    (R8)(CX*2), Z11, Z11
+	VMOVDQU32 Z11, 256(R12)
+
+summed2757:
 	TESTQ     AX, AX
-	JEQ       kept2427
+	JEQ       kept2758
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z11
@@ -4065,7 +4636,7 @@ next2425:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2427:
+kept2758:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -4110,11 +4681,11 @@ kept2427:
 	VMOVUPS        Z11, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2428
+	JNE            unusual2759
 	VCMPPS         $0x03, Z11, Z12, K1
 	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
 	KORTESTW       K1, K1
-	JEQ            usual2430
+	JEQ            usual2761
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4129,20 +4700,20 @@ kept2427:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z11
 	VMOVDQU32      Z11, Z11
 
-usual2430:
+usual2761:
 	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2429
+	JMP      stored2760
 
-unusual2428:
+unusual2759:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162432
-	JA             fp322433
+	JE             fp162763
+	JA             fp322764
 	VCMPPS         $0x03, Z11, Z12, K1
 	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
 	KORTESTW       K1, K1
-	JEQ            usual2435
+	JEQ            usual2766
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4157,19 +4728,19 @@ unusual2428:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z11
 	VMOVDQU32      Z11, Z11
 
-usual2435:
+usual2766:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2437
+	JNE      ordinary2768
 	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2436
+	JMP      stored2767
 
-ordinary2437:
+ordinary2768:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2436:
-	JMP done2434
+stored2767:
+	JMP done2765
 
-fp162432:
+fp162763:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
 	VPERMI2PS    Z16, Z15, Z11
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -4179,41 +4750,67 @@ fp162432:
 	VCVTPS2PH    $0x00, Z12, Y11
 	VINSERTI64X4 $0x01, Y11, Z3, Z3
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2439
+	JNE          ordinary2770
 	VMOVNTDQ     Z3, (BX)(CX*2)
-	JMP          stored2438
+	JMP          stored2769
 
-ordinary2439:
+ordinary2770:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2438:
-	JMP done2434
+stored2769:
+	JMP done2765
 
-fp322433:
-done2434:
-stored2429:
+fp322764:
+done2765:
+stored2760:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2771
+	VMOVDQU32 64(R12), Z11
+	VPADDQ    (SI)(CX*4), Z11, Z11
+	VPADDQ    64(SI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 64(R12)
+	VMOVDQU32 320(R12), Z11
+	VPADDQ    (R8)(CX*2), Z11, Z11
+	VMOVDQU32 Z11, 320(R12)
+
+summed2771:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2426:
+check2756:
 	CMPQ CX, R10
-	JB   next2425
+	JB   next2755
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2425
-	JMP  done2424
+	JB   next2755
+	JMP  done2754
 
-fp162422:
+fp162752:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2441
+	JMP  check2773
 
-next2440:
+next2772:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2774
+	VMOVDQU32 (R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, (R12)
+	VMOVDQU32 256(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R12)
+
+summed2774:
 	TESTQ     AX, AX
-	JEQ       kept2442
+	JEQ       kept2775
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -4225,7 +4822,7 @@ next2440:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2442:
+kept2775:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -4273,11 +4870,11 @@ kept2442:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2443
+	JNE            unusual2776
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2445
+	JEQ            usual2778
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4292,20 +4889,20 @@ kept2442:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2445:
+usual2778:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2444
+	JMP      stored2777
 
-unusual2443:
+unusual2776:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162447
-	JA             fp322448
+	JE             fp162780
+	JA             fp322781
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2450
+	JEQ            usual2783
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4320,19 +4917,19 @@ unusual2443:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2450:
+usual2783:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2452
+	JNE      ordinary2785
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2451
+	JMP      stored2784
 
-ordinary2452:
+ordinary2785:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2451:
-	JMP done2449
+stored2784:
+	JMP done2782
 
-fp162447:
+fp162780:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -4342,41 +4939,67 @@ fp162447:
 	VCVTPS2PH    $0x00, Z12, Y3
 	VINSERTI64X4 $0x01, Y3, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2454
+	JNE          ordinary2787
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2453
+	JMP          stored2786
 
-ordinary2454:
+ordinary2787:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2453:
-	JMP done2449
+stored2786:
+	JMP done2782
 
-fp322448:
-done2449:
-stored2444:
+fp322781:
+done2782:
+stored2777:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2788
+	VMOVDQU32 64(R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, 64(R12)
+	VMOVDQU32 320(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 320(R12)
+
+summed2788:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2441:
+check2773:
 	CMPQ CX, R10
-	JB   next2440
+	JB   next2772
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2440
-	JMP  done2424
+	JB   next2772
+	JMP  done2754
 
-fp322423:
+fp322753:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2456
+	JMP  check2790
 
-next2455:
+next2789:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2791
+	VMOVDQU32 (R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, (R12)
+	VMOVDQU32 256(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R12)
+
+summed2791:
 	TESTQ     AX, AX
-	JEQ       kept2457
+	JEQ       kept2792
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -4388,7 +5011,7 @@ next2455:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2457:
+kept2792:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -4437,11 +5060,11 @@ kept2457:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z12, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2458
+	JNE            unusual2793
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2460
+	JEQ            usual2795
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4456,20 +5079,20 @@ kept2457:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2460:
+usual2795:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2459
+	JMP      stored2794
 
-unusual2458:
+unusual2793:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162462
-	JA             fp322463
+	JE             fp162797
+	JA             fp322798
 	VCMPPS         $0x03, Z3, Z12, K1
 	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2465
+	JEQ            usual2800
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -4484,19 +5107,19 @@ unusual2458:
 	VPTERNLOGD     $0xf8, Z12, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2465:
+usual2800:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2467
+	JNE      ordinary2802
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2466
+	JMP      stored2801
 
-ordinary2467:
+ordinary2802:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2466:
-	JMP done2464
+stored2801:
+	JMP done2799
 
-fp162462:
+fp162797:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -4506,31 +5129,44 @@ fp162462:
 	VCVTPS2PH    $0x00, Z12, Y3
 	VINSERTI64X4 $0x01, Y3, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2469
+	JNE          ordinary2804
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2468
+	JMP          stored2803
 
-ordinary2469:
+ordinary2804:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2468:
-	JMP done2464
+stored2803:
+	JMP done2799
 
-fp322463:
-done2464:
-stored2459:
+fp322798:
+done2799:
+stored2794:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2805
+	VMOVDQU32 64(R12), Z3
+	VPADDQ    (SI)(CX*4), Z3, Z3
+	VPADDQ    64(SI)(CX*4), Z3, Z3
+	VMOVDQU32 Z3, 64(R12)
+	VMOVDQU32 320(R12), Z3
+	VPADDQ    (R8)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 320(R12)
+
+summed2805:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2456:
+check2790:
 	CMPQ CX, R10
-	JB   next2455
+	JB   next2789
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2455
+	JB   next2789
 
-done2424:
+done2754:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4548,7 +5184,7 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -4605,46 +5241,46 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), SI
+	MOVQ      104(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      56(AX), DI
+	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2470
+	JEQ       aligned2806
 	ORQ       $0x04, DI
 
-aligned2470:
+aligned2806:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162472
-	JA   fp322473
+	JE   fp162808
+	JA   fp322809
 
-block2475:
+block2811:
 	TESTQ   R11, R11
-	JEQ     kept2478
+	JEQ     kept2814
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2478:
+kept2814:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -4662,9 +5298,9 @@ kept2478:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2476:
+tile2812:
 	TESTQ     R11, R11
-	JEQ       kept2479
+	JEQ       kept2815
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -4682,7 +5318,7 @@ tile2476:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2479:
+kept2815:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -4793,11 +5429,11 @@ kept2479:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2480
+	JNE            unusual2816
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2482
+	JEQ            usual2818
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -4812,20 +5448,20 @@ kept2479:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2482:
+usual2818:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2481
+	JMP      stored2817
 
-unusual2480:
+unusual2816:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162484
-	JA             fp322485
+	JE             fp162820
+	JA             fp322821
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2487
+	JEQ            usual2823
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -4840,19 +5476,19 @@ unusual2480:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2487:
+usual2823:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2489
+	JNE      ordinary2825
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2488
+	JMP      stored2824
 
-ordinary2489:
+ordinary2825:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2488:
-	JMP done2486
+stored2824:
+	JMP done2822
 
-fp162484:
+fp162820:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -4862,19 +5498,19 @@ fp162484:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2491
+	JNE          ordinary2827
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2490
+	JMP          stored2826
 
-ordinary2491:
+ordinary2827:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2490:
-	JMP done2486
+stored2826:
+	JMP done2822
 
-fp322485:
-done2486:
-stored2481:
+fp322821:
+done2822:
+stored2817:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -4990,11 +5626,11 @@ stored2481:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2492
+	JNE            unusual2828
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2494
+	JEQ            usual2830
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5009,20 +5645,20 @@ stored2481:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2494:
+usual2830:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2493
+	JMP      stored2829
 
-unusual2492:
+unusual2828:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162496
-	JA             fp322497
+	JE             fp162832
+	JA             fp322833
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2499
+	JEQ            usual2835
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5037,19 +5673,19 @@ unusual2492:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2499:
+usual2835:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2501
+	JNE      ordinary2837
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2500
+	JMP      stored2836
 
-ordinary2501:
+ordinary2837:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2500:
-	JMP done2498
+stored2836:
+	JMP done2834
 
-fp162496:
+fp162832:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5059,28 +5695,28 @@ fp162496:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2503
+	JNE          ordinary2839
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2502
+	JMP          stored2838
 
-ordinary2503:
+ordinary2839:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2502:
-	JMP done2498
+stored2838:
+	JMP done2834
 
-fp322497:
-done2498:
-stored2493:
+fp322833:
+done2834:
+stored2829:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2476
+	JNE   tile2812
 	CMPL  5120(DX), $0x00
-	JEQ   done2505
+	JEQ   done2841
 	SUBQ  $0x00000100, AX
 
-next2504:
+next2840:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5099,9 +5735,9 @@ next2504:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2504
+	JNE        next2840
 
-done2505:
+done2841:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5126,11 +5762,11 @@ done2505:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2506
+	JEQ           unusual2842
 	CMPL          R14, $0x5f000000
-	JBE           usual2507
+	JBE           usual2843
 
-unusual2506:
+unusual2842:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5139,7 +5775,7 @@ unusual2506:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2508:
+next2844:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5148,7 +5784,7 @@ next2508:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2508
+	JB            next2844
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5170,7 +5806,7 @@ next2508:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2507:
+usual2843:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5229,7 +5865,7 @@ usual2507:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5263,7 +5899,7 @@ usual2507:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5277,7 +5913,7 @@ usual2507:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5285,24 +5921,24 @@ usual2507:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2475
-	JMP          done2474
+	JB           block2811
+	JMP          done2810
 
-fp162472:
-block2509:
+fp162808:
+block2845:
 	TESTQ   R11, R11
-	JEQ     kept2512
+	JEQ     kept2848
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2512:
+kept2848:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5320,9 +5956,9 @@ kept2512:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2510:
+tile2846:
 	TESTQ     R11, R11
-	JEQ       kept2513
+	JEQ       kept2849
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -5340,7 +5976,7 @@ tile2510:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2513:
+kept2849:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -5454,11 +6090,11 @@ kept2513:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2514
+	JNE            unusual2850
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2516
+	JEQ            usual2852
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -5473,20 +6109,20 @@ kept2513:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2516:
+usual2852:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2515
+	JMP      stored2851
 
-unusual2514:
+unusual2850:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162518
-	JA             fp322519
+	JE             fp162854
+	JA             fp322855
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2521
+	JEQ            usual2857
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -5501,19 +6137,19 @@ unusual2514:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2521:
+usual2857:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2523
+	JNE      ordinary2859
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2522
+	JMP      stored2858
 
-ordinary2523:
+ordinary2859:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2522:
-	JMP done2520
+stored2858:
+	JMP done2856
 
-fp162518:
+fp162854:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5523,19 +6159,19 @@ fp162518:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2525
+	JNE          ordinary2861
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2524
+	JMP          stored2860
 
-ordinary2525:
+ordinary2861:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2524:
-	JMP done2520
+stored2860:
+	JMP done2856
 
-fp322519:
-done2520:
-stored2515:
+fp322855:
+done2856:
+stored2851:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -5654,11 +6290,11 @@ stored2515:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2526
+	JNE            unusual2862
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2528
+	JEQ            usual2864
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5673,20 +6309,20 @@ stored2515:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2528:
+usual2864:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2527
+	JMP      stored2863
 
-unusual2526:
+unusual2862:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162530
-	JA             fp322531
+	JE             fp162866
+	JA             fp322867
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2533
+	JEQ            usual2869
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5701,19 +6337,19 @@ unusual2526:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2533:
+usual2869:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2535
+	JNE      ordinary2871
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2534
+	JMP      stored2870
 
-ordinary2535:
+ordinary2871:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2534:
-	JMP done2532
+stored2870:
+	JMP done2868
 
-fp162530:
+fp162866:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5723,28 +6359,28 @@ fp162530:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2537
+	JNE          ordinary2873
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2536
+	JMP          stored2872
 
-ordinary2537:
+ordinary2873:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2536:
-	JMP done2532
+stored2872:
+	JMP done2868
 
-fp322531:
-done2532:
-stored2527:
+fp322867:
+done2868:
+stored2863:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2510
+	JNE   tile2846
 	CMPL  5120(DX), $0x00
-	JEQ   done2539
+	JEQ   done2875
 	SUBQ  $0x00000100, AX
 
-next2538:
+next2874:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5763,9 +6399,9 @@ next2538:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2538
+	JNE        next2874
 
-done2539:
+done2875:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5790,11 +6426,11 @@ done2539:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2540
+	JEQ           unusual2876
 	CMPL          R14, $0x5f000000
-	JBE           usual2541
+	JBE           usual2877
 
-unusual2540:
+unusual2876:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5803,7 +6439,7 @@ unusual2540:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2542:
+next2878:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5812,7 +6448,7 @@ next2542:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2542
+	JB            next2878
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5834,7 +6470,7 @@ next2542:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2541:
+usual2877:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5893,7 +6529,7 @@ usual2541:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5927,7 +6563,7 @@ usual2541:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5941,7 +6577,7 @@ usual2541:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5949,24 +6585,24 @@ usual2541:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2509
-	JMP          done2474
+	JB           block2845
+	JMP          done2810
 
-fp322473:
-block2543:
+fp322809:
+block2879:
 	TESTQ   R11, R11
-	JEQ     kept2546
+	JEQ     kept2882
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2546:
+kept2882:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5984,9 +6620,9 @@ kept2546:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2544:
+tile2880:
 	TESTQ     R11, R11
-	JEQ       kept2547
+	JEQ       kept2883
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6004,7 +6640,7 @@ tile2544:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2547:
+kept2883:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -6119,11 +6755,11 @@ kept2547:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2548
+	JNE            unusual2884
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2550
+	JEQ            usual2886
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -6138,20 +6774,20 @@ kept2547:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2550:
+usual2886:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2549
+	JMP      stored2885
 
-unusual2548:
+unusual2884:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162552
-	JA             fp322553
+	JE             fp162888
+	JA             fp322889
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2555
+	JEQ            usual2891
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -6166,19 +6802,19 @@ unusual2548:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2555:
+usual2891:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2557
+	JNE      ordinary2893
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2556
+	JMP      stored2892
 
-ordinary2557:
+ordinary2893:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2556:
-	JMP done2554
+stored2892:
+	JMP done2890
 
-fp162552:
+fp162888:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6188,19 +6824,19 @@ fp162552:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2559
+	JNE          ordinary2895
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2558
+	JMP          stored2894
 
-ordinary2559:
+ordinary2895:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2558:
-	JMP done2554
+stored2894:
+	JMP done2890
 
-fp322553:
-done2554:
-stored2549:
+fp322889:
+done2890:
+stored2885:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -6320,11 +6956,11 @@ stored2549:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2560
+	JNE            unusual2896
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2562
+	JEQ            usual2898
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -6339,20 +6975,20 @@ stored2549:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2562:
+usual2898:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2561
+	JMP      stored2897
 
-unusual2560:
+unusual2896:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162564
-	JA             fp322565
+	JE             fp162900
+	JA             fp322901
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2567
+	JEQ            usual2903
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -6367,19 +7003,19 @@ unusual2560:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2567:
+usual2903:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2569
+	JNE      ordinary2905
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2568
+	JMP      stored2904
 
-ordinary2569:
+ordinary2905:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2568:
-	JMP done2566
+stored2904:
+	JMP done2902
 
-fp162564:
+fp162900:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6389,28 +7025,28 @@ fp162564:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2571
+	JNE          ordinary2907
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2570
+	JMP          stored2906
 
-ordinary2571:
+ordinary2907:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2570:
-	JMP done2566
+stored2906:
+	JMP done2902
 
-fp322565:
-done2566:
-stored2561:
+fp322901:
+done2902:
+stored2897:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2544
+	JNE   tile2880
 	CMPL  5120(DX), $0x00
-	JEQ   done2573
+	JEQ   done2909
 	SUBQ  $0x00000100, AX
 
-next2572:
+next2908:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6429,9 +7065,9 @@ next2572:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2572
+	JNE        next2908
 
-done2573:
+done2909:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -6456,11 +7092,11 @@ done2573:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2574
+	JEQ           unusual2910
 	CMPL          R14, $0x5f000000
-	JBE           usual2575
+	JBE           usual2911
 
-unusual2574:
+unusual2910:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6469,7 +7105,7 @@ unusual2574:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2576:
+next2912:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6478,7 +7114,7 @@ next2576:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2576
+	JB            next2912
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6500,7 +7136,7 @@ next2576:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2575:
+usual2911:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6559,7 +7195,7 @@ usual2575:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6593,7 +7229,7 @@ usual2575:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6607,7 +7243,7 @@ usual2575:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6615,10 +7251,10 @@ usual2575:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2543
+	JB           block2879
 
-done2474:
-tile2577:
+done2810:
+tile2913:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -6695,12 +7331,12 @@ tile2577:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2577
+	JNE            tile2913
 	CMPL           5120(DX), $0x00
-	JEQ            done2579
+	JEQ            done2915
 	SUBQ           $0x00000100, AX
 
-next2578:
+next2914:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6719,9 +7355,9 @@ next2578:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2578
+	JNE        next2914
 
-done2579:
+done2915:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER

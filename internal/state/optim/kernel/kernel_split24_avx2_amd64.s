@@ -417,23 +417,23 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -449,17 +449,34 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16821
-	JA           fp32822
+	JE           fp16917
+	JA           fp32918
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check825
+	JMP          check921
 
-next824:
+next920:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed922
+	VMOVDQU 128(R13), X6
+	VPADDQ  (BX)(CX*1), X6, X6
+	VMOVDQU X6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed922:
 	TESTQ   R9, R9
-	JEQ     kept826
+	JEQ     kept923
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -477,7 +494,7 @@ next824:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept826:
+kept923:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -552,28 +569,62 @@ kept826:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed924
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
 
-check825:
+summed924:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check921:
 	CMPQ CX, R11
-	JB   next824
+	JB   next920
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next824
-	JMP  done823
+	JB   next920
+	JMP  done919
 
-fp16821:
+fp16917:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check828
+	JMP  check926
 
-next827:
+next925:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed927
+	VMOVDQU 128(R13), X6
+	VPADDQ  (BX)(CX*1), X6, X6
+	VMOVDQU X6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed927:
 	TESTQ   R9, R9
-	JEQ     kept829
+	JEQ     kept928
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -591,7 +642,7 @@ next827:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept829:
+kept928:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -664,28 +715,62 @@ kept829:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed929
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
 
-check828:
+summed929:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check926:
 	CMPQ CX, R11
-	JB   next827
+	JB   next925
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next827
-	JMP  done823
+	JB   next925
+	JMP  done919
 
-fp32822:
+fp32918:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check831
+	JMP  check931
 
-next830:
+next930:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed932
+	VMOVDQU 128(R13), X6
+	VPADDQ  (BX)(CX*1), X6, X6
+	VMOVDQU X6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed932:
 	TESTQ   R9, R9
-	JEQ     kept832
+	JEQ     kept933
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -703,7 +788,7 @@ next830:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept832:
+kept933:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -776,18 +861,35 @@ kept832:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed934
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
 
-check831:
+summed934:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check931:
 	CMPQ CX, R11
-	JB   next830
+	JB   next930
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next830
+	JB   next930
 
-done823:
+done919:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -801,21 +903,21 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -830,17 +932,30 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16834
-	JA           fp32835
+	JE           fp16936
+	JA           fp32937
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check838
+	JMP          check940
 
-next837:
+next939:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed941
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed941:
 	TESTQ   R8, R8
-	JEQ     kept839
+	JEQ     kept942
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -854,7 +969,7 @@ next837:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept839:
+kept942:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -932,28 +1047,54 @@ kept839:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed943
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check838:
+summed943:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check940:
 	CMPQ CX, R10
-	JB   next837
+	JB   next939
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next837
-	JMP  done836
+	JB   next939
+	JMP  done938
 
-fp16834:
+fp16936:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check841
+	JMP  check945
 
-next840:
+next944:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed946
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed946:
 	TESTQ   R8, R8
-	JEQ     kept842
+	JEQ     kept947
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -967,7 +1108,7 @@ next840:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept842:
+kept947:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1043,28 +1184,54 @@ kept842:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed948
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check841:
+summed948:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check945:
 	CMPQ CX, R10
-	JB   next840
+	JB   next944
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next840
-	JMP  done836
+	JB   next944
+	JMP  done938
 
-fp32835:
+fp32937:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check844
+	JMP  check950
 
-next843:
+next949:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed951
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed951:
 	TESTQ   R8, R8
-	JEQ     kept845
+	JEQ     kept952
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1078,7 +1245,7 @@ next843:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept845:
+kept952:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1154,18 +1321,31 @@ kept845:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed953
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check844:
+summed953:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check950:
 	CMPQ CX, R10
-	JB   next843
+	JB   next949
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next843
+	JB   next949
 
-done836:
+done938:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1179,21 +1359,21 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      448(AX), Y0
 	VMOVUPS      576(AX), Y1
 	MOVQ         a+0(FP), R8
@@ -1205,17 +1385,30 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16847
-	JA           fp32848
+	JE           fp16955
+	JA           fp32956
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check851
+	JMP          check959
 
-next850:
+next958:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed960
+	VMOVDQU 128(R12), X2
+	VPADDQ  (BX)(CX*1), X2, X2
+	VMOVDQU X2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed960:
 	TESTQ   R8, R8
-	JEQ     kept852
+	JEQ     kept961
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1229,7 +1422,7 @@ next850:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept852:
+kept961:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1293,28 +1486,54 @@ kept852:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed962
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check851:
+summed962:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check959:
 	CMPQ CX, R10
-	JB   next850
+	JB   next958
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next850
-	JMP  done849
+	JB   next958
+	JMP  done957
 
-fp16847:
+fp16955:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check854
+	JMP  check964
 
-next853:
+next963:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed965
+	VMOVDQU 128(R12), X2
+	VPADDQ  (BX)(CX*1), X2, X2
+	VMOVDQU X2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed965:
 	TESTQ   R8, R8
-	JEQ     kept855
+	JEQ     kept966
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1328,7 +1547,7 @@ next853:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept855:
+kept966:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1390,28 +1609,54 @@ kept855:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed967
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check854:
+summed967:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check964:
 	CMPQ CX, R10
-	JB   next853
+	JB   next963
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next853
-	JMP  done849
+	JB   next963
+	JMP  done957
 
-fp32848:
+fp32956:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check857
+	JMP  check969
 
-next856:
+next968:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed970
+	VMOVDQU 128(R12), X2
+	VPADDQ  (BX)(CX*1), X2, X2
+	VMOVDQU X2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed970:
 	TESTQ   R8, R8
-	JEQ     kept858
+	JEQ     kept971
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1425,7 +1670,7 @@ next856:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept858:
+kept971:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1487,18 +1732,31 @@ kept858:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed972
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check857:
+summed972:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check969:
 	CMPQ CX, R10
-	JB   next856
+	JB   next968
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next856
+	JB   next968
 
-done849:
+done957:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1512,21 +1770,21 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      640(AX), Y2
@@ -1541,17 +1799,30 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16860
-	JA           fp32861
+	JE           fp16974
+	JA           fp32975
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check864
+	JMP          check978
 
-next863:
+next977:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed979
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed979:
 	TESTQ   R8, R8
-	JEQ     kept865
+	JEQ     kept980
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1565,7 +1836,7 @@ next863:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept865:
+kept980:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1629,28 +1900,54 @@ kept865:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed981
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check864:
+summed981:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check978:
 	CMPQ CX, R10
-	JB   next863
+	JB   next977
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next863
-	JMP  done862
+	JB   next977
+	JMP  done976
 
-fp16860:
+fp16974:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check867
+	JMP  check983
 
-next866:
+next982:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed984
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed984:
 	TESTQ   R8, R8
-	JEQ     kept868
+	JEQ     kept985
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1664,7 +1961,7 @@ next866:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept868:
+kept985:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1726,28 +2023,54 @@ kept868:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed986
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check867:
+summed986:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check983:
 	CMPQ CX, R10
-	JB   next866
+	JB   next982
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next866
-	JMP  done862
+	JB   next982
+	JMP  done976
 
-fp32861:
+fp32975:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check870
+	JMP  check988
 
-next869:
+next987:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed989
+	VMOVDQU 128(R12), X5
+	VPADDQ  (BX)(CX*1), X5, X5
+	VMOVDQU X5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed989:
 	TESTQ   R8, R8
-	JEQ     kept871
+	JEQ     kept990
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1761,7 +2084,7 @@ next869:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept871:
+kept990:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1823,18 +2146,31 @@ kept871:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed991
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check870:
+summed991:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check988:
 	CMPQ CX, R10
-	JB   next869
+	JB   next987
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next869
+	JB   next987
 
-done862:
+done976:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1843,15 +2179,15 @@ done862:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1859,15 +2195,15 @@ TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16873
-	JA    fp32874
+	JE    fp16993
+	JA    fp32994
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check877
+	JMP   check997
 
-next876:
+next996:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1884,23 +2220,23 @@ next876:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check877:
+check997:
 	CMPQ DX, R8
-	JB   next876
+	JB   next996
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next876
-	JMP  done875
+	JB   next996
+	JMP  done995
 
-fp16873:
+fp16993:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check879
+	JMP  check999
 
-next878:
+next998:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1917,23 +2253,23 @@ next878:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check879:
+check999:
 	CMPQ DX, R8
-	JB   next878
+	JB   next998
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next878
-	JMP  done875
+	JB   next998
+	JMP  done995
 
-fp32874:
+fp32994:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check881
+	JMP  check1001
 
-next880:
+next1000:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1951,15 +2287,15 @@ next880:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check881:
+check1001:
 	CMPQ DX, R8
-	JB   next880
+	JB   next1000
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next880
+	JB   next1000
 
-done875:
+done995:
 	VZEROUPPER
 	RET
 
@@ -1967,17 +2303,17 @@ done875:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1985,15 +2321,15 @@ TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16883
-	JA    fp32884
+	JE    fp161003
+	JA    fp321004
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check887
+	JMP   check1007
 
-next886:
+next1006:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2015,23 +2351,23 @@ next886:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check887:
+check1007:
 	CMPQ DX, R9
-	JB   next886
+	JB   next1006
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next886
-	JMP  done885
+	JB   next1006
+	JMP  done1005
 
-fp16883:
+fp161003:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check889
+	JMP  check1009
 
-next888:
+next1008:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2053,23 +2389,23 @@ next888:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check889:
+check1009:
 	CMPQ DX, R9
-	JB   next888
+	JB   next1008
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next888
-	JMP  done885
+	JB   next1008
+	JMP  done1005
 
-fp32884:
+fp321004:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check891
+	JMP  check1011
 
-next890:
+next1010:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2092,15 +2428,15 @@ next890:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check891:
+check1011:
 	CMPQ DX, R9
-	JB   next890
+	JB   next1010
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next890
+	JB   next1010
 
-done885:
+done1005:
 	VZEROUPPER
 	RET
 
@@ -2113,25 +2449,25 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -2148,17 +2484,34 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp16893
-	JA           fp32894
+	JE           fp161013
+	JA           fp321014
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check897
+	JMP          check1017
 
-next896:
+next1016:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed1018
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (BX)(CX*1), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed1018:
 	TESTQ   R9, R9
-	JEQ     kept898
+	JEQ     kept1019
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2178,7 +2531,7 @@ next896:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept898:
+kept1019:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2347,28 +2700,62 @@ kept898:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed1020
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -16(BX)(CX*1), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check897:
+summed1020:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1017:
 	CMPQ CX, R11
-	JB   next896
+	JB   next1016
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next896
-	JMP  done895
+	JB   next1016
+	JMP  done1015
 
-fp16893:
+fp161013:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check900
+	JMP  check1022
 
-next899:
+next1021:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed1023
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (BX)(CX*1), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed1023:
 	TESTQ   R9, R9
-	JEQ     kept901
+	JEQ     kept1024
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2388,7 +2775,7 @@ next899:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept901:
+kept1024:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2563,28 +2950,62 @@ kept901:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed1025
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -16(BX)(CX*1), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check900:
+summed1025:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1022:
 	CMPQ CX, R11
-	JB   next899
+	JB   next1021
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next899
-	JMP  done895
+	JB   next1021
+	JMP  done1015
 
-fp32894:
+fp321014:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check903
+	JMP  check1027
 
-next902:
+next1026:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed1028
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (BX)(CX*1), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed1028:
 	TESTQ   R9, R9
-	JEQ     kept904
+	JEQ     kept1029
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2604,7 +3025,7 @@ next902:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept904:
+kept1029:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2779,18 +3200,35 @@ kept904:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed1030
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -16(BX)(CX*1), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check903:
+summed1030:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check1027:
 	CMPQ CX, R11
-	JB   next902
+	JB   next1026
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next902
+	JB   next1026
 
-done895:
+done1015:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2804,21 +3242,21 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -2833,17 +3271,30 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16906
-	JA           fp32907
+	JE           fp161032
+	JA           fp321033
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check910
+	JMP          check1036
 
-next909:
+next1035:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1037
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1037:
 	TESTQ   R8, R8
-	JEQ     kept911
+	JEQ     kept1038
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2859,7 +3310,7 @@ next909:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept911:
+kept1038:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3010,28 +3461,54 @@ kept911:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1039
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check910:
+summed1039:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1036:
 	CMPQ CX, R10
-	JB   next909
+	JB   next1035
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next909
-	JMP  done908
+	JB   next1035
+	JMP  done1034
 
-fp16906:
+fp161032:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check913
+	JMP  check1041
 
-next912:
+next1040:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1042
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1042:
 	TESTQ   R8, R8
-	JEQ     kept914
+	JEQ     kept1043
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3047,7 +3524,7 @@ next912:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept914:
+kept1043:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3204,28 +3681,54 @@ kept914:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1044
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check913:
+summed1044:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1041:
 	CMPQ CX, R10
-	JB   next912
+	JB   next1040
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next912
-	JMP  done908
+	JB   next1040
+	JMP  done1034
 
-fp32907:
+fp321033:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check916
+	JMP  check1046
 
-next915:
+next1045:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1047
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1047:
 	TESTQ   R8, R8
-	JEQ     kept917
+	JEQ     kept1048
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3241,7 +3744,7 @@ next915:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept917:
+kept1048:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3398,18 +3901,31 @@ kept917:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1049
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check916:
+summed1049:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1046:
 	CMPQ CX, R10
-	JB   next915
+	JB   next1045
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next915
+	JB   next1045
 
-done908:
+done1034:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3423,23 +3939,23 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Y0
+	VPBROADCASTD 72(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -3452,17 +3968,30 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16919
-	JA           fp32920
+	JE           fp161051
+	JA           fp321052
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check923
+	JMP          check1055
 
-next922:
+next1054:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1056
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (BX)(CX*1), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed1056:
 	TESTQ   R8, R8
-	JEQ     kept924
+	JEQ     kept1057
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3478,7 +4007,7 @@ next922:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept924:
+kept1057:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3609,28 +4138,54 @@ kept924:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1058
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -16(BX)(CX*1), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check923:
+summed1058:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1055:
 	CMPQ CX, R10
-	JB   next922
+	JB   next1054
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next922
-	JMP  done921
+	JB   next1054
+	JMP  done1053
 
-fp16919:
+fp161051:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check926
+	JMP  check1060
 
-next925:
+next1059:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1061
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (BX)(CX*1), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed1061:
 	TESTQ   R8, R8
-	JEQ     kept927
+	JEQ     kept1062
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3646,7 +4201,7 @@ next925:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept927:
+kept1062:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3783,28 +4338,54 @@ kept927:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1063
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -16(BX)(CX*1), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check926:
+summed1063:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1060:
 	CMPQ CX, R10
-	JB   next925
+	JB   next1059
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next925
-	JMP  done921
+	JB   next1059
+	JMP  done1053
 
-fp32920:
+fp321052:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check929
+	JMP  check1065
 
-next928:
+next1064:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1066
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (BX)(CX*1), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed1066:
 	TESTQ   R8, R8
-	JEQ     kept930
+	JEQ     kept1067
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3820,7 +4401,7 @@ next928:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept930:
+kept1067:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3957,18 +4538,31 @@ kept930:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1068
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -16(BX)(CX*1), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check929:
+summed1068:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1065:
 	CMPQ CX, R10
-	JB   next928
+	JB   next1064
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next928
+	JB   next1064
 
-done921:
+done1053:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3982,21 +4576,21 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      640(AX), Y2
@@ -4011,17 +4605,30 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16932
-	JA           fp32933
+	JE           fp161070
+	JA           fp321071
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check936
+	JMP          check1074
 
-next935:
+next1073:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1075
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1075:
 	TESTQ   R8, R8
-	JEQ     kept937
+	JEQ     kept1076
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4037,7 +4644,7 @@ next935:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept937:
+kept1076:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4160,28 +4767,54 @@ kept937:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1077
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check936:
+summed1077:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1074:
 	CMPQ CX, R10
-	JB   next935
+	JB   next1073
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next935
-	JMP  done934
+	JB   next1073
+	JMP  done1072
 
-fp16932:
+fp161070:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check939
+	JMP  check1079
 
-next938:
+next1078:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1080
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1080:
 	TESTQ   R8, R8
-	JEQ     kept940
+	JEQ     kept1081
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4197,7 +4830,7 @@ next938:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept940:
+kept1081:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4326,28 +4959,54 @@ kept940:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1082
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check939:
+summed1082:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1079:
 	CMPQ CX, R10
-	JB   next938
+	JB   next1078
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next938
-	JMP  done934
+	JB   next1078
+	JMP  done1072
 
-fp32933:
+fp321071:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check942
+	JMP  check1084
 
-next941:
+next1083:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed1085
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (BX)(CX*1), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed1085:
 	TESTQ   R8, R8
-	JEQ     kept943
+	JEQ     kept1086
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4363,7 +5022,7 @@ next941:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept943:
+kept1086:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4492,18 +5151,31 @@ kept943:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1087
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -16(BX)(CX*1), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check942:
+summed1087:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1084:
 	CMPQ CX, R10
-	JB   next941
+	JB   next1083
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next941
+	JB   next1083
 
-done934:
+done1072:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4512,15 +5184,15 @@ done934:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -4528,15 +5200,15 @@ TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16945
-	JA    fp32946
+	JE    fp161089
+	JA    fp321090
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check949
+	JMP   check1093
 
-next948:
+next1092:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4551,23 +5223,23 @@ next948:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check949:
+check1093:
 	CMPQ DX, R8
-	JB   next948
+	JB   next1092
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next948
-	JMP  done947
+	JB   next1092
+	JMP  done1091
 
-fp16945:
+fp161089:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check951
+	JMP  check1095
 
-next950:
+next1094:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4582,23 +5254,23 @@ next950:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check951:
+check1095:
 	CMPQ DX, R8
-	JB   next950
+	JB   next1094
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next950
-	JMP  done947
+	JB   next1094
+	JMP  done1091
 
-fp32946:
+fp321090:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check953
+	JMP  check1097
 
-next952:
+next1096:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4614,15 +5286,15 @@ next952:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check953:
+check1097:
 	CMPQ DX, R8
-	JB   next952
+	JB   next1096
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next952
+	JB   next1096
 
-done947:
+done1091:
 	VZEROUPPER
 	RET
 
@@ -4630,17 +5302,17 @@ done947:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -4648,15 +5320,15 @@ TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16955
-	JA    fp32956
+	JE    fp161099
+	JA    fp321100
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check959
+	JMP   check1103
 
-next958:
+next1102:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4674,23 +5346,23 @@ next958:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check959:
+check1103:
 	CMPQ DX, R9
-	JB   next958
+	JB   next1102
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next958
-	JMP  done957
+	JB   next1102
+	JMP  done1101
 
-fp16955:
+fp161099:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check961
+	JMP  check1105
 
-next960:
+next1104:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4708,23 +5380,23 @@ next960:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check961:
+check1105:
 	CMPQ DX, R9
-	JB   next960
+	JB   next1104
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next960
-	JMP  done957
+	JB   next1104
+	JMP  done1101
 
-fp32956:
+fp321100:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check963
+	JMP  check1107
 
-next962:
+next1106:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4743,15 +5415,15 @@ next962:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check963:
+check1107:
 	CMPQ DX, R9
-	JB   next962
+	JB   next1106
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next962
+	JB   next1106
 
-done957:
+done1101:
 	VZEROUPPER
 	RET
 
@@ -4767,7 +5439,7 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	ADDQ         $0x3f, DX
 	ANDQ         $-64, DX
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	VMOVUPS      (AX), Y1
 	VMOVUPS      Y1, 4096(DX)
 	VMOVUPS      32(AX), Y1
@@ -4819,43 +5491,43 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	VMOVDQU      pattern7f800000<>+0(SB), Y3
 	VMOVDQU      pattern80000000<>+0(SB), Y4
 	MOVQ         a+0(FP), AX
-	MOVQ         48(AX), CX
+	MOVQ         56(AX), CX
 	MOVQ         a+0(FP), AX
-	MOVQ         88(AX), BX
+	MOVQ         96(AX), BX
 	MOVQ         a+0(FP), AX
-	MOVQ         80(AX), SI
+	MOVQ         88(AX), SI
 	MOVQ         a+0(FP), AX
-	VPBROADCASTD 68(AX), Y1
+	VPBROADCASTD 76(AX), Y1
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y1, Y1
 	VMOVDQU      Y1, 5472(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         128(AX), DI
+	MOVQ         136(AX), DI
 	MOVQ         a+0(FP), AX
-	MOVQ         104(AX), R8
+	MOVQ         112(AX), R8
 	MOVQ         a+0(FP), AX
-	MOVQ         112(AX), R9
+	MOVQ         120(AX), R9
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), R10
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp16965
-	JA           fp32966
+	JE           fp161109
+	JA           fp321110
 
-block968:
+block1112:
 	TESTQ   R10, R10
-	JEQ     kept971
+	JEQ     kept1115
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept971:
+kept1115:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4871,9 +5543,9 @@ kept971:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile969:
+tile1113:
 	TESTQ   R10, R10
-	JEQ     kept972
+	JEQ     kept1116
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -4889,7 +5561,7 @@ tile969:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept972:
+kept1116:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5114,16 +5786,16 @@ kept972:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile969
+	JNE            tile1113
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded970
+	JBE            encoded1114
 	SUBQ           $0x00000100, AX
 
-tile973:
+tile1117:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5208,9 +5880,9 @@ tile973:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile973
+	JNE         tile1117
 
-encoded970:
+encoded1114:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5284,7 +5956,7 @@ encoded970:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5315,7 +5987,7 @@ encoded970:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5329,7 +6001,7 @@ encoded970:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5337,24 +6009,24 @@ encoded970:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block968
-	JMP          done967
+	JB           block1112
+	JMP          done1111
 
-fp16965:
-block974:
+fp161109:
+block1118:
 	TESTQ   R10, R10
-	JEQ     kept977
+	JEQ     kept1121
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept977:
+kept1121:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5370,9 +6042,9 @@ kept977:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile975:
+tile1119:
 	TESTQ   R10, R10
-	JEQ     kept978
+	JEQ     kept1122
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -5388,7 +6060,7 @@ tile975:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept978:
+kept1122:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5619,16 +6291,16 @@ kept978:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile975
+	JNE            tile1119
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded976
+	JBE            encoded1120
 	SUBQ           $0x00000100, AX
 
-tile979:
+tile1123:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5713,9 +6385,9 @@ tile979:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile979
+	JNE         tile1123
 
-encoded976:
+encoded1120:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5789,7 +6461,7 @@ encoded976:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5820,7 +6492,7 @@ encoded976:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5834,7 +6506,7 @@ encoded976:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5842,24 +6514,24 @@ encoded976:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block974
-	JMP          done967
+	JB           block1118
+	JMP          done1111
 
-fp32966:
-block980:
+fp321110:
+block1124:
 	TESTQ   R10, R10
-	JEQ     kept983
+	JEQ     kept1127
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept983:
+kept1127:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5875,9 +6547,9 @@ kept983:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile981:
+tile1125:
 	TESTQ   R10, R10
-	JEQ     kept984
+	JEQ     kept1128
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -5893,7 +6565,7 @@ tile981:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept984:
+kept1128:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -6124,16 +6796,16 @@ kept984:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile981
+	JNE            tile1125
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded982
+	JBE            encoded1126
 	SUBQ           $0x00000100, AX
 
-tile985:
+tile1129:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6218,9 +6890,9 @@ tile985:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile985
+	JNE         tile1129
 
-encoded982:
+encoded1126:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -6294,7 +6966,7 @@ encoded982:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -6325,7 +6997,7 @@ encoded982:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -6339,7 +7011,7 @@ encoded982:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -6347,10 +7019,10 @@ encoded982:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block980
+	JB           block1124
 
-done967:
-tile986:
+done1111:
+tile1130:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6435,7 +7107,7 @@ tile986:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile986
+	JNE         tile1130
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -6444,19 +7116,19 @@ tile986:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -6464,15 +7136,15 @@ TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16988
-	JA    fp32989
+	JE    fp161132
+	JA    fp321133
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check992
+	JMP   check1136
 
-next991:
+next1135:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6488,33 +7160,33 @@ next991:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within993
+	JNE        within1137
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within993:
+within1137:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check992:
+check1136:
 	CMPQ DX, R10
-	JB   next991
+	JB   next1135
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next991
-	JMP  done990
+	JB   next1135
+	JMP  done1134
 
-fp16988:
+fp161132:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check995
+	JMP  check1139
 
-next994:
+next1138:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6530,33 +7202,33 @@ next994:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within996
+	JNE        within1140
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within996:
+within1140:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check995:
+check1139:
 	CMPQ DX, R10
-	JB   next994
+	JB   next1138
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next994
-	JMP  done990
+	JB   next1138
+	JMP  done1134
 
-fp32989:
+fp321133:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check998
+	JMP  check1142
 
-next997:
+next1141:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6573,24 +7245,24 @@ next997:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within999
+	JNE        within1143
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within999:
+within1143:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check998:
+check1142:
 	CMPQ DX, R10
-	JB   next997
+	JB   next1141
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next997
+	JB   next1141
 
-done990:
+done1134:
 	VZEROUPPER
 	RET

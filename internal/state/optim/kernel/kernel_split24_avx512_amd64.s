@@ -428,22 +428,22 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      256(AX), Z4
@@ -463,17 +463,32 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161784
-	JA           fp321785
+	JE           fp162024
+	JA           fp322025
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1788
+	JMP          check2028
 
-next1787:
+next2027:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2029
+	VMOVDQU32 128(R12), X12
+	VPADDQ    (BX)(CX*1), X12, X12
+	VMOVDQU32 X12, 128(R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (DI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+	VMOVDQU32 384(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 384(R12)
+
+summed2029:
 	TESTQ     AX, AX
-	JEQ       kept1789
+	JEQ       kept2030
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -487,7 +502,7 @@ next1787:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1789:
+kept2030:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -524,28 +539,58 @@ kept1789:
 	VMOVDQU32   Y13, (SI)(CX*2)
 	VPSRLD      $0x08, Z12, Z12
 	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2031
+	VMOVDQU32   192(R12), X12
+	VPADDQ      (BX)(CX*1), X12, X12
+	VMOVDQU32   X12, 192(R12)
+	VMOVDQU32   320(R12), Z12
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 320(R12)
+	VMOVDQU32   448(R12), Z12
+	VPADDQ      (R8)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 448(R12)
 
-check1788:
+summed2031:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2028:
 	CMPQ CX, R10
-	JB   next1787
+	JB   next2027
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1787
-	JMP  done1786
+	JB   next2027
+	JMP  done2026
 
-fp161784:
+fp162024:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1791
+	JMP  check2033
 
-next1790:
+next2032:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2034
+	VMOVDQU32 128(R12), X12
+	VPADDQ    (BX)(CX*1), X12, X12
+	VMOVDQU32 X12, 128(R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (DI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+	VMOVDQU32 384(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 384(R12)
+
+summed2034:
 	TESTQ     AX, AX
-	JEQ       kept1792
+	JEQ       kept2035
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -559,7 +604,7 @@ next1790:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1792:
+kept2035:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -595,28 +640,58 @@ kept1792:
 	VMOVDQU32   Y13, (SI)(CX*2)
 	VPSRLD      $0x08, Z12, Z12
 	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2036
+	VMOVDQU32   192(R12), X12
+	VPADDQ      (BX)(CX*1), X12, X12
+	VMOVDQU32   X12, 192(R12)
+	VMOVDQU32   320(R12), Z12
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 320(R12)
+	VMOVDQU32   448(R12), Z12
+	VPADDQ      (R8)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 448(R12)
 
-check1791:
+summed2036:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2033:
 	CMPQ CX, R10
-	JB   next1790
+	JB   next2032
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1790
-	JMP  done1786
+	JB   next2032
+	JMP  done2026
 
-fp321785:
+fp322025:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1794
+	JMP  check2038
 
-next1793:
+next2037:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2039
+	VMOVDQU32 128(R12), X12
+	VPADDQ    (BX)(CX*1), X12, X12
+	VMOVDQU32 X12, 128(R12)
+	VMOVDQU32 256(R12), Z12
+	VPADDQ    (DI)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 256(R12)
+	VMOVDQU32 384(R12), Z12
+	VPADDQ    (R8)(CX*4), Z12, Z12
+	VMOVDQU32 Z12, 384(R12)
+
+summed2039:
 	TESTQ     AX, AX
-	JEQ       kept1795
+	JEQ       kept2040
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -630,7 +705,7 @@ next1793:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1795:
+kept2040:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -666,18 +741,33 @@ kept1795:
 	VMOVDQU32   Y13, (SI)(CX*2)
 	VPSRLD      $0x08, Z12, Z12
 	VPMOVDB     Z12, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2041
+	VMOVDQU32   192(R12), X12
+	VPADDQ      (BX)(CX*1), X12, X12
+	VMOVDQU32   X12, 192(R12)
+	VMOVDQU32   320(R12), Z12
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 320(R12)
+	VMOVDQU32   448(R12), Z12
+	VPADDQ      (R8)(CX*4), Z12, Z12
+	VMOVDQU32   Z12, 448(R12)
 
-check1794:
+summed2041:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2038:
 	CMPQ CX, R10
-	JB   next1793
+	JB   next2037
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1793
+	JB   next2037
 
-done1786:
+done2026:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -692,20 +782,20 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      256(AX), Z4
@@ -723,17 +813,29 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161797
-	JA           fp321798
+	JE           fp162043
+	JA           fp322044
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1801
+	JMP          check2047
 
-next1800:
+next2046:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2048
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2048:
 	TESTQ     AX, AX
-	JEQ       kept1802
+	JEQ       kept2049
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -745,7 +847,7 @@ next1800:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1802:
+kept2049:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -783,28 +885,52 @@ kept1802:
 	VMOVDQU32   Y12, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2050
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1801:
+summed2050:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2047:
 	CMPQ CX, R9
-	JB   next1800
+	JB   next2046
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1800
-	JMP  done1799
+	JB   next2046
+	JMP  done2045
 
-fp161797:
+fp162043:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1804
+	JMP  check2052
 
-next1803:
+next2051:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2053
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2053:
 	TESTQ     AX, AX
-	JEQ       kept1805
+	JEQ       kept2054
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -816,7 +942,7 @@ next1803:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1805:
+kept2054:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -853,28 +979,52 @@ kept1805:
 	VMOVDQU32   Y12, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2055
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1804:
+summed2055:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2052:
 	CMPQ CX, R9
-	JB   next1803
+	JB   next2051
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1803
-	JMP  done1799
+	JB   next2051
+	JMP  done2045
 
-fp321798:
+fp322044:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1807
+	JMP  check2057
 
-next1806:
+next2056:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2058
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2058:
 	TESTQ     AX, AX
-	JEQ       kept1808
+	JEQ       kept2059
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -886,7 +1036,7 @@ next1806:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1808:
+kept2059:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -923,18 +1073,30 @@ kept1808:
 	VMOVDQU32   Y12, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2060
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1807:
+summed2060:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2057:
 	CMPQ CX, R9
-	JB   next1806
+	JB   next2056
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1806
+	JB   next2056
 
-done1799:
+done2045:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -949,20 +1111,20 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      448(AX), Z2
 	VMOVUPS      576(AX), Z3
 	VMOVUPS      (AX), Z4
@@ -976,17 +1138,29 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161810
-	JA           fp321811
+	JE           fp162062
+	JA           fp322063
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1814
+	JMP          check2066
 
-next1813:
+next2065:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2067
+	VMOVDQU32 128(R11), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU32 X6, 128(R11)
+	VMOVDQU32 256(R11), Z6
+	VPADDQ    (DI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 256(R11)
+
+summed2067:
 	TESTQ     AX, AX
-	JEQ       kept1815
+	JEQ       kept2068
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -998,7 +1172,7 @@ next1813:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1815:
+kept2068:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1029,28 +1203,52 @@ kept1815:
 	VMOVDQU32   Y7, (SI)(CX*2)
 	VPSRLD      $0x08, Z6, Z6
 	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2069
+	VMOVDQU32   192(R11), X6
+	VPADDQ      (BX)(CX*1), X6, X6
+	VMOVDQU32   X6, 192(R11)
+	VMOVDQU32   320(R11), Z6
+	VPADDQ      (DI)(CX*4), Z6, Z6
+	VMOVDQU32   Z6, 320(R11)
 
-check1814:
+summed2069:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2066:
 	CMPQ CX, R9
-	JB   next1813
+	JB   next2065
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1813
-	JMP  done1812
+	JB   next2065
+	JMP  done2064
 
-fp161810:
+fp162062:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1817
+	JMP  check2071
 
-next1816:
+next2070:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2072
+	VMOVDQU32 128(R11), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU32 X6, 128(R11)
+	VMOVDQU32 256(R11), Z6
+	VPADDQ    (DI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 256(R11)
+
+summed2072:
 	TESTQ     AX, AX
-	JEQ       kept1818
+	JEQ       kept2073
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1062,7 +1260,7 @@ next1816:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1818:
+kept2073:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1092,28 +1290,52 @@ kept1818:
 	VMOVDQU32   Y7, (SI)(CX*2)
 	VPSRLD      $0x08, Z6, Z6
 	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2074
+	VMOVDQU32   192(R11), X6
+	VPADDQ      (BX)(CX*1), X6, X6
+	VMOVDQU32   X6, 192(R11)
+	VMOVDQU32   320(R11), Z6
+	VPADDQ      (DI)(CX*4), Z6, Z6
+	VMOVDQU32   Z6, 320(R11)
 
-check1817:
+summed2074:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2071:
 	CMPQ CX, R9
-	JB   next1816
+	JB   next2070
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1816
-	JMP  done1812
+	JB   next2070
+	JMP  done2064
 
-fp321811:
+fp322063:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1820
+	JMP  check2076
 
-next1819:
+next2075:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2077
+	VMOVDQU32 128(R11), X6
+	VPADDQ    (BX)(CX*1), X6, X6
+	VMOVDQU32 X6, 128(R11)
+	VMOVDQU32 256(R11), Z6
+	VPADDQ    (DI)(CX*4), Z6, Z6
+	VMOVDQU32 Z6, 256(R11)
+
+summed2077:
 	TESTQ     AX, AX
-	JEQ       kept1821
+	JEQ       kept2078
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1125,7 +1347,7 @@ next1819:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1821:
+kept2078:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1155,18 +1377,30 @@ kept1821:
 	VMOVDQU32   Y7, (SI)(CX*2)
 	VPSRLD      $0x08, Z6, Z6
 	VPMOVDB     Z6, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2079
+	VMOVDQU32   192(R11), X6
+	VPADDQ      (BX)(CX*1), X6, X6
+	VMOVDQU32   X6, 192(R11)
+	VMOVDQU32   320(R11), Z6
+	VPADDQ      (DI)(CX*4), Z6, Z6
+	VMOVDQU32   Z6, 320(R11)
 
-check1820:
+summed2079:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2076:
 	CMPQ CX, R9
-	JB   next1819
+	JB   next2075
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1819
+	JB   next2075
 
-done1812:
+done2064:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1181,20 +1415,20 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      640(AX), Z4
@@ -1212,17 +1446,29 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161823
-	JA           fp321824
+	JE           fp162081
+	JA           fp322082
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1827
+	JMP          check2085
 
-next1826:
+next2084:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2086
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2086:
 	TESTQ     AX, AX
-	JEQ       kept1828
+	JEQ       kept2087
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1234,7 +1480,7 @@ next1826:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1828:
+kept2087:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1265,28 +1511,52 @@ kept1828:
 	VMOVDQU32   Y11, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2088
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1827:
+summed2088:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2085:
 	CMPQ CX, R9
-	JB   next1826
+	JB   next2084
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1826
-	JMP  done1825
+	JB   next2084
+	JMP  done2083
 
-fp161823:
+fp162081:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1830
+	JMP  check2090
 
-next1829:
+next2089:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2091
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2091:
 	TESTQ     AX, AX
-	JEQ       kept1831
+	JEQ       kept2092
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1298,7 +1568,7 @@ next1829:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1831:
+kept2092:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1328,28 +1598,52 @@ kept1831:
 	VMOVDQU32   Y11, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2093
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1830:
+summed2093:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2090:
 	CMPQ CX, R9
-	JB   next1829
+	JB   next2089
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1829
-	JMP  done1825
+	JB   next2089
+	JMP  done2083
 
-fp321824:
+fp322082:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1833
+	JMP  check2095
 
-next1832:
+next2094:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2096
+	VMOVDQU32 128(R11), X10
+	VPADDQ    (BX)(CX*1), X10, X10
+	VMOVDQU32 X10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*4), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2096:
 	TESTQ     AX, AX
-	JEQ       kept1834
+	JEQ       kept2097
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1361,7 +1655,7 @@ next1832:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1834:
+kept2097:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1391,18 +1685,30 @@ kept1834:
 	VMOVDQU32   Y11, (SI)(CX*2)
 	VPSRLD      $0x08, Z10, Z10
 	VPMOVDB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2098
+	VMOVDQU32   192(R11), X10
+	VPADDQ      (BX)(CX*1), X10, X10
+	VMOVDQU32   X10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*4), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1833:
+summed2098:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check2095:
 	CMPQ CX, R9
-	JB   next1832
+	JB   next2094
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1832
+	JB   next2094
 
-done1825:
+done2083:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1411,15 +1717,15 @@ done1825:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -1427,15 +1733,15 @@ TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161836
-	JA     fp321837
+	JE     fp162100
+	JA     fp322101
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1840
+	JMP    check2104
 
-next1839:
+next2103:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1450,23 +1756,23 @@ next1839:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1840:
+check2104:
 	CMPQ DX, R8
-	JB   next1839
+	JB   next2103
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1839
-	JMP  done1838
+	JB   next2103
+	JMP  done2102
 
-fp161836:
+fp162100:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1842
+	JMP  check2106
 
-next1841:
+next2105:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1481,23 +1787,23 @@ next1841:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1842:
+check2106:
 	CMPQ DX, R8
-	JB   next1841
+	JB   next2105
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1841
-	JMP  done1838
+	JB   next2105
+	JMP  done2102
 
-fp321837:
+fp322101:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1844
+	JMP  check2108
 
-next1843:
+next2107:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1512,15 +1818,15 @@ next1843:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1844:
+check2108:
 	CMPQ DX, R8
-	JB   next1843
+	JB   next2107
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1843
+	JB   next2107
 
-done1838:
+done2102:
 	VZEROUPPER
 	RET
 
@@ -1528,17 +1834,17 @@ done1838:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -1546,15 +1852,15 @@ TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161846
-	JA     fp321847
+	JE     fp162110
+	JA     fp322111
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1850
+	JMP    check2114
 
-next1849:
+next2113:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1572,23 +1878,23 @@ next1849:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1850:
+check2114:
 	CMPQ DX, R9
-	JB   next1849
+	JB   next2113
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1849
-	JMP  done1848
+	JB   next2113
+	JMP  done2112
 
-fp161846:
+fp162110:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1852
+	JMP  check2116
 
-next1851:
+next2115:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1606,23 +1912,23 @@ next1851:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1852:
+check2116:
 	CMPQ DX, R9
-	JB   next1851
+	JB   next2115
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1851
-	JMP  done1848
+	JB   next2115
+	JMP  done2112
 
-fp321847:
+fp322111:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1854
+	JMP  check2118
 
-next1853:
+next2117:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1640,20 +1946,20 @@ next1853:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1854:
+check2118:
 	CMPQ DX, R9
-	JB   next1853
+	JB   next2117
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1853
+	JB   next2117
 
-done1848:
+done2112:
 	VZEROUPPER
 	RET
 
 // func adamSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1665,24 +1971,24 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z5
+	VPBROADCASTD 72(R9), Z5
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
 	VMOVUPS      128(AX), Z6
 	VMOVUPS      192(AX), Z7
@@ -1703,17 +2009,32 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161856
-	JA           fp321857
+	JE           fp162120
+	JA           fp322121
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1860
+	JMP          check2124
 
-next1859:
+next2123:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2125
+	VMOVDQU32 128(R12), Y16
+	VPADDQ    (BX)(CX*1), Y16, Y16
+	VMOVDQU32 Y16, 128(R12)
+	VMOVDQU32 256(R12), Z16
+	VPADDQ    (DI)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 256(R12)
+	VMOVDQU32 384(R12), Z16
+	VPADDQ    (R8)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 384(R12)
+
+summed2125:
 	TESTQ     AX, AX
-	JEQ       kept1861
+	JEQ       kept2126
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1727,7 +2048,7 @@ next1859:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1861:
+kept2126:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -1807,28 +2128,58 @@ kept1861:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z17
 	VPSRLW      $0x08, Z17, Z17
 	VPMOVWB     Z17, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2127
+	VMOVDQU32   192(R12), Y16
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VMOVDQU32   Y16, 192(R12)
+	VMOVDQU32   320(R12), Z16
+	VPADDQ      (DI)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 320(R12)
+	VMOVDQU32   448(R12), Z16
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 448(R12)
 
-check1860:
+summed2127:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2124:
 	CMPQ CX, R10
-	JB   next1859
+	JB   next2123
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1859
-	JMP  done1858
+	JB   next2123
+	JMP  done2122
 
-fp161856:
+fp162120:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1863
+	JMP  check2129
 
-next1862:
+next2128:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2130
+	VMOVDQU32 128(R12), Y16
+	VPADDQ    (BX)(CX*1), Y16, Y16
+	VMOVDQU32 Y16, 128(R12)
+	VMOVDQU32 256(R12), Z16
+	VPADDQ    (DI)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 256(R12)
+	VMOVDQU32 384(R12), Z16
+	VPADDQ    (R8)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 384(R12)
+
+summed2130:
 	TESTQ     AX, AX
-	JEQ       kept1864
+	JEQ       kept2131
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1842,7 +2193,7 @@ next1862:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1864:
+kept2131:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -1925,28 +2276,58 @@ kept1864:
 	VPTERNLOGD  $0xf4, Z1, Z17, Z16
 	VPSRLW      $0x08, Z16, Z16
 	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2132
+	VMOVDQU32   192(R12), Y16
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VMOVDQU32   Y16, 192(R12)
+	VMOVDQU32   320(R12), Z16
+	VPADDQ      (DI)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 320(R12)
+	VMOVDQU32   448(R12), Z16
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 448(R12)
 
-check1863:
+summed2132:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2129:
 	CMPQ CX, R10
-	JB   next1862
+	JB   next2128
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1862
-	JMP  done1858
+	JB   next2128
+	JMP  done2122
 
-fp321857:
+fp322121:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1866
+	JMP  check2134
 
-next1865:
+next2133:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed2135
+	VMOVDQU32 128(R12), Y16
+	VPADDQ    (BX)(CX*1), Y16, Y16
+	VMOVDQU32 Y16, 128(R12)
+	VMOVDQU32 256(R12), Z16
+	VPADDQ    (DI)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 256(R12)
+	VMOVDQU32 384(R12), Z16
+	VPADDQ    (R8)(CX*2), Z16, Z16
+	VMOVDQU32 Z16, 384(R12)
+
+summed2135:
 	TESTQ     AX, AX
-	JEQ       kept1867
+	JEQ       kept2136
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1960,7 +2341,7 @@ next1865:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1867:
+kept2136:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -2044,24 +2425,39 @@ kept1867:
 	VPTERNLOGD  $0xf4, Z1, Z17, Z16
 	VPSRLW      $0x08, Z16, Z16
 	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed2137
+	VMOVDQU32   192(R12), Y16
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VMOVDQU32   Y16, 192(R12)
+	VMOVDQU32   320(R12), Z16
+	VPADDQ      (DI)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 320(R12)
+	VMOVDQU32   448(R12), Z16
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VMOVDQU32   Z16, 448(R12)
 
-check1866:
+summed2137:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check2134:
 	CMPQ CX, R10
-	JB   next1865
+	JB   next2133
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1865
+	JB   next2133
 
-done1858:
+done2122:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2073,20 +2469,20 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
 	VMOVUPS      256(AX), Z7
@@ -2104,17 +2500,29 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161869
-	JA           fp321870
+	JE           fp162139
+	JA           fp322140
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1873
+	JMP          check2143
 
-next1872:
+next2142:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2144
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2144:
 	TESTQ     AX, AX
-	JEQ       kept1874
+	JEQ       kept2145
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2126,7 +2534,7 @@ next1872:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1874:
+kept2145:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2197,28 +2605,52 @@ kept1874:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z16
 	VPSRLW      $0x08, Z16, Z16
 	VPMOVWB     Z16, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2146
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1873:
+summed2146:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2143:
 	CMPQ CX, R9
-	JB   next1872
+	JB   next2142
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1872
-	JMP  done1871
+	JB   next2142
+	JMP  done2141
 
-fp161869:
+fp162139:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1876
+	JMP  check2148
 
-next1875:
+next2147:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2149
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2149:
 	TESTQ     AX, AX
-	JEQ       kept1877
+	JEQ       kept2150
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2230,7 +2662,7 @@ next1875:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1877:
+kept2150:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2304,28 +2736,52 @@ kept1877:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z13
 	VPSRLW      $0x08, Z13, Z13
 	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2151
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1876:
+summed2151:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2148:
 	CMPQ CX, R9
-	JB   next1875
+	JB   next2147
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1875
-	JMP  done1871
+	JB   next2147
+	JMP  done2141
 
-fp321870:
+fp322140:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1879
+	JMP  check2153
 
-next1878:
+next2152:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2154
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2154:
 	TESTQ     AX, AX
-	JEQ       kept1880
+	JEQ       kept2155
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2337,7 +2793,7 @@ next1878:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1880:
+kept2155:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2412,24 +2868,36 @@ kept1880:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z13
 	VPSRLW      $0x08, Z13, Z13
 	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2156
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1879:
+summed2156:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2153:
 	CMPQ CX, R9
-	JB   next1878
+	JB   next2152
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1878
+	JB   next2152
 
-done1871:
+done2141:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2441,22 +2909,22 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Z5
+	VPBROADCASTD 72(R8), Z5
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
 	VMOVUPS      448(AX), Z6
 	VMOVUPS      576(AX), Z7
@@ -2471,17 +2939,29 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161882
-	JA           fp321883
+	JE           fp162158
+	JA           fp322159
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1886
+	JMP          check2162
 
-next1885:
+next2161:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2163
+	VMOVDQU32 128(R11), Y10
+	VPADDQ    (BX)(CX*1), Y10, Y10
+	VMOVDQU32 Y10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2163:
 	TESTQ     AX, AX
-	JEQ       kept1887
+	JEQ       kept2164
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2493,7 +2973,7 @@ next1885:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1887:
+kept2164:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2554,28 +3034,52 @@ kept1887:
 	VPTERNLOGD  $0xf4, Z1, Z10, Z11
 	VPSRLW      $0x08, Z11, Z11
 	VPMOVWB     Z11, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2165
+	VMOVDQU32   192(R11), Y10
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VMOVDQU32   Y10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1886:
+summed2165:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2162:
 	CMPQ CX, R9
-	JB   next1885
+	JB   next2161
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1885
-	JMP  done1884
+	JB   next2161
+	JMP  done2160
 
-fp161882:
+fp162158:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1889
+	JMP  check2167
 
-next1888:
+next2166:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2168
+	VMOVDQU32 128(R11), Y10
+	VPADDQ    (BX)(CX*1), Y10, Y10
+	VMOVDQU32 Y10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2168:
 	TESTQ     AX, AX
-	JEQ       kept1890
+	JEQ       kept2169
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2587,7 +3091,7 @@ next1888:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1890:
+kept2169:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2651,28 +3155,52 @@ kept1890:
 	VPTERNLOGD  $0xf4, Z1, Z11, Z10
 	VPSRLW      $0x08, Z10, Z10
 	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2170
+	VMOVDQU32   192(R11), Y10
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VMOVDQU32   Y10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1889:
+summed2170:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2167:
 	CMPQ CX, R9
-	JB   next1888
+	JB   next2166
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1888
-	JMP  done1884
+	JB   next2166
+	JMP  done2160
 
-fp321883:
+fp322159:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1892
+	JMP  check2172
 
-next1891:
+next2171:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2173
+	VMOVDQU32 128(R11), Y10
+	VPADDQ    (BX)(CX*1), Y10, Y10
+	VMOVDQU32 Y10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed2173:
 	TESTQ     AX, AX
-	JEQ       kept1893
+	JEQ       kept2174
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2684,7 +3212,7 @@ next1891:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1893:
+kept2174:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2749,24 +3277,36 @@ kept1893:
 	VPTERNLOGD  $0xf4, Z1, Z11, Z10
 	VPSRLW      $0x08, Z10, Z10
 	VPMOVWB     Z10, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2175
+	VMOVDQU32   192(R11), Y10
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VMOVDQU32   Y10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1892:
+summed2175:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2172:
 	CMPQ CX, R9
-	JB   next1891
+	JB   next2171
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1891
+	JB   next2171
 
-done1884:
+done2160:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2778,20 +3318,20 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
 	VMOVUPS      640(AX), Z7
@@ -2809,17 +3349,29 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161895
-	JA           fp321896
+	JE           fp162177
+	JA           fp322178
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1899
+	JMP          check2181
 
-next1898:
+next2180:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2182
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2182:
 	TESTQ     AX, AX
-	JEQ       kept1900
+	JEQ       kept2183
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2831,7 +3383,7 @@ next1898:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1900:
+kept2183:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2888,28 +3440,52 @@ kept1900:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z14
 	VPSRLW      $0x08, Z14, Z14
 	VPMOVWB     Z14, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2184
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1899:
+summed2184:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2181:
 	CMPQ CX, R9
-	JB   next1898
+	JB   next2180
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1898
-	JMP  done1897
+	JB   next2180
+	JMP  done2179
 
-fp161895:
+fp162177:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1902
+	JMP  check2186
 
-next1901:
+next2185:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2187
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2187:
 	TESTQ     AX, AX
-	JEQ       kept1903
+	JEQ       kept2188
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2921,7 +3497,7 @@ next1901:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1903:
+kept2188:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2981,28 +3557,52 @@ kept1903:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z13
 	VPSRLW      $0x08, Z13, Z13
 	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2189
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1902:
+summed2189:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2186:
 	CMPQ CX, R9
-	JB   next1901
+	JB   next2185
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1901
-	JMP  done1897
+	JB   next2185
+	JMP  done2179
 
-fp321896:
+fp322178:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1905
+	JMP  check2191
 
-next1904:
+next2190:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed2192
+	VMOVDQU32 128(R11), Y13
+	VPADDQ    (BX)(CX*1), Y13, Y13
+	VMOVDQU32 Y13, 128(R11)
+	VMOVDQU32 256(R11), Z13
+	VPADDQ    (DI)(CX*2), Z13, Z13
+	VMOVDQU32 Z13, 256(R11)
+
+summed2192:
 	TESTQ     AX, AX
-	JEQ       kept1906
+	JEQ       kept2193
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3014,7 +3614,7 @@ next1904:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1906:
+kept2193:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3075,18 +3675,30 @@ kept1906:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z13
 	VPSRLW      $0x08, Z13, Z13
 	VPMOVWB     Z13, (BX)(CX*1)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed2194
+	VMOVDQU32   192(R11), Y13
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VMOVDQU32   Y13, 192(R11)
+	VMOVDQU32   320(R11), Z13
+	VPADDQ      (DI)(CX*2), Z13, Z13
+	VMOVDQU32   Z13, 320(R11)
 
-check1905:
+summed2194:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check2191:
 	CMPQ CX, R9
-	JB   next1904
+	JB   next2190
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1904
+	JB   next2190
 
-done1897:
+done2179:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3095,15 +3707,15 @@ done1897:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -3111,15 +3723,15 @@ TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161908
-	JA     fp321909
+	JE     fp162196
+	JA     fp322197
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1912
+	JMP    check2200
 
-next1911:
+next2199:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3134,23 +3746,23 @@ next1911:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1912:
+check2200:
 	CMPQ DX, R8
-	JB   next1911
+	JB   next2199
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1911
-	JMP  done1910
+	JB   next2199
+	JMP  done2198
 
-fp161908:
+fp162196:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1914
+	JMP  check2202
 
-next1913:
+next2201:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3165,23 +3777,23 @@ next1913:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1914:
+check2202:
 	CMPQ DX, R8
-	JB   next1913
+	JB   next2201
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1913
-	JMP  done1910
+	JB   next2201
+	JMP  done2198
 
-fp321909:
+fp322197:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1916
+	JMP  check2204
 
-next1915:
+next2203:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3196,15 +3808,15 @@ next1915:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1916:
+check2204:
 	CMPQ DX, R8
-	JB   next1915
+	JB   next2203
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1915
+	JB   next2203
 
-done1910:
+done2198:
 	VZEROUPPER
 	RET
 
@@ -3212,17 +3824,17 @@ done1910:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -3230,15 +3842,15 @@ TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161918
-	JA     fp321919
+	JE     fp162206
+	JA     fp322207
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1922
+	JMP    check2210
 
-next1921:
+next2209:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3256,23 +3868,23 @@ next1921:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1922:
+check2210:
 	CMPQ DX, R9
-	JB   next1921
+	JB   next2209
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1921
-	JMP  done1920
+	JB   next2209
+	JMP  done2208
 
-fp161918:
+fp162206:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1924
+	JMP  check2212
 
-next1923:
+next2211:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3290,23 +3902,23 @@ next1923:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1924:
+check2212:
 	CMPQ DX, R9
-	JB   next1923
+	JB   next2211
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1923
-	JMP  done1920
+	JB   next2211
+	JMP  done2208
 
-fp321919:
+fp322207:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1926
+	JMP  check2214
 
-next1925:
+next2213:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3324,15 +3936,15 @@ next1925:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1926:
+check2214:
 	CMPQ DX, R9
-	JB   next1925
+	JB   next2213
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1925
+	JB   next2213
 
-done1920:
+done2208:
 	VZEROUPPER
 	RET
 
@@ -3348,7 +3960,7 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	ADDQ         $0x3f, DX
 	ANDQ         $-64, DX
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	VMOVUPS      (AX), Z3
 	VMOVUPS      Z3, 4096(DX)
 	VMOVUPS      64(AX), Z3
@@ -3395,42 +4007,42 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	MOVQ         AX, 5128(DX)
 	MOVQ         AX, 5136(DX)
 	MOVQ         a+0(FP), AX
-	MOVQ         48(AX), CX
+	MOVQ         56(AX), CX
 	MOVQ         a+0(FP), AX
-	MOVQ         88(AX), BX
+	MOVQ         96(AX), BX
 	MOVQ         a+0(FP), AX
-	MOVQ         80(AX), SI
+	MOVQ         88(AX), SI
 	MOVQ         a+0(FP), AX
-	VPBROADCASTD 68(AX), Z16
+	VPBROADCASTD 76(AX), Z16
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z16, Z16
 	MOVQ         a+0(FP), AX
-	MOVQ         128(AX), DI
+	MOVQ         136(AX), DI
 	MOVQ         a+0(FP), AX
-	MOVQ         104(AX), R8
+	MOVQ         112(AX), R8
 	MOVQ         a+0(FP), AX
-	MOVQ         112(AX), R9
+	MOVQ         120(AX), R9
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), R10
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp161928
-	JA           fp321929
+	JE           fp162216
+	JA           fp322217
 
-block1931:
+block2219:
 	TESTQ   R10, R10
-	JEQ     kept1934
+	JEQ     kept2222
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1934:
+kept2222:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3448,9 +4060,9 @@ kept1934:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1932:
+tile2220:
 	TESTQ     R10, R10
-	JEQ       kept1935
+	JEQ       kept2223
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -3466,7 +4078,7 @@ tile1932:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1935:
+kept2223:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -3726,12 +4338,12 @@ kept1935:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1932
+	JNE         tile2220
 	CMPL        5120(DX), $0x00
-	JEQ         done1937
+	JEQ         done2225
 	SUBQ        $0x00000100, AX
 
-next1936:
+next2224:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -3750,9 +4362,9 @@ next1936:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1936
+	JNE        next2224
 
-done1937:
+done2225:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -3777,11 +4389,11 @@ done1937:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1938
+	JEQ           unusual2226
 	CMPL          R13, $0x5f000000
-	JBE           usual1939
+	JBE           usual2227
 
-unusual1938:
+unusual2226:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -3790,7 +4402,7 @@ unusual1938:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1940:
+next2228:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -3799,7 +4411,7 @@ next1940:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1940
+	JB            next2228
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -3821,7 +4433,7 @@ next1940:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1939:
+usual2227:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -3880,7 +4492,7 @@ usual1939:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -3909,7 +4521,7 @@ usual1939:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -3923,7 +4535,7 @@ usual1939:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -3931,24 +4543,24 @@ usual1939:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1931
-	JMP          done1930
+	JB           block2219
+	JMP          done2218
 
-fp161928:
-block1941:
+fp162216:
+block2229:
 	TESTQ   R10, R10
-	JEQ     kept1944
+	JEQ     kept2232
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1944:
+kept2232:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3966,9 +4578,9 @@ kept1944:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1942:
+tile2230:
 	TESTQ     R10, R10
-	JEQ       kept1945
+	JEQ       kept2233
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -3984,7 +4596,7 @@ tile1942:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1945:
+kept2233:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -4250,12 +4862,12 @@ kept1945:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1942
+	JNE         tile2230
 	CMPL        5120(DX), $0x00
-	JEQ         done1947
+	JEQ         done2235
 	SUBQ        $0x00000100, AX
 
-next1946:
+next2234:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4274,9 +4886,9 @@ next1946:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1946
+	JNE        next2234
 
-done1947:
+done2235:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4301,11 +4913,11 @@ done1947:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1948
+	JEQ           unusual2236
 	CMPL          R13, $0x5f000000
-	JBE           usual1949
+	JBE           usual2237
 
-unusual1948:
+unusual2236:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4314,7 +4926,7 @@ unusual1948:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1950:
+next2238:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4323,7 +4935,7 @@ next1950:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1950
+	JB            next2238
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4345,7 +4957,7 @@ next1950:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1949:
+usual2237:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4404,7 +5016,7 @@ usual1949:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4433,7 +5045,7 @@ usual1949:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4447,7 +5059,7 @@ usual1949:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4455,24 +5067,24 @@ usual1949:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1941
-	JMP          done1930
+	JB           block2229
+	JMP          done2218
 
-fp321929:
-block1951:
+fp322217:
+block2239:
 	TESTQ   R10, R10
-	JEQ     kept1954
+	JEQ     kept2242
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1954:
+kept2242:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4490,9 +5102,9 @@ kept1954:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1952:
+tile2240:
 	TESTQ     R10, R10
-	JEQ       kept1955
+	JEQ       kept2243
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -4508,7 +5120,7 @@ tile1952:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1955:
+kept2243:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -4776,12 +5388,12 @@ kept1955:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1952
+	JNE         tile2240
 	CMPL        5120(DX), $0x00
-	JEQ         done1957
+	JEQ         done2245
 	SUBQ        $0x00000100, AX
 
-next1956:
+next2244:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4800,9 +5412,9 @@ next1956:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1956
+	JNE        next2244
 
-done1957:
+done2245:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4827,11 +5439,11 @@ done1957:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1958
+	JEQ           unusual2246
 	CMPL          R13, $0x5f000000
-	JBE           usual1959
+	JBE           usual2247
 
-unusual1958:
+unusual2246:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4840,7 +5452,7 @@ unusual1958:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1960:
+next2248:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4849,7 +5461,7 @@ next1960:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1960
+	JB            next2248
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4871,7 +5483,7 @@ next1960:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1959:
+usual2247:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4930,7 +5542,7 @@ usual1959:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4959,7 +5571,7 @@ usual1959:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4973,7 +5585,7 @@ usual1959:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4981,10 +5593,10 @@ usual1959:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1951
+	JB           block2239
 
-done1930:
-tile1961:
+done2218:
+tile2249:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -5062,12 +5674,12 @@ tile1961:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1961
+	JNE         tile2249
 	CMPL        5120(DX), $0x00
-	JEQ         done1963
+	JEQ         done2251
 	SUBQ        $0x00000100, AX
 
-next1962:
+next2250:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5086,9 +5698,9 @@ next1962:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1962
+	JNE        next2250
 
-done1963:
+done2251:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5097,19 +5709,19 @@ done1963:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   120(R8), R8
+	MOVQ   128(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -5117,15 +5729,15 @@ TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161965
-	JA     fp321966
+	JE     fp162253
+	JA     fp322254
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1969
+	JMP    check2257
 
-next1968:
+next2256:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5141,33 +5753,33 @@ next1968:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1970
+	JNE        within2258
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1970:
+within2258:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1969:
+check2257:
 	CMPQ DX, R10
-	JB   next1968
+	JB   next2256
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1968
-	JMP  done1967
+	JB   next2256
+	JMP  done2255
 
-fp161965:
+fp162253:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1972
+	JMP  check2260
 
-next1971:
+next2259:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5183,33 +5795,33 @@ next1971:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1973
+	JNE        within2261
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1973:
+within2261:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1972:
+check2260:
 	CMPQ DX, R10
-	JB   next1971
+	JB   next2259
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1971
-	JMP  done1967
+	JB   next2259
+	JMP  done2255
 
-fp321966:
+fp322254:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1975
+	JMP  check2263
 
-next1974:
+next2262:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5225,24 +5837,24 @@ next1974:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1976
+	JNE        within2264
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1976:
+within2264:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1975:
+check2263:
 	CMPQ DX, R10
-	JB   next1974
+	JB   next2262
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1974
+	JB   next2262
 
-done1967:
+done2255:
 	VZEROUPPER
 	RET

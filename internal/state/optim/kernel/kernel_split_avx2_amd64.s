@@ -399,19 +399,19 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    112(R8), R8
+	MOVQ    120(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -436,8 +436,25 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	JMP     check6
 
 next5:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed7
+	VMOVDQU 128(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed7:
 	TESTQ   R9, R9
-	JEQ     kept7
+	JEQ     kept8
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -455,7 +472,7 @@ next5:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept7:
+kept8:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -511,8 +528,25 @@ kept7:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed9
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+
+summed9:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
 
 check6:
 	CMPQ CX, R11
@@ -528,11 +562,28 @@ fp162:
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check9
+	JMP  check11
 
-next8:
+next10:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed12
+	VMOVDQU 128(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed12:
 	TESTQ   R9, R9
-	JEQ     kept10
+	JEQ     kept13
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -550,7 +601,7 @@ next8:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept10:
+kept13:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -604,16 +655,33 @@ kept10:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed14
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
 
-check9:
+summed14:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check11:
 	CMPQ CX, R11
-	JB   next8
+	JB   next10
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next8
+	JB   next10
 	JMP  done4
 
 fp323:
@@ -621,11 +689,28 @@ fp323:
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check12
+	JMP  check16
 
-next11:
+next15:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed17
+	VMOVDQU 128(R13), Y6
+	VPADDQ  (SI)(CX*2), Y6, Y6
+	VMOVDQU Y6, 128(R13)
+	VMOVDQU 256(R13), Y6
+	VPADDQ  (DI)(CX*4), Y6, Y6
+	VPADDQ  32(DI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 256(R13)
+	VMOVDQU 384(R13), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 384(R13)
+
+summed17:
 	TESTQ   R9, R9
-	JEQ     kept13
+	JEQ     kept18
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -643,7 +728,7 @@ next11:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept13:
+kept18:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -697,16 +782,33 @@ kept13:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R12
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	TESTQ          R13, R13
+	JEQ            summed19
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
 
-check12:
+summed19:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check16:
 	CMPQ CX, R11
-	JB   next11
+	JB   next15
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next11
+	JB   next15
 
 done4:
 	LDMXCSR (SP)
@@ -722,17 +824,17 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -747,17 +849,30 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1615
-	JA      fp3216
+	JE      fp1621
+	JA      fp3222
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check19
+	JMP     check25
 
-next18:
+next24:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed26
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed26:
 	TESTQ   R8, R8
-	JEQ     kept20
+	JEQ     kept27
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -771,7 +886,7 @@ next18:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept20:
+kept27:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -830,28 +945,54 @@ kept20:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed28
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check19:
+summed28:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check25:
 	CMPQ CX, R10
-	JB   next18
+	JB   next24
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next18
-	JMP  done17
+	JB   next24
+	JMP  done23
 
-fp1615:
+fp1621:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check22
+	JMP  check30
 
-next21:
+next29:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed31
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed31:
 	TESTQ   R8, R8
-	JEQ     kept23
+	JEQ     kept32
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -865,7 +1006,7 @@ next21:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept23:
+kept32:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -922,28 +1063,54 @@ kept23:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed33
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check22:
+summed33:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check30:
 	CMPQ CX, R10
-	JB   next21
+	JB   next29
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next21
-	JMP  done17
+	JB   next29
+	JMP  done23
 
-fp3216:
+fp3222:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check25
+	JMP  check35
 
-next24:
+next34:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed36
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed36:
 	TESTQ   R8, R8
-	JEQ     kept26
+	JEQ     kept37
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -957,7 +1124,7 @@ next24:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept26:
+kept37:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1014,18 +1181,31 @@ kept26:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed38
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check25:
+summed38:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check35:
 	CMPQ CX, R10
-	JB   next24
+	JB   next34
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next24
+	JB   next34
 
-done17:
+done23:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1039,17 +1219,17 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
@@ -1061,17 +1241,30 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1628
-	JA      fp3229
+	JE      fp1640
+	JA      fp3241
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check32
+	JMP     check44
 
-next31:
+next43:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed45
+	VMOVDQU 128(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed45:
 	TESTQ   R8, R8
-	JEQ     kept33
+	JEQ     kept46
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1085,7 +1278,7 @@ next31:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept33:
+kept46:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1130,28 +1323,54 @@ kept33:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed47
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check32:
+summed47:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check44:
 	CMPQ CX, R10
-	JB   next31
+	JB   next43
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next31
-	JMP  done30
+	JB   next43
+	JMP  done42
 
-fp1628:
+fp1640:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check35
+	JMP  check49
 
-next34:
+next48:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed50
+	VMOVDQU 128(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed50:
 	TESTQ   R8, R8
-	JEQ     kept36
+	JEQ     kept51
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1165,7 +1384,7 @@ next34:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept36:
+kept51:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1208,28 +1427,54 @@ kept36:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed52
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check35:
+summed52:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check49:
 	CMPQ CX, R10
-	JB   next34
+	JB   next48
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next34
-	JMP  done30
+	JB   next48
+	JMP  done42
 
-fp3229:
+fp3241:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check38
+	JMP  check54
 
-next37:
+next53:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed55
+	VMOVDQU 128(R12), Y2
+	VPADDQ  (SI)(CX*2), Y2, Y2
+	VMOVDQU Y2, 128(R12)
+	VMOVDQU 256(R12), Y2
+	VPADDQ  (DI)(CX*4), Y2, Y2
+	VPADDQ  32(DI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 256(R12)
+
+summed55:
 	TESTQ   R8, R8
-	JEQ     kept39
+	JEQ     kept56
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1243,7 +1488,7 @@ next37:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept39:
+kept56:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1286,18 +1531,31 @@ kept39:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed57
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
 
-check38:
+summed57:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check54:
 	CMPQ CX, R10
-	JB   next37
+	JB   next53
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next37
+	JB   next53
 
-done30:
+done42:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1311,17 +1569,17 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1336,17 +1594,30 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1641
-	JA      fp3242
+	JE      fp1659
+	JA      fp3260
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check45
+	JMP     check63
 
-next44:
+next62:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed64
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed64:
 	TESTQ   R8, R8
-	JEQ     kept46
+	JEQ     kept65
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1360,7 +1631,7 @@ next44:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept46:
+kept65:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1405,28 +1676,54 @@ kept46:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed66
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check45:
+summed66:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check63:
 	CMPQ CX, R10
-	JB   next44
+	JB   next62
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next44
-	JMP  done43
+	JB   next62
+	JMP  done61
 
-fp1641:
+fp1659:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check48
+	JMP  check68
 
-next47:
+next67:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed69
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed69:
 	TESTQ   R8, R8
-	JEQ     kept49
+	JEQ     kept70
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1440,7 +1737,7 @@ next47:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept49:
+kept70:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1483,28 +1780,54 @@ kept49:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed71
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check48:
+summed71:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check68:
 	CMPQ CX, R10
-	JB   next47
+	JB   next67
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next47
-	JMP  done43
+	JB   next67
+	JMP  done61
 
-fp3242:
+fp3260:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check51
+	JMP  check73
 
-next50:
+next72:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed74
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*4), Y5, Y5
+	VPADDQ  32(DI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed74:
 	TESTQ   R8, R8
-	JEQ     kept52
+	JEQ     kept75
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1518,7 +1841,7 @@ next50:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept52:
+kept75:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1561,18 +1884,31 @@ kept52:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	ADDQ           $0x00000010, CX
-	ADDQ           $0x00000010, R11
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	TESTQ          R12, R12
+	JEQ            summed76
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
 
-check51:
+summed76:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check73:
 	CMPQ CX, R10
-	JB   next50
+	JB   next72
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next50
+	JB   next72
 
-done43:
+done61:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1581,15 +1917,15 @@ done43:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1597,15 +1933,15 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp1654
-	JA    fp3255
+	JE    fp1678
+	JA    fp3279
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check58
+	JMP   check82
 
-next57:
+next81:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1622,23 +1958,23 @@ next57:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check58:
+check82:
 	CMPQ DX, R8
-	JB   next57
+	JB   next81
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next57
-	JMP  done56
+	JB   next81
+	JMP  done80
 
-fp1654:
+fp1678:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check60
+	JMP  check84
 
-next59:
+next83:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1655,23 +1991,23 @@ next59:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check60:
+check84:
 	CMPQ DX, R8
-	JB   next59
+	JB   next83
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next59
-	JMP  done56
+	JB   next83
+	JMP  done80
 
-fp3255:
+fp3279:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check62
+	JMP  check86
 
-next61:
+next85:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1689,15 +2025,15 @@ next61:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check62:
+check86:
 	CMPQ DX, R8
-	JB   next61
+	JB   next85
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next61
+	JB   next85
 
-done56:
+done80:
 	VZEROUPPER
 	RET
 
@@ -1705,17 +2041,17 @@ done56:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1723,15 +2059,15 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp1664
-	JA    fp3265
+	JE    fp1688
+	JA    fp3289
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check68
+	JMP   check92
 
-next67:
+next91:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1753,23 +2089,23 @@ next67:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check68:
+check92:
 	CMPQ DX, R9
-	JB   next67
+	JB   next91
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next67
-	JMP  done66
+	JB   next91
+	JMP  done90
 
-fp1664:
+fp1688:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check70
+	JMP  check94
 
-next69:
+next93:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1791,23 +2127,23 @@ next69:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check70:
+check94:
 	CMPQ DX, R9
-	JB   next69
+	JB   next93
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next69
-	JMP  done66
+	JB   next93
+	JMP  done90
 
-fp3265:
+fp3289:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check72
+	JMP  check96
 
-next71:
+next95:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1830,15 +2166,15 @@ next71:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check72:
+check96:
 	CMPQ DX, R9
-	JB   next71
+	JB   next95
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next71
+	JB   next95
 
-done66:
+done90:
 	VZEROUPPER
 	RET
 
@@ -1851,21 +2187,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -1882,17 +2218,35 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
 	CMPQ         CX, $0x01
-	JE           fp1674
-	JA           fp3275
+	JE           fp1698
+	JA           fp3299
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check78
+	JMP          check102
 
-next77:
+next101:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed103
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VPADDQ  32(SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed103:
 	TESTQ   R9, R9
-	JEQ     kept79
+	JEQ     kept104
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -1914,7 +2268,7 @@ next77:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept79:
+kept104:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2055,28 +2409,64 @@ kept79:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed105
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -32(SI)(CX*2), Y7, Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check78:
+summed105:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check102:
 	CMPQ CX, R11
-	JB   next77
+	JB   next101
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next77
-	JMP  done76
+	JB   next101
+	JMP  done100
 
-fp1674:
+fp1698:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check81
+	JMP  check107
 
-next80:
+next106:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed108
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VPADDQ  32(SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed108:
 	TESTQ   R9, R9
-	JEQ     kept82
+	JEQ     kept109
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2098,7 +2488,7 @@ next80:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept82:
+kept109:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2245,28 +2635,64 @@ kept82:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed110
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -32(SI)(CX*2), Y7, Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check81:
+summed110:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check107:
 	CMPQ CX, R11
-	JB   next80
+	JB   next106
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next80
-	JMP  done76
+	JB   next106
+	JMP  done100
 
-fp3275:
+fp3299:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check84
+	JMP  check112
 
-next83:
+next111:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     summed113
+	VMOVDQU 128(R13), Y7
+	VPADDQ  (SI)(CX*2), Y7, Y7
+	VPADDQ  32(SI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 128(R13)
+	VMOVDQU 256(R13), Y7
+	VPADDQ  (DI)(CX*2), Y7, Y7
+	VPADDQ  32(DI)(CX*2), Y7, Y7
+	VMOVDQU Y7, 256(R13)
+	VMOVDQU 384(R13), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VPADDQ  32(R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 384(R13)
+
+summed113:
 	TESTQ   R9, R9
-	JEQ     kept85
+	JEQ     kept114
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2288,7 +2714,7 @@ next83:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept85:
+kept114:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2435,18 +2861,36 @@ kept85:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R12
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	TESTQ       R13, R13
+	JEQ         summed115
+	VMOVDQU     192(R13), Y7
+	VPADDQ      -32(SI)(CX*2), Y7, Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      -32(DI)(CX*2), Y7, Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      -32(R8)(CX*2), Y7, Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
 
-check84:
+summed115:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check112:
 	CMPQ CX, R11
-	JB   next83
+	JB   next111
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next83
+	JB   next111
 
-done76:
+done100:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2460,17 +2904,17 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2485,17 +2929,31 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp1687
-	JA      fp3288
+	JE      fp16117
+	JA      fp32118
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check91
+	JMP     check121
 
-next90:
+next120:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed122
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed122:
 	TESTQ   R8, R8
-	JEQ     kept92
+	JEQ     kept123
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2513,7 +2971,7 @@ next90:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept92:
+kept123:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2636,28 +3094,56 @@ kept92:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed124
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check91:
+summed124:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check121:
 	CMPQ CX, R10
-	JB   next90
+	JB   next120
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next90
-	JMP  done89
+	JB   next120
+	JMP  done119
 
-fp1687:
+fp16117:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check94
+	JMP  check126
 
-next93:
+next125:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed127
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed127:
 	TESTQ   R8, R8
-	JEQ     kept95
+	JEQ     kept128
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2675,7 +3161,7 @@ next93:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept95:
+kept128:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2804,28 +3290,56 @@ kept95:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed129
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check94:
+summed129:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check126:
 	CMPQ CX, R10
-	JB   next93
+	JB   next125
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next93
-	JMP  done89
+	JB   next125
+	JMP  done119
 
-fp3288:
+fp32118:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check97
+	JMP  check131
 
-next96:
+next130:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed132
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed132:
 	TESTQ   R8, R8
-	JEQ     kept98
+	JEQ     kept133
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2843,7 +3357,7 @@ next96:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept98:
+kept133:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2972,18 +3486,32 @@ kept98:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed134
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check97:
+summed134:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check131:
 	CMPQ CX, R10
-	JB   next96
+	JB   next130
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next96
+	JB   next130
 
-done89:
+done119:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2997,19 +3525,19 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Y0
+	VPBROADCASTD 72(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -3022,17 +3550,31 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp16100
-	JA           fp32101
+	JE           fp16136
+	JA           fp32137
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check104
+	JMP          check140
 
-next103:
+next139:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed141
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VPADDQ  32(SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed141:
 	TESTQ   R8, R8
-	JEQ     kept105
+	JEQ     kept142
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3050,7 +3592,7 @@ next103:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept105:
+kept142:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3153,28 +3695,56 @@ kept105:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed143
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -32(SI)(CX*2), Y3, Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check104:
+summed143:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check140:
 	CMPQ CX, R10
-	JB   next103
+	JB   next139
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next103
-	JMP  done102
+	JB   next139
+	JMP  done138
 
-fp16100:
+fp16136:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check107
+	JMP  check145
 
-next106:
+next144:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed146
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VPADDQ  32(SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed146:
 	TESTQ   R8, R8
-	JEQ     kept108
+	JEQ     kept147
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3192,7 +3762,7 @@ next106:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept108:
+kept147:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3301,28 +3871,56 @@ kept108:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed148
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -32(SI)(CX*2), Y3, Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check107:
+summed148:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check145:
 	CMPQ CX, R10
-	JB   next106
+	JB   next144
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next106
-	JMP  done102
+	JB   next144
+	JMP  done138
 
-fp32101:
+fp32137:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check110
+	JMP  check150
 
-next109:
+next149:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed151
+	VMOVDQU 128(R12), Y3
+	VPADDQ  (SI)(CX*2), Y3, Y3
+	VPADDQ  32(SI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 128(R12)
+	VMOVDQU 256(R12), Y3
+	VPADDQ  (DI)(CX*2), Y3, Y3
+	VPADDQ  32(DI)(CX*2), Y3, Y3
+	VMOVDQU Y3, 256(R12)
+
+summed151:
 	TESTQ   R8, R8
-	JEQ     kept111
+	JEQ     kept152
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3340,7 +3938,7 @@ next109:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept111:
+kept152:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3449,18 +4047,32 @@ kept111:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed153
+	VMOVDQU     192(R12), Y3
+	VPADDQ      -32(SI)(CX*2), Y3, Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      -32(DI)(CX*2), Y3, Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
 
-check110:
+summed153:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check150:
 	CMPQ CX, R10
-	JB   next109
+	JB   next149
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next109
+	JB   next149
 
-done102:
+done138:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3474,17 +4086,17 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -3499,17 +4111,31 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
 	CMPQ    CX, $0x01
-	JE      fp16113
-	JA      fp32114
+	JE      fp16155
+	JA      fp32156
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check117
+	JMP     check159
 
-next116:
+next158:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed160
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed160:
 	TESTQ   R8, R8
-	JEQ     kept118
+	JEQ     kept161
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3527,7 +4153,7 @@ next116:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept118:
+kept161:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3622,28 +4248,56 @@ kept118:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed162
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check117:
+summed162:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check159:
 	CMPQ CX, R10
-	JB   next116
+	JB   next158
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next116
-	JMP  done115
+	JB   next158
+	JMP  done157
 
-fp16113:
+fp16155:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check120
+	JMP  check164
 
-next119:
+next163:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed165
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed165:
 	TESTQ   R8, R8
-	JEQ     kept121
+	JEQ     kept166
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3661,7 +4315,7 @@ next119:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept121:
+kept166:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3762,28 +4416,56 @@ kept121:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed167
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check120:
+summed167:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check164:
 	CMPQ CX, R10
-	JB   next119
+	JB   next163
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next119
-	JMP  done115
+	JB   next163
+	JMP  done157
 
-fp32114:
+fp32156:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check123
+	JMP  check169
 
-next122:
+next168:
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     summed170
+	VMOVDQU 128(R12), Y5
+	VPADDQ  (SI)(CX*2), Y5, Y5
+	VPADDQ  32(SI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 128(R12)
+	VMOVDQU 256(R12), Y5
+	VPADDQ  (DI)(CX*2), Y5, Y5
+	VPADDQ  32(DI)(CX*2), Y5, Y5
+	VMOVDQU Y5, 256(R12)
+
+summed170:
 	TESTQ   R8, R8
-	JEQ     kept124
+	JEQ     kept171
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3801,7 +4483,7 @@ next122:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept124:
+kept171:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3902,18 +4584,32 @@ kept124:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed172
+	VMOVDQU     192(R12), Y5
+	VPADDQ      -32(SI)(CX*2), Y5, Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      -32(DI)(CX*2), Y5, Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
 
-check123:
+summed172:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check169:
 	CMPQ CX, R10
-	JB   next122
+	JB   next168
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next122
+	JB   next168
 
-done115:
+done157:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3922,15 +4618,15 @@ done115:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -3938,15 +4634,15 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16126
-	JA    fp32127
+	JE    fp16174
+	JA    fp32175
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check130
+	JMP   check178
 
-next129:
+next177:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -3961,23 +4657,23 @@ next129:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check130:
+check178:
 	CMPQ DX, R8
-	JB   next129
+	JB   next177
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next129
-	JMP  done128
+	JB   next177
+	JMP  done176
 
-fp16126:
+fp16174:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check132
+	JMP  check180
 
-next131:
+next179:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -3992,23 +4688,23 @@ next131:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check132:
+check180:
 	CMPQ DX, R8
-	JB   next131
+	JB   next179
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next131
-	JMP  done128
+	JB   next179
+	JMP  done176
 
-fp32127:
+fp32175:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check134
+	JMP  check182
 
-next133:
+next181:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -4024,15 +4720,15 @@ next133:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check134:
+check182:
 	CMPQ DX, R8
-	JB   next133
+	JB   next181
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next133
+	JB   next181
 
-done128:
+done176:
 	VZEROUPPER
 	RET
 
@@ -4040,17 +4736,17 @@ done128:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -4058,15 +4754,15 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16136
-	JA    fp32137
+	JE    fp16184
+	JA    fp32185
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check140
+	JMP   check188
 
-next139:
+next187:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4084,23 +4780,23 @@ next139:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check140:
+check188:
 	CMPQ DX, R9
-	JB   next139
+	JB   next187
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next139
-	JMP  done138
+	JB   next187
+	JMP  done186
 
-fp16136:
+fp16184:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check142
+	JMP  check190
 
-next141:
+next189:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4118,23 +4814,23 @@ next141:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check142:
+check190:
 	CMPQ DX, R9
-	JB   next141
+	JB   next189
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next141
-	JMP  done138
+	JB   next189
+	JMP  done186
 
-fp32137:
+fp32185:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check144
+	JMP  check192
 
-next143:
+next191:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4153,15 +4849,15 @@ next143:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check144:
+check192:
 	CMPQ DX, R9
-	JB   next143
+	JB   next191
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next143
+	JB   next191
 
-done138:
+done186:
 	VZEROUPPER
 	RET
 
@@ -4177,7 +4873,7 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -4229,39 +4925,39 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), CX
+	MOVQ    56(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), BX
+	MOVQ    88(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    88(AX), SI
+	MOVQ    96(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    128(AX), DI
+	MOVQ    136(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    104(AX), R8
+	MOVQ    112(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    112(AX), R9
+	MOVQ    120(AX), R9
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), R10
 	MOVQ    a+0(FP), AX
 	MOVQ    24(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16146
-	JA      fp32147
+	JE      fp16194
+	JA      fp32195
 
-block149:
+block197:
 	TESTQ   R10, R10
-	JEQ     kept152
+	JEQ     kept200
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept152:
+kept200:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4277,9 +4973,9 @@ kept152:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile150:
+tile198:
 	TESTQ   R10, R10
-	JEQ     kept153
+	JEQ     kept201
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -4297,7 +4993,7 @@ tile150:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept153:
+kept201:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -4494,16 +5190,16 @@ kept153:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile150
+	JNE            tile198
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded151
+	JBE            encoded199
 	SUBQ           $0x00000100, AX
 
-tile154:
+tile202:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4588,9 +5284,9 @@ tile154:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile154
+	JNE         tile202
 
-encoded151:
+encoded199:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4664,7 +5360,7 @@ encoded151:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4695,7 +5391,7 @@ encoded151:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4709,7 +5405,7 @@ encoded151:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -4717,24 +5413,24 @@ encoded151:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block149
-	JMP          done148
+	JB           block197
+	JMP          done196
 
-fp16146:
-block155:
+fp16194:
+block203:
 	TESTQ   R10, R10
-	JEQ     kept158
+	JEQ     kept206
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept158:
+kept206:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4750,9 +5446,9 @@ kept158:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile156:
+tile204:
 	TESTQ   R10, R10
-	JEQ     kept159
+	JEQ     kept207
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -4770,7 +5466,7 @@ tile156:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept159:
+kept207:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -4973,16 +5669,16 @@ kept159:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile156
+	JNE            tile204
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded157
+	JBE            encoded205
 	SUBQ           $0x00000100, AX
 
-tile160:
+tile208:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5067,9 +5763,9 @@ tile160:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile160
+	JNE         tile208
 
-encoded157:
+encoded205:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5143,7 +5839,7 @@ encoded157:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5174,7 +5870,7 @@ encoded157:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5188,7 +5884,7 @@ encoded157:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5196,24 +5892,24 @@ encoded157:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block155
-	JMP          done148
+	JB           block203
+	JMP          done196
 
-fp32147:
-block161:
+fp32195:
+block209:
 	TESTQ   R10, R10
-	JEQ     kept164
+	JEQ     kept212
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept164:
+kept212:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5229,9 +5925,9 @@ kept164:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile162:
+tile210:
 	TESTQ   R10, R10
-	JEQ     kept165
+	JEQ     kept213
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -5249,7 +5945,7 @@ tile162:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept165:
+kept213:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5452,16 +6148,16 @@ kept165:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile162
+	JNE            tile210
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded163
+	JBE            encoded211
 	SUBQ           $0x00000100, AX
 
-tile166:
+tile214:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5546,9 +6242,9 @@ tile166:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile166
+	JNE         tile214
 
-encoded163:
+encoded211:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5622,7 +6318,7 @@ encoded163:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5653,7 +6349,7 @@ encoded163:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5667,7 +6363,7 @@ encoded163:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5675,10 +6371,10 @@ encoded163:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block161
+	JB           block209
 
-done148:
-tile167:
+done196:
+tile215:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5763,7 +6459,7 @@ tile167:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile167
+	JNE         tile215
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -5772,19 +6468,19 @@ tile167:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -5792,15 +6488,15 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16169
-	JA    fp32170
+	JE    fp16217
+	JA    fp32218
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check173
+	JMP   check221
 
-next172:
+next220:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5816,33 +6512,33 @@ next172:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within174
+	JNE        within222
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within174:
+within222:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check173:
+check221:
 	CMPQ DX, R10
-	JB   next172
+	JB   next220
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next172
-	JMP  done171
+	JB   next220
+	JMP  done219
 
-fp16169:
+fp16217:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check176
+	JMP  check224
 
-next175:
+next223:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5858,33 +6554,33 @@ next175:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within177
+	JNE        within225
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within177:
+within225:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check176:
+check224:
 	CMPQ DX, R10
-	JB   next175
+	JB   next223
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next175
-	JMP  done171
+	JB   next223
+	JMP  done219
 
-fp32170:
+fp32218:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check179
+	JMP  check227
 
-next178:
+next226:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5901,24 +6597,24 @@ next178:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within180
+	JNE        within228
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within180:
+within228:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check179:
+check227:
 	CMPQ DX, R10
-	JB   next178
+	JB   next226
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next178
+	JB   next226
 
-done171:
+done219:
 	VZEROUPPER
 	RET

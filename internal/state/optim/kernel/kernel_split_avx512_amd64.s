@@ -383,7 +383,7 @@ DATA blockDitherAVX512<>+60(SB)/4, $0x8a8042be
 GLOBL blockDitherAVX512<>(SB), RODATA|NOPTR, $64
 
 // func adamSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -392,19 +392,19 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	MOVQ      a+0(FP), R8
-	MOVQ      112(R8), R8
+	MOVQ      120(R8), R8
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -424,17 +424,32 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      24(R11), R11
 	CMPQ      CX, $0x01
-	JE        fp161057
-	JA        fp321058
+	JE        fp161201
+	JA        fp321202
 	MOVQ      R11, CX
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	ADDQ      CX, R11
-	JMP       check1061
+	JMP       check1205
 
-next1060:
+next1204:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1206
+	VMOVDQU32 128(R12), Y11
+	VPADDQ    (SI)(CX*2), Y11, Y11
+	VMOVDQU32 Y11, 128(R12)
+	VMOVDQU32 256(R12), Z11
+	VPADDQ    (DI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 256(R12)
+	VMOVDQU32 384(R12), Z11
+	VPADDQ    (R8)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 384(R12)
+
+summed1206:
 	TESTQ     AX, AX
-	JEQ       kept1062
+	JEQ       kept1207
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -448,7 +463,7 @@ next1060:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1062:
+kept1207:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -480,28 +495,58 @@ kept1062:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1208
+	VMOVDQU32   192(R12), Y11
+	VPADDQ      (SI)(CX*2), Y11, Y11
+	VMOVDQU32   Y11, 192(R12)
+	VMOVDQU32   320(R12), Z11
+	VPADDQ      (DI)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 320(R12)
+	VMOVDQU32   448(R12), Z11
+	VPADDQ      (R8)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 448(R12)
 
-check1061:
+summed1208:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1205:
 	CMPQ CX, R10
-	JB   next1060
+	JB   next1204
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1060
-	JMP  done1059
+	JB   next1204
+	JMP  done1203
 
-fp161057:
+fp161201:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1064
+	JMP  check1210
 
-next1063:
+next1209:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1211
+	VMOVDQU32 128(R12), Y11
+	VPADDQ    (SI)(CX*2), Y11, Y11
+	VMOVDQU32 Y11, 128(R12)
+	VMOVDQU32 256(R12), Z11
+	VPADDQ    (DI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 256(R12)
+	VMOVDQU32 384(R12), Z11
+	VPADDQ    (R8)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 384(R12)
+
+summed1211:
 	TESTQ     AX, AX
-	JEQ       kept1065
+	JEQ       kept1212
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -515,7 +560,7 @@ next1063:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1065:
+kept1212:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -546,28 +591,58 @@ kept1065:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1213
+	VMOVDQU32   192(R12), Y11
+	VPADDQ      (SI)(CX*2), Y11, Y11
+	VMOVDQU32   Y11, 192(R12)
+	VMOVDQU32   320(R12), Z11
+	VPADDQ      (DI)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 320(R12)
+	VMOVDQU32   448(R12), Z11
+	VPADDQ      (R8)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 448(R12)
 
-check1064:
+summed1213:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1210:
 	CMPQ CX, R10
-	JB   next1063
+	JB   next1209
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1063
-	JMP  done1059
+	JB   next1209
+	JMP  done1203
 
-fp321058:
+fp321202:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1067
+	JMP  check1215
 
-next1066:
+next1214:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1216
+	VMOVDQU32 128(R12), Y11
+	VPADDQ    (SI)(CX*2), Y11, Y11
+	VMOVDQU32 Y11, 128(R12)
+	VMOVDQU32 256(R12), Z11
+	VPADDQ    (DI)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 256(R12)
+	VMOVDQU32 384(R12), Z11
+	VPADDQ    (R8)(CX*4), Z11, Z11
+	VMOVDQU32 Z11, 384(R12)
+
+summed1216:
 	TESTQ     AX, AX
-	JEQ       kept1068
+	JEQ       kept1217
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -581,7 +656,7 @@ next1066:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1068:
+kept1217:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -612,24 +687,39 @@ kept1068:
 	VPMOVDW     Z12, Y12
 	VMOVDQU32   Y11, (BX)(CX*2)
 	VMOVDQU32   Y12, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1218
+	VMOVDQU32   192(R12), Y11
+	VPADDQ      (SI)(CX*2), Y11, Y11
+	VMOVDQU32   Y11, 192(R12)
+	VMOVDQU32   320(R12), Z11
+	VPADDQ      (DI)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 320(R12)
+	VMOVDQU32   448(R12), Z11
+	VPADDQ      (R8)(CX*4), Z11, Z11
+	VMOVDQU32   Z11, 448(R12)
 
-check1067:
+summed1218:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check1215:
 	CMPQ CX, R10
-	JB   next1066
+	JB   next1214
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1066
+	JB   next1214
 
-done1059:
+done1203:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -638,17 +728,17 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   256(AX), Z3
@@ -666,17 +756,29 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp161070
-	JA        fp321071
+	JE        fp161220
+	JA        fp321221
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1074
+	JMP       check1224
 
-next1073:
+next1223:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1225
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1225:
 	TESTQ     AX, AX
-	JEQ       kept1075
+	JEQ       kept1226
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -688,7 +790,7 @@ next1073:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1075:
+kept1226:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -721,28 +823,52 @@ kept1075:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1227
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1074:
+summed1227:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1224:
 	CMPQ CX, R9
-	JB   next1073
+	JB   next1223
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1073
-	JMP  done1072
+	JB   next1223
+	JMP  done1222
 
-fp161070:
+fp161220:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1077
+	JMP  check1229
 
-next1076:
+next1228:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1230
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1230:
 	TESTQ     AX, AX
-	JEQ       kept1078
+	JEQ       kept1231
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -754,7 +880,7 @@ next1076:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1078:
+kept1231:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -786,28 +912,52 @@ kept1078:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1232
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1077:
+summed1232:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1229:
 	CMPQ CX, R9
-	JB   next1076
+	JB   next1228
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1076
-	JMP  done1072
+	JB   next1228
+	JMP  done1222
 
-fp321071:
+fp321221:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1080
+	JMP  check1234
 
-next1079:
+next1233:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1235
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1235:
 	TESTQ     AX, AX
-	JEQ       kept1081
+	JEQ       kept1236
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -819,7 +969,7 @@ next1079:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1081:
+kept1236:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -851,24 +1001,36 @@ kept1081:
 	VPMOVDW     Z11, Y11
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y11, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1237
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1080:
+summed1237:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1234:
 	CMPQ CX, R9
-	JB   next1079
+	JB   next1233
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1079
+	JB   next1233
 
-done1072:
+done1222:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -877,17 +1039,17 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	VMOVUPS   448(AX), Z1
 	VMOVUPS   576(AX), Z2
 	VMOVUPS   (AX), Z3
@@ -901,17 +1063,29 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp161083
-	JA        fp321084
+	JE        fp161239
+	JA        fp321240
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1087
+	JMP       check1243
 
-next1086:
+next1242:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1244
+	VMOVDQU32 128(R11), Y5
+	VPADDQ    (SI)(CX*2), Y5, Y5
+	VMOVDQU32 Y5, 128(R11)
+	VMOVDQU32 256(R11), Z5
+	VPADDQ    (DI)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 256(R11)
+
+summed1244:
 	TESTQ     AX, AX
-	JEQ       kept1088
+	JEQ       kept1245
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -923,7 +1097,7 @@ next1086:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1088:
+kept1245:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -949,28 +1123,52 @@ kept1088:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1246
+	VMOVDQU32   192(R11), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU32   Y5, 192(R11)
+	VMOVDQU32   320(R11), Z5
+	VPADDQ      (DI)(CX*4), Z5, Z5
+	VMOVDQU32   Z5, 320(R11)
 
-check1087:
+summed1246:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1243:
 	CMPQ CX, R9
-	JB   next1086
+	JB   next1242
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1086
-	JMP  done1085
+	JB   next1242
+	JMP  done1241
 
-fp161083:
+fp161239:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1090
+	JMP  check1248
 
-next1089:
+next1247:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1249
+	VMOVDQU32 128(R11), Y5
+	VPADDQ    (SI)(CX*2), Y5, Y5
+	VMOVDQU32 Y5, 128(R11)
+	VMOVDQU32 256(R11), Z5
+	VPADDQ    (DI)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 256(R11)
+
+summed1249:
 	TESTQ     AX, AX
-	JEQ       kept1091
+	JEQ       kept1250
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -982,7 +1180,7 @@ next1089:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1091:
+kept1250:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1007,28 +1205,52 @@ kept1091:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1251
+	VMOVDQU32   192(R11), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU32   Y5, 192(R11)
+	VMOVDQU32   320(R11), Z5
+	VPADDQ      (DI)(CX*4), Z5, Z5
+	VMOVDQU32   Z5, 320(R11)
 
-check1090:
+summed1251:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1248:
 	CMPQ CX, R9
-	JB   next1089
+	JB   next1247
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1089
-	JMP  done1085
+	JB   next1247
+	JMP  done1241
 
-fp321084:
+fp321240:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1093
+	JMP  check1253
 
-next1092:
+next1252:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1254
+	VMOVDQU32 128(R11), Y5
+	VPADDQ    (SI)(CX*2), Y5, Y5
+	VMOVDQU32 Y5, 128(R11)
+	VMOVDQU32 256(R11), Z5
+	VPADDQ    (DI)(CX*4), Z5, Z5
+	VMOVDQU32 Z5, 256(R11)
+
+summed1254:
 	TESTQ     AX, AX
-	JEQ       kept1094
+	JEQ       kept1255
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1040,7 +1262,7 @@ next1092:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1094:
+kept1255:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1065,24 +1287,36 @@ kept1094:
 	VPMOVDW     Z6, Y6
 	VMOVDQU32   Y5, (BX)(CX*2)
 	VMOVDQU32   Y6, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1256
+	VMOVDQU32   192(R11), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU32   Y5, 192(R11)
+	VMOVDQU32   320(R11), Z5
+	VPADDQ      (DI)(CX*4), Z5, Z5
+	VMOVDQU32   Z5, 320(R11)
 
-check1093:
+summed1256:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1253:
 	CMPQ CX, R9
-	JB   next1092
+	JB   next1252
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1092
+	JB   next1252
 
-done1085:
+done1241:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplitFP32AVX512(a *Arguments)
-// Requires: AVX, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	STMXCSR   (SP)
 	MOVL      (SP), AX
@@ -1091,17 +1325,17 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	VMOVUPS   128(AX), Z1
 	VMOVUPS   192(AX), Z2
 	VMOVUPS   640(AX), Z3
@@ -1119,17 +1353,29 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp161096
-	JA        fp321097
+	JE        fp161258
+	JA        fp321259
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1100
+	JMP       check1262
 
-next1099:
+next1261:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1263
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1263:
 	TESTQ     AX, AX
-	JEQ       kept1101
+	JEQ       kept1264
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1141,7 +1387,7 @@ next1099:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1101:
+kept1264:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1167,28 +1413,52 @@ kept1101:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1265
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1100:
+summed1265:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1262:
 	CMPQ CX, R9
-	JB   next1099
+	JB   next1261
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1099
-	JMP  done1098
+	JB   next1261
+	JMP  done1260
 
-fp161096:
+fp161258:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1103
+	JMP  check1267
 
-next1102:
+next1266:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1268
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1268:
 	TESTQ     AX, AX
-	JEQ       kept1104
+	JEQ       kept1269
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1200,7 +1470,7 @@ next1102:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1104:
+kept1269:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1225,28 +1495,52 @@ kept1104:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1270
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1103:
+summed1270:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1267:
 	CMPQ CX, R9
-	JB   next1102
+	JB   next1266
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1102
-	JMP  done1098
+	JB   next1266
+	JMP  done1260
 
-fp321097:
+fp321259:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1106
+	JMP  check1272
 
-next1105:
+next1271:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1273
+	VMOVDQU32 128(R11), Y9
+	VPADDQ    (SI)(CX*2), Y9, Y9
+	VMOVDQU32 Y9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*4), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1273:
 	TESTQ     AX, AX
-	JEQ       kept1107
+	JEQ       kept1274
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1258,7 +1552,7 @@ next1105:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1107:
+kept1274:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1283,18 +1577,30 @@ kept1107:
 	VPMOVDW     Z10, Y10
 	VMOVDQU32   Y9, (BX)(CX*2)
 	VMOVDQU32   Y10, (SI)(CX*2)
-	ADDQ        $0x00000010, CX
-	ADDQ        $0x00000010, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1275
+	VMOVDQU32   192(R11), Y9
+	VPADDQ      (SI)(CX*2), Y9, Y9
+	VMOVDQU32   Y9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*4), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1106:
+summed1275:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R10
+
+check1272:
 	CMPQ CX, R9
-	JB   next1105
+	JB   next1271
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1105
+	JB   next1271
 
-done1098:
+done1260:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1303,15 +1609,15 @@ done1098:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -1319,15 +1625,15 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161109
-	JA     fp321110
+	JE     fp161277
+	JA     fp321278
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1113
+	JMP    check1281
 
-next1112:
+next1280:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1342,23 +1648,23 @@ next1112:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1113:
+check1281:
 	CMPQ DX, R8
-	JB   next1112
+	JB   next1280
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1112
-	JMP  done1111
+	JB   next1280
+	JMP  done1279
 
-fp161109:
+fp161277:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1115
+	JMP  check1283
 
-next1114:
+next1282:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1373,23 +1679,23 @@ next1114:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1115:
+check1283:
 	CMPQ DX, R8
-	JB   next1114
+	JB   next1282
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1114
-	JMP  done1111
+	JB   next1282
+	JMP  done1279
 
-fp321110:
+fp321278:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1117
+	JMP  check1285
 
-next1116:
+next1284:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1404,15 +1710,15 @@ next1116:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1117:
+check1285:
 	CMPQ DX, R8
-	JB   next1116
+	JB   next1284
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1116
+	JB   next1284
 
-done1111:
+done1279:
 	VZEROUPPER
 	RET
 
@@ -1420,17 +1726,17 @@ done1111:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -1438,15 +1744,15 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161119
-	JA     fp321120
+	JE     fp161287
+	JA     fp321288
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1123
+	JMP    check1291
 
-next1122:
+next1290:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1464,23 +1770,23 @@ next1122:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1123:
+check1291:
 	CMPQ DX, R9
-	JB   next1122
+	JB   next1290
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1122
-	JMP  done1121
+	JB   next1290
+	JMP  done1289
 
-fp161119:
+fp161287:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1125
+	JMP  check1293
 
-next1124:
+next1292:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1498,23 +1804,23 @@ next1124:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1125:
+check1293:
 	CMPQ DX, R9
-	JB   next1124
+	JB   next1292
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1124
-	JMP  done1121
+	JB   next1292
+	JMP  done1289
 
-fp321120:
+fp321288:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1127
+	JMP  check1295
 
-next1126:
+next1294:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1532,15 +1838,15 @@ next1126:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1127:
+check1295:
 	CMPQ DX, R9
-	JB   next1126
+	JB   next1294
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1126
+	JB   next1294
 
-done1121:
+done1289:
 	VZEROUPPER
 	RET
 
@@ -1557,21 +1863,21 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z4
+	VPBROADCASTD 72(R9), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
@@ -1592,17 +1898,32 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
 	CMPQ         CX, $0x01
-	JE           fp161129
-	JA           fp321130
+	JE           fp161297
+	JA           fp321298
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1133
+	JMP          check1301
 
-next1132:
+next1300:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1302
+	VMOVDQU32 128(R12), Z15
+	VPADDQ    (SI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 128(R12)
+	VMOVDQU32 256(R12), Z15
+	VPADDQ    (DI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R12)
+	VMOVDQU32 384(R12), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R12)
+
+summed1302:
 	TESTQ     AX, AX
-	JEQ       kept1134
+	JEQ       kept1303
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -1616,7 +1937,7 @@ next1132:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1134:
+kept1303:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -1686,28 +2007,58 @@ kept1134:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z16
 	VMOVDQU32   Z15, (BX)(CX*2)
 	VMOVDQU32   Z16, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1304
+	VMOVDQU32   192(R12), Z15
+	VPADDQ      (SI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 192(R12)
+	VMOVDQU32   320(R12), Z15
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 320(R12)
+	VMOVDQU32   448(R12), Z15
+	VPADDQ      (R8)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 448(R12)
 
-check1133:
+summed1304:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1301:
 	CMPQ CX, R10
-	JB   next1132
+	JB   next1300
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1132
-	JMP  done1131
+	JB   next1300
+	JMP  done1299
 
-fp161129:
+fp161297:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1136
+	JMP  check1306
 
-next1135:
+next1305:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1307
+	VMOVDQU32 128(R12), Z15
+	VPADDQ    (SI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 128(R12)
+	VMOVDQU32 256(R12), Z15
+	VPADDQ    (DI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R12)
+	VMOVDQU32 384(R12), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R12)
+
+summed1307:
 	TESTQ     AX, AX
-	JEQ       kept1137
+	JEQ       kept1308
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -1721,7 +2072,7 @@ next1135:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1137:
+kept1308:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -1794,28 +2145,58 @@ kept1137:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z15
 	VMOVDQU32   Z16, (BX)(CX*2)
 	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1309
+	VMOVDQU32   192(R12), Z15
+	VPADDQ      (SI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 192(R12)
+	VMOVDQU32   320(R12), Z15
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 320(R12)
+	VMOVDQU32   448(R12), Z15
+	VPADDQ      (R8)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 448(R12)
 
-check1136:
+summed1309:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1306:
 	CMPQ CX, R10
-	JB   next1135
+	JB   next1305
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1135
-	JMP  done1131
+	JB   next1305
+	JMP  done1299
 
-fp321130:
+fp321298:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1139
+	JMP  check1311
 
-next1138:
+next1310:
+	MOVQ      a+0(FP), R12
+	MOVQ      40(R12), R12
+	TESTQ     R12, R12
+	JEQ       summed1312
+	VMOVDQU32 128(R12), Z15
+	VPADDQ    (SI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 128(R12)
+	VMOVDQU32 256(R12), Z15
+	VPADDQ    (DI)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 256(R12)
+	VMOVDQU32 384(R12), Z15
+	VPADDQ    (R8)(CX*2), Z15, Z15
+	VMOVDQU32 Z15, 384(R12)
+
+summed1312:
 	TESTQ     AX, AX
-	JEQ       kept1140
+	JEQ       kept1313
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -1829,7 +2210,7 @@ next1138:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1140:
+kept1313:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -1903,18 +2284,33 @@ kept1140:
 	VPTERNLOGD  $0xf4, Z1, Z19, Z15
 	VMOVDQU32   Z16, (BX)(CX*2)
 	VMOVDQU32   Z15, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R11
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	TESTQ       R12, R12
+	JEQ         summed1314
+	VMOVDQU32   192(R12), Z15
+	VPADDQ      (SI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 192(R12)
+	VMOVDQU32   320(R12), Z15
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 320(R12)
+	VMOVDQU32   448(R12), Z15
+	VPADDQ      (R8)(CX*2), Z15, Z15
+	VMOVDQU32   Z15, 448(R12)
 
-check1139:
+summed1314:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check1311:
 	CMPQ CX, R10
-	JB   next1138
+	JB   next1310
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1138
+	JB   next1310
 
-done1131:
+done1299:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1932,17 +2328,17 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z5
 	VMOVUPS   256(AX), Z6
@@ -1960,17 +2356,29 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp161142
-	JA        fp321143
+	JE        fp161316
+	JA        fp321317
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1146
+	JMP       check1320
 
-next1145:
+next1319:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1321
+	VMOVDQU32 128(R11), Z12
+	VPADDQ    (SI)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 128(R11)
+	VMOVDQU32 256(R11), Z12
+	VPADDQ    (DI)(CX*2), Z12, Z12
+	VMOVDQU32 Z12, 256(R11)
+
+summed1321:
 	TESTQ     AX, AX
-	JEQ       kept1147
+	JEQ       kept1322
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z12
@@ -1982,7 +2390,7 @@ next1145:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1147:
+kept1322:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2043,28 +2451,52 @@ kept1147:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z13
 	VMOVDQU32   Z12, (BX)(CX*2)
 	VMOVDQU32   Z13, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1323
+	VMOVDQU32   192(R11), Z12
+	VPADDQ      (SI)(CX*2), Z12, Z12
+	VMOVDQU32   Z12, 192(R11)
+	VMOVDQU32   320(R11), Z12
+	VPADDQ      (DI)(CX*2), Z12, Z12
+	VMOVDQU32   Z12, 320(R11)
 
-check1146:
+summed1323:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1320:
 	CMPQ CX, R9
-	JB   next1145
+	JB   next1319
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1145
-	JMP  done1144
+	JB   next1319
+	JMP  done1318
 
-fp161142:
+fp161316:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1149
+	JMP  check1325
 
-next1148:
+next1324:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1326
+	VMOVDQU32 128(R11), Z3
+	VPADDQ    (SI)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 128(R11)
+	VMOVDQU32 256(R11), Z3
+	VPADDQ    (DI)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R11)
+
+summed1326:
 	TESTQ     AX, AX
-	JEQ       kept1150
+	JEQ       kept1327
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -2076,7 +2508,7 @@ next1148:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1150:
+kept1327:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2140,28 +2572,52 @@ kept1150:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z3
 	VMOVDQU32   Z13, (BX)(CX*2)
 	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1328
+	VMOVDQU32   192(R11), Z3
+	VPADDQ      (SI)(CX*2), Z3, Z3
+	VMOVDQU32   Z3, 192(R11)
+	VMOVDQU32   320(R11), Z3
+	VPADDQ      (DI)(CX*2), Z3, Z3
+	VMOVDQU32   Z3, 320(R11)
 
-check1149:
+summed1328:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1325:
 	CMPQ CX, R9
-	JB   next1148
+	JB   next1324
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1148
-	JMP  done1144
+	JB   next1324
+	JMP  done1318
 
-fp321143:
+fp321317:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1152
+	JMP  check1330
 
-next1151:
+next1329:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1331
+	VMOVDQU32 128(R11), Z3
+	VPADDQ    (SI)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 128(R11)
+	VMOVDQU32 256(R11), Z3
+	VPADDQ    (DI)(CX*2), Z3, Z3
+	VMOVDQU32 Z3, 256(R11)
+
+summed1331:
 	TESTQ     AX, AX
-	JEQ       kept1153
+	JEQ       kept1332
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -2173,7 +2629,7 @@ next1151:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1153:
+kept1332:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2238,18 +2694,30 @@ kept1153:
 	VPTERNLOGD  $0xf4, Z1, Z16, Z3
 	VMOVDQU32   Z13, (BX)(CX*2)
 	VMOVDQU32   Z3, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1333
+	VMOVDQU32   192(R11), Z3
+	VPADDQ      (SI)(CX*2), Z3, Z3
+	VMOVDQU32   Z3, 192(R11)
+	VMOVDQU32   320(R11), Z3
+	VPADDQ      (DI)(CX*2), Z3, Z3
+	VMOVDQU32   Z3, 320(R11)
 
-check1152:
+summed1333:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1330:
 	CMPQ CX, R9
-	JB   next1151
+	JB   next1329
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1151
+	JB   next1329
 
-done1144:
+done1318:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2267,19 +2735,19 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Z4
+	VPBROADCASTD 72(R8), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	VMOVUPS      448(AX), Z5
 	VMOVUPS      576(AX), Z6
@@ -2294,17 +2762,29 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
 	CMPQ         CX, $0x01
-	JE           fp161155
-	JA           fp321156
+	JE           fp161335
+	JA           fp321336
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1159
+	JMP          check1339
 
-next1158:
+next1338:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1340
+	VMOVDQU32 128(R11), Z9
+	VPADDQ    (SI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1340:
 	TESTQ     AX, AX
-	JEQ       kept1160
+	JEQ       kept1341
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -2316,7 +2796,7 @@ next1158:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1160:
+kept1341:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2367,28 +2847,52 @@ kept1160:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z10
 	VMOVDQU32   Z9, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1342
+	VMOVDQU32   192(R11), Z9
+	VPADDQ      (SI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1159:
+summed1342:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1339:
 	CMPQ CX, R9
-	JB   next1158
+	JB   next1338
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1158
-	JMP  done1157
+	JB   next1338
+	JMP  done1337
 
-fp161155:
+fp161335:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1162
+	JMP  check1344
 
-next1161:
+next1343:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1345
+	VMOVDQU32 128(R11), Z9
+	VPADDQ    (SI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1345:
 	TESTQ     AX, AX
-	JEQ       kept1163
+	JEQ       kept1346
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -2400,7 +2904,7 @@ next1161:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1163:
+kept1346:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2454,28 +2958,52 @@ kept1163:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z9
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1347
+	VMOVDQU32   192(R11), Z9
+	VPADDQ      (SI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1162:
+summed1347:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1344:
 	CMPQ CX, R9
-	JB   next1161
+	JB   next1343
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1161
-	JMP  done1157
+	JB   next1343
+	JMP  done1337
 
-fp321156:
+fp321336:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1165
+	JMP  check1349
 
-next1164:
+next1348:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1350
+	VMOVDQU32 128(R11), Z9
+	VPADDQ    (SI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 128(R11)
+	VMOVDQU32 256(R11), Z9
+	VPADDQ    (DI)(CX*2), Z9, Z9
+	VMOVDQU32 Z9, 256(R11)
+
+summed1350:
 	TESTQ     AX, AX
-	JEQ       kept1166
+	JEQ       kept1351
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -2487,7 +3015,7 @@ next1164:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1166:
+kept1351:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2542,18 +3070,30 @@ kept1166:
 	VPTERNLOGD  $0xf4, Z1, Z13, Z9
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z9, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1352
+	VMOVDQU32   192(R11), Z9
+	VPADDQ      (SI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 192(R11)
+	VMOVDQU32   320(R11), Z9
+	VPADDQ      (DI)(CX*2), Z9, Z9
+	VMOVDQU32   Z9, 320(R11)
 
-check1165:
+summed1352:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1349:
 	CMPQ CX, R9
-	JB   next1164
+	JB   next1348
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1164
+	JB   next1348
 
-done1157:
+done1337:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2571,17 +3111,17 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      88(SI), SI
+	MOVQ      96(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      104(DI), DI
+	MOVQ      112(DI), DI
 	VMOVUPS   128(AX), Z2
 	VMOVUPS   192(AX), Z3
 	VMOVUPS   640(AX), Z4
@@ -2599,17 +3139,29 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R10
 	MOVQ      24(R10), R10
 	CMPQ      CX, $0x01
-	JE        fp161168
-	JA        fp321169
+	JE        fp161354
+	JA        fp321355
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1172
+	JMP       check1358
 
-next1171:
+next1357:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1359
+	VMOVDQU32 128(R11), Z10
+	VPADDQ    (SI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed1359:
 	TESTQ     AX, AX
-	JEQ       kept1173
+	JEQ       kept1360
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -2621,7 +3173,7 @@ next1171:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1173:
+kept1360:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2668,28 +3220,52 @@ kept1173:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z11
 	VMOVDQU32   Z10, (BX)(CX*2)
 	VMOVDQU32   Z11, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1361
+	VMOVDQU32   192(R11), Z10
+	VPADDQ      (SI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1172:
+summed1361:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1358:
 	CMPQ CX, R9
-	JB   next1171
+	JB   next1357
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1171
-	JMP  done1170
+	JB   next1357
+	JMP  done1356
 
-fp161168:
+fp161354:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1175
+	JMP  check1363
 
-next1174:
+next1362:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1364
+	VMOVDQU32 128(R11), Z10
+	VPADDQ    (SI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed1364:
 	TESTQ     AX, AX
-	JEQ       kept1176
+	JEQ       kept1365
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -2701,7 +3277,7 @@ next1174:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1176:
+kept1365:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2751,28 +3327,52 @@ kept1176:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z10
 	VMOVDQU32   Z11, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1366
+	VMOVDQU32   192(R11), Z10
+	VPADDQ      (SI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1175:
+summed1366:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1363:
 	CMPQ CX, R9
-	JB   next1174
+	JB   next1362
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1174
-	JMP  done1170
+	JB   next1362
+	JMP  done1356
 
-fp321169:
+fp321355:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1178
+	JMP  check1368
 
-next1177:
+next1367:
+	MOVQ      a+0(FP), R11
+	MOVQ      40(R11), R11
+	TESTQ     R11, R11
+	JEQ       summed1369
+	VMOVDQU32 128(R11), Z10
+	VPADDQ    (SI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 128(R11)
+	VMOVDQU32 256(R11), Z10
+	VPADDQ    (DI)(CX*2), Z10, Z10
+	VMOVDQU32 Z10, 256(R11)
+
+summed1369:
 	TESTQ     AX, AX
-	JEQ       kept1179
+	JEQ       kept1370
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z10
@@ -2784,7 +3384,7 @@ next1177:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1179:
+kept1370:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -2835,18 +3435,30 @@ kept1179:
 	VPTERNLOGD  $0xf4, Z1, Z14, Z10
 	VMOVDQU32   Z11, (BX)(CX*2)
 	VMOVDQU32   Z10, (SI)(CX*2)
-	ADDQ        $0x00000020, CX
-	ADDQ        $0x00000020, R10
+	MOVQ        a+0(FP), R11
+	MOVQ        40(R11), R11
+	TESTQ       R11, R11
+	JEQ         summed1371
+	VMOVDQU32   192(R11), Z10
+	VPADDQ      (SI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 192(R11)
+	VMOVDQU32   320(R11), Z10
+	VPADDQ      (DI)(CX*2), Z10, Z10
+	VMOVDQU32   Z10, 320(R11)
 
-check1178:
+summed1371:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R10
+
+check1368:
 	CMPQ CX, R9
-	JB   next1177
+	JB   next1367
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1177
+	JB   next1367
 
-done1170:
+done1356:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2855,15 +3467,15 @@ done1170:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -2871,15 +3483,15 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161181
-	JA     fp321182
+	JE     fp161373
+	JA     fp321374
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1185
+	JMP    check1377
 
-next1184:
+next1376:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2894,23 +3506,23 @@ next1184:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1185:
+check1377:
 	CMPQ DX, R8
-	JB   next1184
+	JB   next1376
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1184
-	JMP  done1183
+	JB   next1376
+	JMP  done1375
 
-fp161181:
+fp161373:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1187
+	JMP  check1379
 
-next1186:
+next1378:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2925,23 +3537,23 @@ next1186:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1187:
+check1379:
 	CMPQ DX, R8
-	JB   next1186
+	JB   next1378
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1186
-	JMP  done1183
+	JB   next1378
+	JMP  done1375
 
-fp321182:
+fp321374:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1189
+	JMP  check1381
 
-next1188:
+next1380:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2956,15 +3568,15 @@ next1188:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1189:
+check1381:
 	CMPQ DX, R8
-	JB   next1188
+	JB   next1380
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1188
+	JB   next1380
 
-done1183:
+done1375:
 	VZEROUPPER
 	RET
 
@@ -2972,17 +3584,17 @@ done1183:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -2990,15 +3602,15 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161191
-	JA     fp321192
+	JE     fp161383
+	JA     fp321384
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1195
+	JMP    check1387
 
-next1194:
+next1386:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3016,23 +3628,23 @@ next1194:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1195:
+check1387:
 	CMPQ DX, R9
-	JB   next1194
+	JB   next1386
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1194
-	JMP  done1193
+	JB   next1386
+	JMP  done1385
 
-fp161191:
+fp161383:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1197
+	JMP  check1389
 
-next1196:
+next1388:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3050,23 +3662,23 @@ next1196:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1197:
+check1389:
 	CMPQ DX, R9
-	JB   next1196
+	JB   next1388
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1196
-	JMP  done1193
+	JB   next1388
+	JMP  done1385
 
-fp321192:
+fp321384:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1199
+	JMP  check1391
 
-next1198:
+next1390:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -3084,15 +3696,15 @@ next1198:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1199:
+check1391:
 	CMPQ DX, R9
-	JB   next1198
+	JB   next1390
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1198
+	JB   next1390
 
-done1193:
+done1385:
 	VZEROUPPER
 	RET
 
@@ -3108,7 +3720,7 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -3155,39 +3767,39 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), SI
+	MOVQ      96(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      128(AX), DI
+	MOVQ      136(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      104(AX), R8
+	MOVQ      112(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      112(AX), R9
+	MOVQ      120(AX), R9
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp161201
-	JA        fp321202
+	JE        fp161393
+	JA        fp321394
 
-block1204:
+block1396:
 	TESTQ   R10, R10
-	JEQ     kept1207
+	JEQ     kept1399
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1207:
+kept1399:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3205,9 +3817,9 @@ kept1207:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1205:
+tile1397:
 	TESTQ     R10, R10
-	JEQ       kept1208
+	JEQ       kept1400
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -3225,7 +3837,7 @@ tile1205:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1208:
+kept1400:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -3465,12 +4077,12 @@ kept1208:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1205
+	JNE         tile1397
 	CMPL        5120(DX), $0x00
-	JEQ         done1210
+	JEQ         done1402
 	SUBQ        $0x00000100, AX
 
-next1209:
+next1401:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -3489,9 +4101,9 @@ next1209:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1209
+	JNE        next1401
 
-done1210:
+done1402:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -3516,11 +4128,11 @@ done1210:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1211
+	JEQ           unusual1403
 	CMPL          R13, $0x5f000000
-	JBE           usual1212
+	JBE           usual1404
 
-unusual1211:
+unusual1403:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -3529,7 +4141,7 @@ unusual1211:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1213:
+next1405:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -3538,7 +4150,7 @@ next1213:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1213
+	JB            next1405
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -3560,7 +4172,7 @@ next1213:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1212:
+usual1404:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -3619,7 +4231,7 @@ usual1212:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -3648,7 +4260,7 @@ usual1212:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -3662,7 +4274,7 @@ usual1212:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -3670,24 +4282,24 @@ usual1212:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1204
-	JMP          done1203
+	JB           block1396
+	JMP          done1395
 
-fp161201:
-block1214:
+fp161393:
+block1406:
 	TESTQ   R10, R10
-	JEQ     kept1217
+	JEQ     kept1409
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1217:
+kept1409:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3705,9 +4317,9 @@ kept1217:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1215:
+tile1407:
 	TESTQ     R10, R10
-	JEQ       kept1218
+	JEQ       kept1410
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -3725,7 +4337,7 @@ tile1215:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1218:
+kept1410:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -3971,12 +4583,12 @@ kept1218:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1215
+	JNE         tile1407
 	CMPL        5120(DX), $0x00
-	JEQ         done1220
+	JEQ         done1412
 	SUBQ        $0x00000100, AX
 
-next1219:
+next1411:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -3995,9 +4607,9 @@ next1219:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1219
+	JNE        next1411
 
-done1220:
+done1412:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4022,11 +4634,11 @@ done1220:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1221
+	JEQ           unusual1413
 	CMPL          R13, $0x5f000000
-	JBE           usual1222
+	JBE           usual1414
 
-unusual1221:
+unusual1413:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4035,7 +4647,7 @@ unusual1221:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1223:
+next1415:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4044,7 +4656,7 @@ next1223:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1223
+	JB            next1415
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4066,7 +4678,7 @@ next1223:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1222:
+usual1414:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4125,7 +4737,7 @@ usual1222:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4154,7 +4766,7 @@ usual1222:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4168,7 +4780,7 @@ usual1222:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4176,24 +4788,24 @@ usual1222:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1214
-	JMP          done1203
+	JB           block1406
+	JMP          done1395
 
-fp321202:
-block1224:
+fp321394:
+block1416:
 	TESTQ   R10, R10
-	JEQ     kept1227
+	JEQ     kept1419
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept1227:
+kept1419:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4211,9 +4823,9 @@ kept1227:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1225:
+tile1417:
 	TESTQ     R10, R10
-	JEQ       kept1228
+	JEQ       kept1420
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -4231,7 +4843,7 @@ tile1225:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1228:
+kept1420:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -4479,12 +5091,12 @@ kept1228:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1225
+	JNE         tile1417
 	CMPL        5120(DX), $0x00
-	JEQ         done1230
+	JEQ         done1422
 	SUBQ        $0x00000100, AX
 
-next1229:
+next1421:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4503,9 +5115,9 @@ next1229:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1229
+	JNE        next1421
 
-done1230:
+done1422:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4530,11 +5142,11 @@ done1230:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1231
+	JEQ           unusual1423
 	CMPL          R13, $0x5f000000
-	JBE           usual1232
+	JBE           usual1424
 
-unusual1231:
+unusual1423:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4543,7 +5155,7 @@ unusual1231:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1233:
+next1425:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4552,7 +5164,7 @@ next1233:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1233
+	JB            next1425
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4574,7 +5186,7 @@ next1233:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1232:
+usual1424:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4633,7 +5245,7 @@ usual1232:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4662,7 +5274,7 @@ usual1232:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4676,7 +5288,7 @@ usual1232:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4684,10 +5296,10 @@ usual1232:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1224
+	JB           block1416
 
-done1203:
-tile1234:
+done1395:
+tile1426:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -4765,12 +5377,12 @@ tile1234:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1234
+	JNE         tile1426
 	CMPL        5120(DX), $0x00
-	JEQ         done1236
+	JEQ         done1428
 	SUBQ        $0x00000100, AX
 
-next1235:
+next1427:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4789,9 +5401,9 @@ next1235:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1235
+	JNE        next1427
 
-done1236:
+done1428:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4800,19 +5412,19 @@ done1236:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   120(R8), R8
+	MOVQ   128(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -4820,15 +5432,15 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161238
-	JA     fp321239
+	JE     fp161430
+	JA     fp321431
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1242
+	JMP    check1434
 
-next1241:
+next1433:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4844,33 +5456,33 @@ next1241:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1243
+	JNE        within1435
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1243:
+within1435:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1242:
+check1434:
 	CMPQ DX, R10
-	JB   next1241
+	JB   next1433
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1241
-	JMP  done1240
+	JB   next1433
+	JMP  done1432
 
-fp161238:
+fp161430:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1245
+	JMP  check1437
 
-next1244:
+next1436:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4886,33 +5498,33 @@ next1244:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1246
+	JNE        within1438
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1246:
+within1438:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1245:
+check1437:
 	CMPQ DX, R10
-	JB   next1244
+	JB   next1436
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1244
-	JMP  done1240
+	JB   next1436
+	JMP  done1432
 
-fp321239:
+fp321431:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1248
+	JMP  check1440
 
-next1247:
+next1439:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -4928,24 +5540,24 @@ next1247:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1249
+	JNE        within1441
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1249:
+within1441:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1248:
+check1440:
 	CMPQ DX, R10
-	JB   next1247
+	JB   next1439
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1247
+	JB   next1439
 
-done1240:
+done1432:
 	VZEROUPPER
 	RET

@@ -64,7 +64,7 @@ func (u Undo) Check(elements int) error {
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
 	n := c.check(f)
 	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
-		s.update(first, whole, f, constants, &c, pointer(u.bytes))
+		s.update(first, whole, f, constants, &c, pointer(u.bytes), nil)
 		first = whole
 	}
 	s.updateInTiles(f, constants, &c, first, &u)

@@ -91,6 +91,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	log := s.undoLog(state, moments, arrays)
 	n := length{elements: argument("Elements"), prefetching: argument("Prefetching"), start: argument("Start"), ahead: true}
 	loopOfKind(kind, n, 0, s.group(), func(kind int, index, ahead reg.Register) {
+		log.sum(index, 0, moments.Tile(), beforeUpdate)
 		log.keep(index, moments.Tile(), moments.Tile())
 		for first := 0; first < moments.Tile(); first += s.group() {
 			if first > 0 {
@@ -116,6 +117,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 			algorithms[a].update(s, constant, p, g, load, store)
 			arrays[0].store(p, index)
 		}
+		log.sum(index, s.group()-moments.Tile(), moments.Tile(), afterUpdate)
 	})
 	for _, array := range arrays {
 		array.finish()
