@@ -54,8 +54,8 @@ type journalLayout struct {
 	slots, slotSize int64
 	// Offsets.
 	constants, rows, done, sums, slotsBegin int64
-	own                               [2]int64
-	size                              int64
+	own                                     [2]int64
+	size                                    int64
 }
 
 func (c ShardConfig) journalLayout() journalLayout {

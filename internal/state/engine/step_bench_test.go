@@ -86,14 +86,24 @@ func BenchmarkOrder(b *testing.B) {
 	b.ReportMetric(100*(took[2][len(took[2])/2]/plain-1), "%-awaited")
 }
 
-// BenchmarkSums makes steps of two shards, one with checksums and one without, in turns. It reports how much longer the
-// median step with them is, in percent.
+// BenchmarkSums makes steps of two shards, one with sums and one without, in turns. It reports how much longer the median
+// and the lower quartile of the steps with sums are, in percent.
 func BenchmarkSums(b *testing.B) {
-	const elements = 512 * shard.DefaultChunk
+	for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
+		for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+			f := split
+			f.State, f.Moments = state, moments
+			b.Run(fmt.Sprint(f), func(b *testing.B) { benchmarkSums(b, f) })
+		}
+	}
+}
+
+func benchmarkSums(b *testing.B, f kernel.Format) {
+	const elements = 384 * shard.DefaultChunk
 	available := kernel.Available()
 	var shards [2]*Shard
 	for i := range shards {
-		s, err := NewShard(ShardConfig{Layout: uniform(split, elements), Kernel: available[len(available)-1],
+		s, err := NewShard(ShardConfig{Layout: uniform(f, elements), Kernel: available[len(available)-1],
 			CPUs: cpus(b, 2), Journal: true, Sums: i == 1})
 		if err != nil {
 			b.Fatal(err)
@@ -117,8 +127,8 @@ func BenchmarkSums(b *testing.B) {
 	for way := range took {
 		slices.Sort(took[way])
 	}
-	plain := took[0][len(took[0])/2]
-	b.ReportMetric(1000*plain, "ms/step")
-	b.ReportMetric(100*(took[1][len(took[1])/2]/plain-1), "%-sums")
-	b.ReportMetric(100*(took[1][len(took[1])/4]/took[0][len(took[0])/4]-1), "%-sums-quartile")
+	at := func(way, part int) float64 { return took[way][len(took[way])/part] }
+	b.ReportMetric(1000*at(0, 2), "ms/step")
+	b.ReportMetric(100*(at(1, 2)/at(0, 2)-1), "%-sums")
+	b.ReportMetric(100*(at(1, 4)/at(0, 4)-1), "%-sums-quartile")
 }

@@ -440,7 +440,7 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	}
 	arenas := config.Arenas()
 	const chunks = 2
-	slots := chunks * (64 + config.Format.UndoBytes()) // size of the end of the journal
+	slots := chunks * (64 + config.Format.UndoBytes())    // size of the end of the journal
 	beyond := protocol.Encode(checked.Seal(checked.Most)) // no flip writes the checksum of another number
 	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), beyond)
 	const begun = 48 // offset of the number of updates in the journal

@@ -118,18 +118,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161145
-	JA      fp321146
+	JE      fp161721
+	JA      fp321722
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1148:
+run1724:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1149:
+part1725:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -195,23 +195,23 @@ part1149:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part1149
+	JNE            part1725
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run1148
-	JMP            done1147
+	JB             run1724
+	JMP            done1723
 
-fp161145:
+fp161721:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1150:
+run1726:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1151:
+part1727:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -261,23 +261,23 @@ part1151:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1151
+	JNE          part1727
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1150
-	JMP          done1147
+	JB           run1726
+	JMP          done1723
 
-fp321146:
+fp321722:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1152:
+run1728:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1153:
+part1729:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -327,12 +327,12 @@ part1153:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1153
+	JNE          part1729
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1152
+	JB           run1728
 
-done1147:
+done1723:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -351,9 +351,9 @@ TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
 	MOVQ    prefetching+8(FP), BX
 	XORQ    SI, SI
 	LEAQ    2048(SI), DI
-	JMP     check1155
+	JMP     check1731
 
-next1154:
+next1730:
 	PREFETCHT0   (AX)(DI*2)
 	VMOVDQU      (AX)(SI*2), Y1
 	VPSLLD       $0x10, Y1, Y0
@@ -473,13 +473,13 @@ next1154:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x00000100, DI
 
-check1155:
+check1731:
 	CMPQ    SI, BX
-	JB      next1154
+	JB      next1730
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1154
+	JB      next1730
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -502,13 +502,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp161157
-	JA      fp321158
+	JE      fp161733
+	JA      fp321734
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1161
+	JMP     check1737
 
-next1160:
+next1736:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -527,21 +527,21 @@ next1160:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, DI
 
-check1161:
+check1737:
 	CMPQ AX, SI
-	JB   next1160
+	JB   next1736
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1160
-	JMP  done1159
+	JB   next1736
+	JMP  done1735
 
-fp161157:
+fp161733:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1163
+	JMP  check1739
 
-next1162:
+next1738:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -558,21 +558,21 @@ next1162:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1163:
+check1739:
 	CMPQ AX, SI
-	JB   next1162
+	JB   next1738
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1162
-	JMP  done1159
+	JB   next1738
+	JMP  done1735
 
-fp321158:
+fp321734:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1165
+	JMP  check1741
 
-next1164:
+next1740:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -589,15 +589,15 @@ next1164:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1165:
+check1741:
 	CMPQ AX, SI
-	JB   next1164
+	JB   next1740
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1164
+	JB   next1740
 
-done1159:
+done1735:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -621,16 +621,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161167
-	JA      fp321168
+	JE      fp161743
+	JA      fp321744
 	CMPQ    CX, $0x01
-	JE      fp161171
-	JA      fp321172
+	JE      fp161747
+	JA      fp321748
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1175
+	JMP     check1751
 
-next1174:
+next1750:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -663,21 +663,21 @@ next1174:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1175:
+check1751:
 	CMPQ AX, DI
-	JB   next1174
+	JB   next1750
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1174
-	JMP  done1173
+	JB   next1750
+	JMP  done1749
 
-fp161171:
+fp161747:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1177
+	JMP  check1753
 
-next1176:
+next1752:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -708,21 +708,21 @@ next1176:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1177:
+check1753:
 	CMPQ AX, DI
-	JB   next1176
+	JB   next1752
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1176
-	JMP  done1173
+	JB   next1752
+	JMP  done1749
 
-fp321172:
+fp321748:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1179
+	JMP  check1755
 
-next1178:
+next1754:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -753,26 +753,26 @@ next1178:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1179:
+check1755:
 	CMPQ AX, DI
-	JB   next1178
+	JB   next1754
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1178
+	JB   next1754
 
-done1173:
-	JMP done1169
+done1749:
+	JMP done1745
 
-fp161167:
+fp161743:
 	CMPQ CX, $0x01
-	JE   fp161181
-	JA   fp321182
+	JE   fp161757
+	JA   fp321758
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1185
+	JMP  check1761
 
-next1184:
+next1760:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -791,21 +791,21 @@ next1184:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1185:
+check1761:
 	CMPQ AX, DI
-	JB   next1184
+	JB   next1760
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1184
-	JMP  done1183
+	JB   next1760
+	JMP  done1759
 
-fp161181:
+fp161757:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1187
+	JMP  check1763
 
-next1186:
+next1762:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -822,21 +822,21 @@ next1186:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1187:
+check1763:
 	CMPQ AX, DI
-	JB   next1186
+	JB   next1762
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1186
-	JMP  done1183
+	JB   next1762
+	JMP  done1759
 
-fp321182:
+fp321758:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1189
+	JMP  check1765
 
-next1188:
+next1764:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -853,26 +853,26 @@ next1188:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1189:
+check1765:
 	CMPQ AX, DI
-	JB   next1188
+	JB   next1764
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1188
+	JB   next1764
 
-done1183:
-	JMP done1169
+done1759:
+	JMP done1745
 
-fp321168:
+fp321744:
 	CMPQ CX, $0x01
-	JE   fp161191
-	JA   fp321192
+	JE   fp161767
+	JA   fp321768
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1195
+	JMP  check1771
 
-next1194:
+next1770:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -888,21 +888,21 @@ next1194:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1195:
+check1771:
 	CMPQ AX, DI
-	JB   next1194
+	JB   next1770
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1194
-	JMP  done1193
+	JB   next1770
+	JMP  done1769
 
-fp161191:
+fp161767:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1197
+	JMP  check1773
 
-next1196:
+next1772:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -916,21 +916,21 @@ next1196:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1197:
+check1773:
 	CMPQ AX, DI
-	JB   next1196
+	JB   next1772
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1196
-	JMP  done1193
+	JB   next1772
+	JMP  done1769
 
-fp321192:
+fp321768:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1199
+	JMP  check1775
 
-next1198:
+next1774:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -944,16 +944,16 @@ next1198:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1199:
+check1775:
 	CMPQ AX, DI
-	JB   next1198
+	JB   next1774
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1198
+	JB   next1774
 
-done1193:
-done1169:
+done1769:
+done1745:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -972,18 +972,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp162266
-	JA      fp322267
+	JE      fp163298
+	JA      fp323299
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run2269:
+run3301:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part2270:
+part3302:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -1018,23 +1018,23 @@ part2270:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part2270
+	JNE           part3302
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run2269
-	JMP           done2268
+	JB            run3301
+	JMP           done3300
 
-fp162266:
+fp163298:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run2271:
+run3303:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part2272:
+part3304:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -1061,23 +1061,23 @@ part2272:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part2272
+	JNE           part3304
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run2271
-	JMP           done2268
+	JB            run3303
+	JMP           done3300
 
-fp322267:
+fp323299:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run2273:
+run3305:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part2274:
+part3306:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -1104,12 +1104,12 @@ part2274:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part2274
+	JNE           part3306
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run2273
+	JB            run3305
 
-done2268:
+done3300:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1129,9 +1129,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check2276
+	JMP       check3308
 
-next2275:
+next3307:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -1197,13 +1197,13 @@ next2275:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check2276:
+check3308:
 	CMPQ    SI, BX
-	JB      next2275
+	JB      next3307
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next2275
+	JB      next3307
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1224,13 +1224,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp162278
-	JA      fp322279
+	JE      fp163310
+	JA      fp323311
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check2282
+	JMP     check3314
 
-next2281:
+next3313:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -1242,21 +1242,21 @@ next2281:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check2282:
+check3314:
 	CMPQ AX, SI
-	JB   next2281
+	JB   next3313
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next2281
-	JMP  done2280
+	JB   next3313
+	JMP  done3312
 
-fp162278:
+fp163310:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check2284
+	JMP  check3316
 
-next2283:
+next3315:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1267,21 +1267,21 @@ next2283:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check2284:
+check3316:
 	CMPQ AX, SI
-	JB   next2283
+	JB   next3315
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next2283
-	JMP  done2280
+	JB   next3315
+	JMP  done3312
 
-fp322279:
+fp323311:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check2286
+	JMP  check3318
 
-next2285:
+next3317:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1292,15 +1292,15 @@ next2285:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check2286:
+check3318:
 	CMPQ AX, SI
-	JB   next2285
+	JB   next3317
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next2285
+	JB   next3317
 
-done2280:
+done3312:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -1322,16 +1322,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp162288
-	JA      fp322289
+	JE      fp163320
+	JA      fp323321
 	CMPQ    CX, $0x01
-	JE      fp162292
-	JA      fp322293
+	JE      fp163324
+	JA      fp323325
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check2296
+	JMP     check3328
 
-next2295:
+next3327:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1350,21 +1350,21 @@ next2295:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2296:
+check3328:
 	CMPQ AX, DI
-	JB   next2295
+	JB   next3327
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2295
-	JMP  done2294
+	JB   next3327
+	JMP  done3326
 
-fp162292:
+fp163324:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2298
+	JMP  check3330
 
-next2297:
+next3329:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1382,21 +1382,21 @@ next2297:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2298:
+check3330:
 	CMPQ AX, DI
-	JB   next2297
+	JB   next3329
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2297
-	JMP  done2294
+	JB   next3329
+	JMP  done3326
 
-fp322293:
+fp323325:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2300
+	JMP  check3332
 
-next2299:
+next3331:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1414,26 +1414,26 @@ next2299:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2300:
+check3332:
 	CMPQ AX, DI
-	JB   next2299
+	JB   next3331
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2299
+	JB   next3331
 
-done2294:
-	JMP done2290
+done3326:
+	JMP done3322
 
-fp162288:
+fp163320:
 	CMPQ CX, $0x01
-	JE   fp162302
-	JA   fp322303
+	JE   fp163334
+	JA   fp323335
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2306
+	JMP  check3338
 
-next2305:
+next3337:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1446,21 +1446,21 @@ next2305:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2306:
+check3338:
 	CMPQ AX, DI
-	JB   next2305
+	JB   next3337
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2305
-	JMP  done2304
+	JB   next3337
+	JMP  done3336
 
-fp162302:
+fp163334:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2308
+	JMP  check3340
 
-next2307:
+next3339:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1472,21 +1472,21 @@ next2307:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2308:
+check3340:
 	CMPQ AX, DI
-	JB   next2307
+	JB   next3339
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2307
-	JMP  done2304
+	JB   next3339
+	JMP  done3336
 
-fp322303:
+fp323335:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2310
+	JMP  check3342
 
-next2309:
+next3341:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1498,26 +1498,26 @@ next2309:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2310:
+check3342:
 	CMPQ AX, DI
-	JB   next2309
+	JB   next3341
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2309
+	JB   next3341
 
-done2304:
-	JMP done2290
+done3336:
+	JMP done3322
 
-fp322289:
+fp323321:
 	CMPQ CX, $0x01
-	JE   fp162312
-	JA   fp322313
+	JE   fp163344
+	JA   fp323345
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2316
+	JMP  check3348
 
-next2315:
+next3347:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1528,21 +1528,21 @@ next2315:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2316:
+check3348:
 	CMPQ AX, DI
-	JB   next2315
+	JB   next3347
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2315
-	JMP  done2314
+	JB   next3347
+	JMP  done3346
 
-fp162312:
+fp163344:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2318
+	JMP  check3350
 
-next2317:
+next3349:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1552,21 +1552,21 @@ next2317:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2318:
+check3350:
 	CMPQ AX, DI
-	JB   next2317
+	JB   next3349
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2317
-	JMP  done2314
+	JB   next3349
+	JMP  done3346
 
-fp322313:
+fp323345:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2320
+	JMP  check3352
 
-next2319:
+next3351:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1576,16 +1576,16 @@ next2319:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2320:
+check3352:
 	CMPQ AX, DI
-	JB   next2319
+	JB   next3351
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2319
+	JB   next3351
 
-done2314:
-done2290:
+done3346:
+done3322:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

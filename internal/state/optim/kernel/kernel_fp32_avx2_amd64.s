@@ -455,10 +455,10 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned229
+	JEQ     aligned301
 	ORQ     $0x04, DI
 
-aligned229:
+aligned301:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -477,36 +477,22 @@ aligned229:
 	MOVQ    8(R12), R12
 	MOVQ    a+0(FP), R13
 	MOVQ    24(R13), R13
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     plain302
 	CMPQ    CX, $0x01
-	JE      fp16231
-	JA      fp32232
+	JE      fp16305
+	JA      fp32306
 	MOVQ    R13, CX
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	ADDQ    CX, R13
-	JMP     check235
+	JMP     check309
 
-next234:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed236
-	VMOVDQU (R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, (R14)
-	VMOVDQU 256(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R14)
-	VMOVDQU 384(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R14)
-
-summed236:
+next308:
 	TESTQ   R10, R10
-	JEQ     kept237
+	JEQ     kept310
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -524,7 +510,551 @@ summed236:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept237:
+kept310:
+	PREFETCHT0     (SI)(R13*4)
+	PREFETCHT0     (R8)(R13*4)
+	PREFETCHT0     (R9)(R13*4)
+	MOVQ           a+0(FP), R14
+	MOVQ           40(R14), R14
+	VMOVDQU        (R14), Y6
+	VPADDQ         (SI)(CX*4), Y6, Y6
+	VPADDQ         32(SI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, (R14)
+	VMOVDQU        256(R14), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R14)
+	VMOVDQU        384(R14), Y6
+	VPADDQ         (R9)(CX*4), Y6, Y6
+	VPADDQ         32(R9)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R14)
+	PREFETCHT0     (DX)(R13*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (SI)(CX*4), Y8
+	VMOVUPS        32(SI)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(R8)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R9)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R9)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (R8)(CX*4)
+	VMOVUPS        Y11, 32(R8)(CX*4)
+	VMOVUPS        Y12, (R9)(CX*4)
+	VMOVUPS        Y6, 32(R9)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (SI)(CX*4)
+	VMOVUPS        Y9, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual311
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVNTDQ       Y6, (BX)(CX*2)
+	JMP            stored312
+
+unusual311:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16314
+	JA        fp32315
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary318
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored317
+
+ordinary318:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored317:
+	JMP done316
+
+fp16314:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary320
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored319
+
+ordinary320:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored319:
+	JMP done316
+
+fp32315:
+done316:
+stored312:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check309:
+	CMPQ CX, R12
+	JB   next308
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next308
+	JMP  done307
+
+fp16305:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check322
+
+next321:
+	TESTQ   R10, R10
+	JEQ     kept323
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept323:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y6
+	VPADDQ      (SI)(CX*4), Y6, Y6
+	VPADDQ      32(SI)(CX*4), Y6, Y6
+	VMOVDQU     Y6, (R14)
+	VMOVDQU     256(R14), Y6
+	VPADDQ      (R8)(CX*4), Y6, Y6
+	VPADDQ      32(R8)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 256(R14)
+	VMOVDQU     384(R14), Y6
+	VPADDQ      (R9)(CX*4), Y6, Y6
+	VPADDQ      32(R9)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y6
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMULPS      Y6, Y6, Y6
+	VMULPS      Y7, Y7, Y7
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
+	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual324
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored325
+
+unusual324:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16327
+	JA        fp32328
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary331
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored330
+
+ordinary331:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored330:
+	JMP done329
+
+fp16327:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary333
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored332
+
+ordinary333:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored332:
+	JMP done329
+
+fp32328:
+done329:
+stored325:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check322:
+	CMPQ CX, R12
+	JB   next321
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next321
+	JMP  done307
+
+fp32306:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check335
+
+next334:
+	TESTQ   R10, R10
+	JEQ     kept336
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept336:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y6
+	VPADDQ      (SI)(CX*4), Y6, Y6
+	VPADDQ      32(SI)(CX*4), Y6, Y6
+	VMOVDQU     Y6, (R14)
+	VMOVDQU     256(R14), Y6
+	VPADDQ      (R8)(CX*4), Y6, Y6
+	VPADDQ      32(R8)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 256(R14)
+	VMOVDQU     384(R14), Y6
+	VPADDQ      (R9)(CX*4), Y6, Y6
+	VPADDQ      32(R9)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y6
+	VMOVUPS     32(DX)(CX*4), Y7
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMULPS      Y6, Y6, Y6
+	VMULPS      Y7, Y7, Y7
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
+	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual337
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored338
+
+unusual337:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16340
+	JA        fp32341
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary344
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored343
+
+ordinary344:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored343:
+	JMP done342
+
+fp16340:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary346
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored345
+
+ordinary346:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored345:
+	JMP done342
+
+fp32341:
+done342:
+stored338:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check335:
+	CMPQ CX, R12
+	JB   next334
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next334
+
+done307:
+	JMP updated303
+
+plain302:
+	CMPQ CX, $0x01
+	JE   fp16348
+	JA   fp32349
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check352
+
+next351:
+	TESTQ   R10, R10
+	JEQ     kept353
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept353:
 	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -566,7 +1096,7 @@ kept237:
 	VMOVUPS        Y8, (SI)(CX*4)
 	VMOVUPS        Y9, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual238
+	JNE            unusual354
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -584,14 +1114,14 @@ kept237:
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVNTDQ       Y6, (BX)(CX*2)
-	JMP            stored239
+	JMP            stored355
 
-unusual238:
+unusual354:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16241
-	JA        fp32242
+	JE        fp16357
+	JA        fp32358
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -609,93 +1139,57 @@ unusual238:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary245
+	JNE       ordinary361
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored244
+	JMP       stored360
 
-ordinary245:
+ordinary361:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored244:
-	JMP done243
+stored360:
+	JMP done359
 
-fp16241:
+fp16357:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary247
+	JNE         ordinary363
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored246
+	JMP         stored362
 
-ordinary247:
+ordinary363:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored246:
-	JMP done243
+stored362:
+	JMP done359
 
-fp32242:
-done243:
-stored239:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed248
-	VMOVDQU 64(R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 64(R14)
-	VMOVDQU 320(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 320(R14)
-	VMOVDQU 448(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 448(R14)
-
-summed248:
+fp32358:
+done359:
+stored355:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check235:
+check352:
 	CMPQ CX, R12
-	JB   next234
+	JB   next351
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next234
-	JMP  done233
+	JB   next351
+	JMP  done350
 
-fp16231:
+fp16348:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check250
+	JMP  check365
 
-next249:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed251
-	VMOVDQU (R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, (R14)
-	VMOVDQU 256(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R14)
-	VMOVDQU 384(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R14)
-
-summed251:
+next364:
 	TESTQ   R10, R10
-	JEQ     kept252
+	JEQ     kept366
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -713,7 +1207,7 @@ summed251:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept252:
+kept366:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -753,7 +1247,7 @@ kept252:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual253
+	JNE         unusual367
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -771,14 +1265,14 @@ kept252:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored254
+	JMP         stored368
 
-unusual253:
+unusual367:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16256
-	JA        fp32257
+	JE        fp16370
+	JA        fp32371
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -796,93 +1290,57 @@ unusual253:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary260
+	JNE       ordinary374
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored259
+	JMP       stored373
 
-ordinary260:
+ordinary374:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored259:
-	JMP done258
+stored373:
+	JMP done372
 
-fp16256:
+fp16370:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary262
+	JNE         ordinary376
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored261
+	JMP         stored375
 
-ordinary262:
+ordinary376:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored261:
-	JMP done258
+stored375:
+	JMP done372
 
-fp32257:
-done258:
-stored254:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed263
-	VMOVDQU 64(R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 64(R14)
-	VMOVDQU 320(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 320(R14)
-	VMOVDQU 448(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 448(R14)
-
-summed263:
+fp32371:
+done372:
+stored368:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check250:
+check365:
 	CMPQ CX, R12
-	JB   next249
+	JB   next364
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next249
-	JMP  done233
+	JB   next364
+	JMP  done350
 
-fp32232:
+fp32349:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check265
+	JMP  check378
 
-next264:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed266
-	VMOVDQU (R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, (R14)
-	VMOVDQU 256(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R14)
-	VMOVDQU 384(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R14)
-
-summed266:
+next377:
 	TESTQ   R10, R10
-	JEQ     kept267
+	JEQ     kept379
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -900,7 +1358,7 @@ summed266:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept267:
+kept379:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -940,7 +1398,7 @@ kept267:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual268
+	JNE         unusual380
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -958,14 +1416,14 @@ kept267:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored269
+	JMP         stored381
 
-unusual268:
+unusual380:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16271
-	JA        fp32272
+	JE        fp16383
+	JA        fp32384
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -983,65 +1441,48 @@ unusual268:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary275
+	JNE       ordinary387
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored274
+	JMP       stored386
 
-ordinary275:
+ordinary387:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored274:
-	JMP done273
+stored386:
+	JMP done385
 
-fp16271:
+fp16383:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary277
+	JNE         ordinary389
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored276
+	JMP         stored388
 
-ordinary277:
+ordinary389:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored276:
-	JMP done273
+stored388:
+	JMP done385
 
-fp32272:
-done273:
-stored269:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed278
-	VMOVDQU 64(R14), Y6
-	VPADDQ  (SI)(CX*4), Y6, Y6
-	VPADDQ  32(SI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 64(R14)
-	VMOVDQU 320(R14), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 320(R14)
-	VMOVDQU 448(R14), Y6
-	VPADDQ  (R9)(CX*4), Y6, Y6
-	VPADDQ  32(R9)(CX*4), Y6, Y6
-	VMOVDQU Y6, 448(R14)
-
-summed278:
+fp32384:
+done385:
+stored381:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check265:
+check378:
 	CMPQ CX, R12
-	JB   next264
+	JB   next377
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next264
+	JB   next377
 
-done233:
+done350:
+updated303:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1068,10 +1509,10 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned279
+	JEQ     aligned390
 	ORQ     $0x04, DI
 
-aligned279:
+aligned390:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -1087,32 +1528,22 @@ aligned279:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain391
 	CMPQ    CX, $0x01
-	JE      fp16281
-	JA      fp32282
+	JE      fp16394
+	JA      fp32395
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check285
+	JMP     check398
 
-next284:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed286
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed286:
+next397:
 	TESTQ   R9, R9
-	JEQ     kept287
+	JEQ     kept399
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1126,7 +1557,524 @@ summed286:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept287:
+kept399:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y5
+	VPADDQ         (SI)(CX*4), Y5, Y5
+	VPADDQ         32(SI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, (R13)
+	VMOVDQU        256(R13), Y5
+	VPADDQ         (R8)(CX*4), Y5, Y5
+	VPADDQ         32(R8)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (R8)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y5, 32(R8)(CX*4)
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual400
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored401
+
+unusual400:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16403
+	JA        fp32404
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary407
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored406
+
+ordinary407:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored406:
+	JMP done405
+
+fp16403:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary409
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored408
+
+ordinary409:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored408:
+	JMP done405
+
+fp32404:
+done405:
+stored401:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check398:
+	CMPQ CX, R11
+	JB   next397
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next397
+	JMP  done396
+
+fp16394:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check411
+
+next410:
+	TESTQ   R9, R9
+	JEQ     kept412
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept412:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual413
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored414
+
+unusual413:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16416
+	JA        fp32417
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary420
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored419
+
+ordinary420:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored419:
+	JMP done418
+
+fp16416:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary422
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored421
+
+ordinary422:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored421:
+	JMP done418
+
+fp32417:
+done418:
+stored414:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check411:
+	CMPQ CX, R11
+	JB   next410
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next410
+	JMP  done396
+
+fp32395:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check424
+
+next423:
+	TESTQ   R9, R9
+	JEQ     kept425
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept425:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual426
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored427
+
+unusual426:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16429
+	JA        fp32430
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary433
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored432
+
+ordinary433:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored432:
+	JMP done431
+
+fp16429:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary435
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored434
+
+ordinary435:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored434:
+	JMP done431
+
+fp32430:
+done431:
+stored427:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check424:
+	CMPQ CX, R11
+	JB   next423
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next423
+
+done396:
+	JMP updated392
+
+plain391:
+	CMPQ CX, $0x01
+	JE   fp16437
+	JA   fp32438
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check441
+
+next440:
+	TESTQ   R9, R9
+	JEQ     kept442
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept442:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1171,7 +2119,7 @@ kept287:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual288
+	JNE            unusual443
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -1189,14 +2137,14 @@ kept287:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored289
+	JMP            stored444
 
-unusual288:
+unusual443:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16291
-	JA        fp32292
+	JE        fp16446
+	JA        fp32447
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1214,85 +2162,57 @@ unusual288:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary295
+	JNE       ordinary450
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored294
+	JMP       stored449
 
-ordinary295:
+ordinary450:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored294:
-	JMP done293
+stored449:
+	JMP done448
 
-fp16291:
+fp16446:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary297
+	JNE         ordinary452
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored296
+	JMP         stored451
 
-ordinary297:
+ordinary452:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored296:
-	JMP done293
+stored451:
+	JMP done448
 
-fp32292:
-done293:
-stored289:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed298
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed298:
+fp32447:
+done448:
+stored444:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check285:
+check441:
 	CMPQ CX, R11
-	JB   next284
+	JB   next440
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next284
-	JMP  done283
+	JB   next440
+	JMP  done439
 
-fp16281:
+fp16437:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check300
+	JMP  check454
 
-next299:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed301
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed301:
+next453:
 	TESTQ   R9, R9
-	JEQ     kept302
+	JEQ     kept455
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1306,7 +2226,7 @@ summed301:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept302:
+kept455:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1349,7 +2269,7 @@ kept302:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual303
+	JNE         unusual456
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1367,14 +2287,14 @@ kept302:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored304
+	JMP         stored457
 
-unusual303:
+unusual456:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16306
-	JA        fp32307
+	JE        fp16459
+	JA        fp32460
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1392,85 +2312,57 @@ unusual303:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary310
+	JNE       ordinary463
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored309
+	JMP       stored462
 
-ordinary310:
+ordinary463:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored309:
-	JMP done308
+stored462:
+	JMP done461
 
-fp16306:
+fp16459:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary312
+	JNE         ordinary465
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored311
+	JMP         stored464
 
-ordinary312:
+ordinary465:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored311:
-	JMP done308
+stored464:
+	JMP done461
 
-fp32307:
-done308:
-stored304:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed313
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed313:
+fp32460:
+done461:
+stored457:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check300:
+check454:
 	CMPQ CX, R11
-	JB   next299
+	JB   next453
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next299
-	JMP  done283
+	JB   next453
+	JMP  done439
 
-fp32282:
+fp32438:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check315
+	JMP  check467
 
-next314:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed316
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed316:
+next466:
 	TESTQ   R9, R9
-	JEQ     kept317
+	JEQ     kept468
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1484,7 +2376,7 @@ summed316:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept317:
+kept468:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -1527,7 +2419,7 @@ kept317:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual318
+	JNE         unusual469
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1545,14 +2437,14 @@ kept317:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored319
+	JMP         stored470
 
-unusual318:
+unusual469:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16321
-	JA        fp32322
+	JE        fp16472
+	JA        fp32473
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1570,61 +2462,48 @@ unusual318:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary325
+	JNE       ordinary476
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored324
+	JMP       stored475
 
-ordinary325:
+ordinary476:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored324:
-	JMP done323
+stored475:
+	JMP done474
 
-fp16321:
+fp16472:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary327
+	JNE         ordinary478
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored326
+	JMP         stored477
 
-ordinary327:
+ordinary478:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored326:
-	JMP done323
+stored477:
+	JMP done474
 
-fp32322:
-done323:
-stored319:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed328
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed328:
+fp32473:
+done474:
+stored470:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check315:
+check467:
 	CMPQ CX, R11
-	JB   next314
+	JB   next466
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next314
+	JB   next466
 
-done283:
+done439:
+updated392:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1651,10 +2530,10 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned329
+	JEQ     aligned479
 	ORQ     $0x04, DI
 
-aligned329:
+aligned479:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Y0
@@ -1667,32 +2546,22 @@ aligned329:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain480
 	CMPQ    CX, $0x01
-	JE      fp16331
-	JA      fp32332
+	JE      fp16483
+	JA      fp32484
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check335
+	JMP     check487
 
-next334:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed336
-	VMOVDQU (R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, (R13)
-	VMOVDQU 256(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R13)
-
-summed336:
+next486:
 	TESTQ   R9, R9
-	JEQ     kept337
+	JEQ     kept488
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1706,7 +2575,482 @@ summed336:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept337:
+kept488:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y2
+	VPADDQ         (SI)(CX*4), Y2, Y2
+	VPADDQ         32(SI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, (R13)
+	VMOVDQU        256(R13), Y2
+	VPADDQ         (R8)(CX*4), Y2, Y2
+	VPADDQ         32(R8)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VMOVUPS        (SI)(CX*4), Y4
+	VMOVUPS        32(SI)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (R8)(CX*4), Y6
+	VMOVUPS        32(R8)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (R8)(CX*4)
+	VMOVUPS        Y7, 32(R8)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (SI)(CX*4)
+	VMOVUPS        Y5, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual489
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVNTDQ       Y2, (BX)(CX*2)
+	JMP            stored490
+
+unusual489:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16492
+	JA        fp32493
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary496
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored495
+
+ordinary496:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored495:
+	JMP done494
+
+fp16492:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary498
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored497
+
+ordinary498:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored497:
+	JMP done494
+
+fp32493:
+done494:
+stored490:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check487:
+	CMPQ CX, R11
+	JB   next486
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next486
+	JMP  done485
+
+fp16483:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check500
+
+next499:
+	TESTQ   R9, R9
+	JEQ     kept501
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept501:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y2
+	VPADDQ      (SI)(CX*4), Y2, Y2
+	VPADDQ      32(SI)(CX*4), Y2, Y2
+	VMOVDQU     Y2, (R13)
+	VMOVDQU     256(R13), Y2
+	VPADDQ      (R8)(CX*4), Y2, Y2
+	VPADDQ      32(R8)(CX*4), Y2, Y2
+	VMOVDQU     Y2, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y2
+	VCVTPH2PS   16(DX)(CX*2), Y3
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual502
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored503
+
+unusual502:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16505
+	JA        fp32506
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary509
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored508
+
+ordinary509:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored508:
+	JMP done507
+
+fp16505:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary511
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored510
+
+ordinary511:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored510:
+	JMP done507
+
+fp32506:
+done507:
+stored503:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check500:
+	CMPQ CX, R11
+	JB   next499
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next499
+	JMP  done485
+
+fp32484:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check513
+
+next512:
+	TESTQ   R9, R9
+	JEQ     kept514
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept514:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y2
+	VPADDQ      (SI)(CX*4), Y2, Y2
+	VPADDQ      32(SI)(CX*4), Y2, Y2
+	VMOVDQU     Y2, (R13)
+	VMOVDQU     256(R13), Y2
+	VPADDQ      (R8)(CX*4), Y2, Y2
+	VPADDQ      32(R8)(CX*4), Y2, Y2
+	VMOVDQU     Y2, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y2
+	VMOVUPS     32(DX)(CX*4), Y3
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual515
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored516
+
+unusual515:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16518
+	JA        fp32519
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary522
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored521
+
+ordinary522:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored521:
+	JMP done520
+
+fp16518:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary524
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored523
+
+ordinary524:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored523:
+	JMP done520
+
+fp32519:
+done520:
+stored516:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check513:
+	CMPQ CX, R11
+	JB   next512
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next512
+
+done485:
+	JMP updated481
+
+plain480:
+	CMPQ CX, $0x01
+	JE   fp16526
+	JA   fp32527
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check530
+
+next529:
+	TESTQ   R9, R9
+	JEQ     kept531
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept531:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1737,7 +3081,7 @@ kept337:
 	VMOVUPS        Y4, (SI)(CX*4)
 	VMOVUPS        Y5, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual338
+	JNE            unusual532
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -1755,14 +3099,14 @@ kept337:
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVNTDQ       Y2, (BX)(CX*2)
-	JMP            stored339
+	JMP            stored533
 
-unusual338:
+unusual532:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16341
-	JA        fp32342
+	JE        fp16535
+	JA        fp32536
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1780,85 +3124,57 @@ unusual338:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary345
+	JNE       ordinary539
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored344
+	JMP       stored538
 
-ordinary345:
+ordinary539:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored344:
-	JMP done343
+stored538:
+	JMP done537
 
-fp16341:
+fp16535:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary347
+	JNE         ordinary541
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored346
+	JMP         stored540
 
-ordinary347:
+ordinary541:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored346:
-	JMP done343
+stored540:
+	JMP done537
 
-fp32342:
-done343:
-stored339:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed348
-	VMOVDQU 64(R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 64(R13)
-	VMOVDQU 320(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 320(R13)
-
-summed348:
+fp32536:
+done537:
+stored533:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check335:
+check530:
 	CMPQ CX, R11
-	JB   next334
+	JB   next529
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next334
-	JMP  done333
+	JB   next529
+	JMP  done528
 
-fp16331:
+fp16526:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check350
+	JMP  check543
 
-next349:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed351
-	VMOVDQU (R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, (R13)
-	VMOVDQU 256(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R13)
-
-summed351:
+next542:
 	TESTQ   R9, R9
-	JEQ     kept352
+	JEQ     kept544
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1872,7 +3188,7 @@ summed351:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept352:
+kept544:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1901,7 +3217,7 @@ kept352:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual353
+	JNE         unusual545
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1919,14 +3235,14 @@ kept352:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored354
+	JMP         stored546
 
-unusual353:
+unusual545:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16356
-	JA        fp32357
+	JE        fp16548
+	JA        fp32549
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1944,85 +3260,57 @@ unusual353:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary360
+	JNE       ordinary552
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored359
+	JMP       stored551
 
-ordinary360:
+ordinary552:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored359:
-	JMP done358
+stored551:
+	JMP done550
 
-fp16356:
+fp16548:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary362
+	JNE         ordinary554
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored361
+	JMP         stored553
 
-ordinary362:
+ordinary554:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored361:
-	JMP done358
+stored553:
+	JMP done550
 
-fp32357:
-done358:
-stored354:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed363
-	VMOVDQU 64(R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 64(R13)
-	VMOVDQU 320(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 320(R13)
-
-summed363:
+fp32549:
+done550:
+stored546:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check350:
+check543:
 	CMPQ CX, R11
-	JB   next349
+	JB   next542
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next349
-	JMP  done333
+	JB   next542
+	JMP  done528
 
-fp32332:
+fp32527:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check365
+	JMP  check556
 
-next364:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed366
-	VMOVDQU (R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, (R13)
-	VMOVDQU 256(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R13)
-
-summed366:
+next555:
 	TESTQ   R9, R9
-	JEQ     kept367
+	JEQ     kept557
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -2036,7 +3324,7 @@ summed366:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept367:
+kept557:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -2065,7 +3353,7 @@ kept367:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual368
+	JNE         unusual558
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -2083,14 +3371,14 @@ kept367:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored369
+	JMP         stored559
 
-unusual368:
+unusual558:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16371
-	JA        fp32372
+	JE        fp16561
+	JA        fp32562
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -2108,61 +3396,48 @@ unusual368:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary375
+	JNE       ordinary565
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored374
+	JMP       stored564
 
-ordinary375:
+ordinary565:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored374:
-	JMP done373
+stored564:
+	JMP done563
 
-fp16371:
+fp16561:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary377
+	JNE         ordinary567
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored376
+	JMP         stored566
 
-ordinary377:
+ordinary567:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored376:
-	JMP done373
+stored566:
+	JMP done563
 
-fp32372:
-done373:
-stored369:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed378
-	VMOVDQU 64(R13), Y2
-	VPADDQ  (SI)(CX*4), Y2, Y2
-	VPADDQ  32(SI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 64(R13)
-	VMOVDQU 320(R13), Y2
-	VPADDQ  (R8)(CX*4), Y2, Y2
-	VPADDQ  32(R8)(CX*4), Y2, Y2
-	VMOVDQU Y2, 320(R13)
-
-summed378:
+fp32562:
+done563:
+stored559:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check365:
+check556:
 	CMPQ CX, R11
-	JB   next364
+	JB   next555
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next364
+	JB   next555
 
-done333:
+done528:
+updated481:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2189,10 +3464,10 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned379
+	JEQ     aligned568
 	ORQ     $0x04, DI
 
-aligned379:
+aligned568:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -2208,32 +3483,22 @@ aligned379:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain569
 	CMPQ    CX, $0x01
-	JE      fp16381
-	JA      fp32382
+	JE      fp16572
+	JA      fp32573
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check385
+	JMP     check576
 
-next384:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed386
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed386:
+next575:
 	TESTQ   R9, R9
-	JEQ     kept387
+	JEQ     kept577
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2247,7 +3512,482 @@ summed386:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept387:
+kept577:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y5
+	VPADDQ         (SI)(CX*4), Y5, Y5
+	VPADDQ         32(SI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, (R13)
+	VMOVDQU        256(R13), Y5
+	VPADDQ         (R8)(CX*4), Y5, Y5
+	VPADDQ         32(R8)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y10, 32(R8)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual578
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored579
+
+unusual578:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16581
+	JA        fp32582
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary585
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored584
+
+ordinary585:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored584:
+	JMP done583
+
+fp16581:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary587
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored586
+
+ordinary587:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored586:
+	JMP done583
+
+fp32582:
+done583:
+stored579:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check576:
+	CMPQ CX, R11
+	JB   next575
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next575
+	JMP  done574
+
+fp16572:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check589
+
+next588:
+	TESTQ   R9, R9
+	JEQ     kept590
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept590:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual591
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored592
+
+unusual591:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16594
+	JA        fp32595
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary598
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored597
+
+ordinary598:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored597:
+	JMP done596
+
+fp16594:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary600
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored599
+
+ordinary600:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored599:
+	JMP done596
+
+fp32595:
+done596:
+stored592:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check589:
+	CMPQ CX, R11
+	JB   next588
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next588
+	JMP  done574
+
+fp32573:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check602
+
+next601:
+	TESTQ   R9, R9
+	JEQ     kept603
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept603:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual604
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored605
+
+unusual604:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16607
+	JA        fp32608
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary611
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored610
+
+ordinary611:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored610:
+	JMP done609
+
+fp16607:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary613
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored612
+
+ordinary613:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored612:
+	JMP done609
+
+fp32608:
+done609:
+stored605:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check602:
+	CMPQ CX, R11
+	JB   next601
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next601
+
+done574:
+	JMP updated570
+
+plain569:
+	CMPQ CX, $0x01
+	JE   fp16615
+	JA   fp32616
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check619
+
+next618:
+	TESTQ   R9, R9
+	JEQ     kept620
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept620:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -2278,7 +4018,7 @@ kept387:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual388
+	JNE            unusual621
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -2296,14 +4036,14 @@ kept387:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored389
+	JMP            stored622
 
-unusual388:
+unusual621:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16391
-	JA        fp32392
+	JE        fp16624
+	JA        fp32625
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2321,85 +4061,57 @@ unusual388:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary395
+	JNE       ordinary628
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored394
+	JMP       stored627
 
-ordinary395:
+ordinary628:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored394:
-	JMP done393
+stored627:
+	JMP done626
 
-fp16391:
+fp16624:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary397
+	JNE         ordinary630
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored396
+	JMP         stored629
 
-ordinary397:
+ordinary630:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored396:
-	JMP done393
+stored629:
+	JMP done626
 
-fp32392:
-done393:
-stored389:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed398
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed398:
+fp32625:
+done626:
+stored622:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check385:
+check619:
 	CMPQ CX, R11
-	JB   next384
+	JB   next618
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next384
-	JMP  done383
+	JB   next618
+	JMP  done617
 
-fp16381:
+fp16615:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check400
+	JMP  check632
 
-next399:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed401
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed401:
+next631:
 	TESTQ   R9, R9
-	JEQ     kept402
+	JEQ     kept633
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2413,7 +4125,7 @@ summed401:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept402:
+kept633:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -2442,7 +4154,7 @@ kept402:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual403
+	JNE         unusual634
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2460,14 +4172,14 @@ kept402:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored404
+	JMP         stored635
 
-unusual403:
+unusual634:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16406
-	JA        fp32407
+	JE        fp16637
+	JA        fp32638
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2485,85 +4197,57 @@ unusual403:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary410
+	JNE       ordinary641
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored409
+	JMP       stored640
 
-ordinary410:
+ordinary641:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored409:
-	JMP done408
+stored640:
+	JMP done639
 
-fp16406:
+fp16637:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary412
+	JNE         ordinary643
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored411
+	JMP         stored642
 
-ordinary412:
+ordinary643:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored411:
-	JMP done408
+stored642:
+	JMP done639
 
-fp32407:
-done408:
-stored404:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed413
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed413:
+fp32638:
+done639:
+stored635:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check400:
+check632:
 	CMPQ CX, R11
-	JB   next399
+	JB   next631
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next399
-	JMP  done383
+	JB   next631
+	JMP  done617
 
-fp32382:
+fp32616:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check415
+	JMP  check645
 
-next414:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed416
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed416:
+next644:
 	TESTQ   R9, R9
-	JEQ     kept417
+	JEQ     kept646
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2577,7 +4261,7 @@ summed416:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept417:
+kept646:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -2606,7 +4290,7 @@ kept417:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual418
+	JNE         unusual647
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2624,14 +4308,14 @@ kept417:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored419
+	JMP         stored648
 
-unusual418:
+unusual647:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16421
-	JA        fp32422
+	JE        fp16650
+	JA        fp32651
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2649,61 +4333,48 @@ unusual418:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary425
+	JNE       ordinary654
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored424
+	JMP       stored653
 
-ordinary425:
+ordinary654:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored424:
-	JMP done423
+stored653:
+	JMP done652
 
-fp16421:
+fp16650:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary427
+	JNE         ordinary656
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored426
+	JMP         stored655
 
-ordinary427:
+ordinary656:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored426:
-	JMP done423
+stored655:
+	JMP done652
 
-fp32422:
-done423:
-stored419:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed428
-	VMOVDQU 64(R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  (R8)(CX*4), Y5, Y5
-	VPADDQ  32(R8)(CX*4), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed428:
+fp32651:
+done652:
+stored648:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check415:
+check645:
 	CMPQ CX, R11
-	JB   next414
+	JB   next644
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next414
+	JB   next644
 
-done383:
+done617:
+updated570:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2729,15 +4400,15 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16430
-	JA    fp32431
+	JE    fp16658
+	JA    fp32659
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check434
+	JMP   check662
 
-next433:
+next661:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2751,36 +4422,36 @@ next433:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written435
+	JEQ        written663
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned436
+	JNE        unaligned664
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written435
+	JMP        written663
 
-unaligned436:
+unaligned664:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written435:
+written663:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check434:
+check662:
 	CMPQ DX, R8
-	JB   next433
+	JB   next661
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next433
-	JMP  done432
+	JB   next661
+	JMP  done660
 
-fp16430:
+fp16658:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check438
+	JMP  check666
 
-next437:
+next665:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2794,36 +4465,36 @@ next437:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written439
+	JEQ        written667
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned440
+	JNE        unaligned668
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written439
+	JMP        written667
 
-unaligned440:
+unaligned668:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written439:
+written667:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check438:
+check666:
 	CMPQ DX, R8
-	JB   next437
+	JB   next665
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next437
-	JMP  done432
+	JB   next665
+	JMP  done660
 
-fp32431:
+fp32659:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check442
+	JMP  check670
 
-next441:
+next669:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2838,28 +4509,28 @@ next441:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written443
+	JEQ        written671
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned444
+	JNE        unaligned672
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written443
+	JMP        written671
 
-unaligned444:
+unaligned672:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written443:
+written671:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check442:
+check670:
 	CMPQ DX, R8
-	JB   next441
+	JB   next669
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next441
+	JB   next669
 
-done432:
+done660:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2886,15 +4557,15 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16446
-	JA    fp32447
+	JE    fp16674
+	JA    fp32675
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check450
+	JMP   check678
 
-next449:
+next677:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2913,36 +4584,36 @@ next449:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written451
+	JEQ        written679
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned452
+	JNE        unaligned680
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written451
+	JMP        written679
 
-unaligned452:
+unaligned680:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written451:
+written679:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check450:
+check678:
 	CMPQ DX, R9
-	JB   next449
+	JB   next677
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next449
-	JMP  done448
+	JB   next677
+	JMP  done676
 
-fp16446:
+fp16674:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check454
+	JMP  check682
 
-next453:
+next681:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2961,36 +4632,36 @@ next453:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written455
+	JEQ        written683
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned456
+	JNE        unaligned684
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written455
+	JMP        written683
 
-unaligned456:
+unaligned684:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written455:
+written683:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check454:
+check682:
 	CMPQ DX, R9
-	JB   next453
+	JB   next681
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next453
-	JMP  done448
+	JB   next681
+	JMP  done676
 
-fp32447:
+fp32675:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check458
+	JMP  check686
 
-next457:
+next685:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -3010,28 +4681,28 @@ next457:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written459
+	JEQ        written687
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned460
+	JNE        unaligned688
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written459
+	JMP        written687
 
-unaligned460:
+unaligned688:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written459:
+written687:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check458:
+check686:
 	CMPQ DX, R9
-	JB   next457
+	JB   next685
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next457
+	JB   next685
 
-done448:
+done676:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -3057,10 +4728,10 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned461
+	JEQ     aligned689
 	ORQ     $0x04, DI
 
-aligned461:
+aligned689:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3082,38 +4753,22 @@ aligned461:
 	MOVQ         8(R12), R12
 	MOVQ         a+0(FP), R13
 	MOVQ         24(R13), R13
+	MOVQ         a+0(FP), R14
+	MOVQ         40(R14), R14
+	TESTQ        R14, R14
+	JEQ          plain690
 	CMPQ         CX, $0x01
-	JE           fp16463
-	JA           fp32464
+	JE           fp16693
+	JA           fp32694
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check467
+	JMP          check697
 
-next466:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed468
-	VMOVDQU (R14), Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VPADDQ  64(SI)(CX*4), Y7, Y7
-	VPADDQ  96(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, (R14)
-	VMOVDQU 256(R14), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R14)
-	VMOVDQU 384(R14), Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VPADDQ  32(R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R14)
-
-summed468:
+next696:
 	TESTQ   R10, R10
-	JEQ     kept469
+	JEQ     kept698
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3135,7 +4790,1134 @@ summed468:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept469:
+kept698:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y10, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual699
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored700
+
+unusual699:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16702
+	JA        fp32703
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary706
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored705
+
+ordinary706:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored705:
+	JMP done704
+
+fp16702:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary708
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored707
+
+ordinary708:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored707:
+	JMP done704
+
+fp32703:
+done704:
+stored700:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y10, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual709
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored710
+
+unusual709:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16712
+	JA        fp32713
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary716
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored715
+
+ordinary716:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored715:
+	JMP done714
+
+fp16712:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary718
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored717
+
+ordinary718:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored717:
+	JMP done714
+
+fp32713:
+done714:
+stored710:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check697:
+	CMPQ CX, R12
+	JB   next696
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next696
+	JMP  done695
+
+fp16693:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check720
+
+next719:
+	TESTQ   R10, R10
+	JEQ     kept721
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept721:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual722
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored723
+
+unusual722:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16725
+	JA        fp32726
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary729
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored728
+
+ordinary729:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored728:
+	JMP done727
+
+fp16725:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary731
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored730
+
+ordinary731:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored730:
+	JMP done727
+
+fp32726:
+done727:
+stored723:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual732
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored733
+
+unusual732:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16735
+	JA        fp32736
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary739
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored738
+
+ordinary739:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored738:
+	JMP done737
+
+fp16735:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary741
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored740
+
+ordinary741:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored740:
+	JMP done737
+
+fp32736:
+done737:
+stored733:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check720:
+	CMPQ CX, R12
+	JB   next719
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next719
+	JMP  done695
+
+fp32694:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check743
+
+next742:
+	TESTQ   R10, R10
+	JEQ     kept744
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept744:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual745
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored746
+
+unusual745:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16748
+	JA        fp32749
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary752
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored751
+
+ordinary752:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored751:
+	JMP done750
+
+fp16748:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary754
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored753
+
+ordinary754:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored753:
+	JMP done750
+
+fp32749:
+done750:
+stored746:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual755
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored756
+
+unusual755:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16758
+	JA        fp32759
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary762
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored761
+
+ordinary762:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored761:
+	JMP done760
+
+fp16758:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary764
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored763
+
+ordinary764:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored763:
+	JMP done760
+
+fp32759:
+done760:
+stored756:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check743:
+	CMPQ CX, R12
+	JB   next742
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next742
+
+done695:
+	JMP updated691
+
+plain690:
+	CMPQ CX, $0x01
+	JE   fp16766
+	JA   fp32767
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check770
+
+next769:
+	TESTQ   R10, R10
+	JEQ     kept771
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept771:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3202,7 +5984,7 @@ kept469:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual470
+	JNE         unusual772
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3218,14 +6000,14 @@ kept469:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored471
+	JMP         stored773
 
-unusual470:
+unusual772:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16473
-	JA        fp32474
+	JE        fp16775
+	JA        fp32776
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3241,17 +6023,17 @@ unusual470:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary477
+	JNE       ordinary779
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored476
+	JMP       stored778
 
-ordinary477:
+ordinary779:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored476:
-	JMP done475
+stored778:
+	JMP done777
 
-fp16473:
+fp16775:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3261,19 +6043,19 @@ fp16473:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary479
+	JNE         ordinary781
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored478
+	JMP         stored780
 
-ordinary479:
+ordinary781:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored478:
-	JMP done475
+stored780:
+	JMP done777
 
-fp32474:
-done475:
-stored471:
+fp32776:
+done777:
+stored773:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3342,7 +6124,7 @@ stored471:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual480
+	JNE         unusual782
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3358,14 +6140,14 @@ stored471:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored481
+	JMP         stored783
 
-unusual480:
+unusual782:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16483
-	JA        fp32484
+	JE        fp16785
+	JA        fp32786
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3381,17 +6163,17 @@ unusual480:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary487
+	JNE       ordinary789
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored486
+	JMP       stored788
 
-ordinary487:
+ordinary789:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored486:
-	JMP done485
+stored788:
+	JMP done787
 
-fp16483:
+fp16785:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3401,81 +6183,41 @@ fp16483:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary489
+	JNE         ordinary791
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored488
+	JMP         stored790
 
-ordinary489:
+ordinary791:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored488:
-	JMP done485
+stored790:
+	JMP done787
 
-fp32484:
-done485:
-stored481:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed490
-	VMOVDQU 64(R14), Y7
-	VPADDQ  -64(SI)(CX*4), Y7, Y7
-	VPADDQ  -32(SI)(CX*4), Y7, Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, 64(R14)
-	VMOVDQU 320(R14), Y7
-	VPADDQ  -32(R8)(CX*2), Y7, Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 320(R14)
-	VMOVDQU 448(R14), Y7
-	VPADDQ  -32(R9)(CX*2), Y7, Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 448(R14)
-
-summed490:
+fp32786:
+done787:
+stored783:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check467:
+check770:
 	CMPQ CX, R12
-	JB   next466
+	JB   next769
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next466
-	JMP  done465
+	JB   next769
+	JMP  done768
 
-fp16463:
+fp16766:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check492
+	JMP  check793
 
-next491:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed493
-	VMOVDQU (R14), Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VPADDQ  64(SI)(CX*4), Y7, Y7
-	VPADDQ  96(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, (R14)
-	VMOVDQU 256(R14), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R14)
-	VMOVDQU 384(R14), Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VPADDQ  32(R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R14)
-
-summed493:
+next792:
 	TESTQ   R10, R10
-	JEQ     kept494
+	JEQ     kept794
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3497,7 +6239,7 @@ summed493:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept494:
+kept794:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3567,7 +6309,7 @@ kept494:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual495
+	JNE         unusual795
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3583,14 +6325,14 @@ kept494:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored496
+	JMP         stored796
 
-unusual495:
+unusual795:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16498
-	JA        fp32499
+	JE        fp16798
+	JA        fp32799
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3606,17 +6348,17 @@ unusual495:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary502
+	JNE       ordinary802
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored501
+	JMP       stored801
 
-ordinary502:
+ordinary802:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored501:
-	JMP done500
+stored801:
+	JMP done800
 
-fp16498:
+fp16798:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3626,19 +6368,19 @@ fp16498:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary504
+	JNE         ordinary804
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored503
+	JMP         stored803
 
-ordinary504:
+ordinary804:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored503:
-	JMP done500
+stored803:
+	JMP done800
 
-fp32499:
-done500:
-stored496:
+fp32799:
+done800:
+stored796:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3710,7 +6452,7 @@ stored496:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual505
+	JNE         unusual805
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3726,14 +6468,14 @@ stored496:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored506
+	JMP         stored806
 
-unusual505:
+unusual805:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16508
-	JA        fp32509
+	JE        fp16808
+	JA        fp32809
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3749,17 +6491,17 @@ unusual505:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary512
+	JNE       ordinary812
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored511
+	JMP       stored811
 
-ordinary512:
+ordinary812:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored511:
-	JMP done510
+stored811:
+	JMP done810
 
-fp16508:
+fp16808:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3769,81 +6511,41 @@ fp16508:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary514
+	JNE         ordinary814
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored513
+	JMP         stored813
 
-ordinary514:
+ordinary814:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored513:
-	JMP done510
+stored813:
+	JMP done810
 
-fp32509:
-done510:
-stored506:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed515
-	VMOVDQU 64(R14), Y7
-	VPADDQ  -64(SI)(CX*4), Y7, Y7
-	VPADDQ  -32(SI)(CX*4), Y7, Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, 64(R14)
-	VMOVDQU 320(R14), Y7
-	VPADDQ  -32(R8)(CX*2), Y7, Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 320(R14)
-	VMOVDQU 448(R14), Y7
-	VPADDQ  -32(R9)(CX*2), Y7, Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 448(R14)
-
-summed515:
+fp32809:
+done810:
+stored806:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check492:
+check793:
 	CMPQ CX, R12
-	JB   next491
+	JB   next792
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next491
-	JMP  done465
+	JB   next792
+	JMP  done768
 
-fp32464:
+fp32767:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check517
+	JMP  check816
 
-next516:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed518
-	VMOVDQU (R14), Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VPADDQ  64(SI)(CX*4), Y7, Y7
-	VPADDQ  96(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, (R14)
-	VMOVDQU 256(R14), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R14)
-	VMOVDQU 384(R14), Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VPADDQ  32(R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R14)
-
-summed518:
+next815:
 	TESTQ   R10, R10
-	JEQ     kept519
+	JEQ     kept817
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3865,7 +6567,7 @@ summed518:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept519:
+kept817:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3935,7 +6637,7 @@ kept519:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual520
+	JNE         unusual818
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3951,14 +6653,14 @@ kept519:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored521
+	JMP         stored819
 
-unusual520:
+unusual818:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16523
-	JA        fp32524
+	JE        fp16821
+	JA        fp32822
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3974,17 +6676,17 @@ unusual520:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary527
+	JNE       ordinary825
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored526
+	JMP       stored824
 
-ordinary527:
+ordinary825:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored526:
-	JMP done525
+stored824:
+	JMP done823
 
-fp16523:
+fp16821:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3994,19 +6696,19 @@ fp16523:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary529
+	JNE         ordinary827
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored528
+	JMP         stored826
 
-ordinary529:
+ordinary827:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored528:
-	JMP done525
+stored826:
+	JMP done823
 
-fp32524:
-done525:
-stored521:
+fp32822:
+done823:
+stored819:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -4078,7 +6780,7 @@ stored521:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual530
+	JNE         unusual828
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -4094,14 +6796,14 @@ stored521:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored531
+	JMP         stored829
 
-unusual530:
+unusual828:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16533
-	JA        fp32534
+	JE        fp16831
+	JA        fp32832
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -4117,17 +6819,17 @@ unusual530:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary537
+	JNE       ordinary835
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored536
+	JMP       stored834
 
-ordinary537:
+ordinary835:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored536:
-	JMP done535
+stored834:
+	JMP done833
 
-fp16533:
+fp16831:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -4137,51 +6839,32 @@ fp16533:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary539
+	JNE         ordinary837
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored538
+	JMP         stored836
 
-ordinary539:
+ordinary837:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored538:
-	JMP done535
+stored836:
+	JMP done833
 
-fp32534:
-done535:
-stored531:
-	MOVQ    a+0(FP), R14
-	MOVQ    40(R14), R14
-	TESTQ   R14, R14
-	JEQ     summed540
-	VMOVDQU 64(R14), Y7
-	VPADDQ  -64(SI)(CX*4), Y7, Y7
-	VPADDQ  -32(SI)(CX*4), Y7, Y7
-	VPADDQ  (SI)(CX*4), Y7, Y7
-	VPADDQ  32(SI)(CX*4), Y7, Y7
-	VMOVDQU Y7, 64(R14)
-	VMOVDQU 320(R14), Y7
-	VPADDQ  -32(R8)(CX*2), Y7, Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 320(R14)
-	VMOVDQU 448(R14), Y7
-	VPADDQ  -32(R9)(CX*2), Y7, Y7
-	VPADDQ  (R9)(CX*2), Y7, Y7
-	VMOVDQU Y7, 448(R14)
-
-summed540:
+fp32832:
+done833:
+stored829:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check517:
+check816:
 	CMPQ CX, R12
-	JB   next516
+	JB   next815
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next516
+	JB   next815
 
-done465:
+done768:
+updated691:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4208,10 +6891,10 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned541
+	JEQ     aligned838
 	ORQ     $0x04, DI
 
-aligned541:
+aligned838:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -4227,34 +6910,22 @@ aligned541:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain839
 	CMPQ    CX, $0x01
-	JE      fp16543
-	JA      fp32544
+	JE      fp16842
+	JA      fp32843
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check547
+	JMP     check846
 
-next546:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed548
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed548:
+next845:
 	TESTQ   R9, R9
-	JEQ     kept549
+	JEQ     kept847
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4272,7 +6943,1032 @@ summed548:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept549:
+kept847:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y9, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual848
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored849
+
+unusual848:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16851
+	JA        fp32852
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary855
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored854
+
+ordinary855:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored854:
+	JMP done853
+
+fp16851:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary857
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored856
+
+ordinary857:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored856:
+	JMP done853
+
+fp32852:
+done853:
+stored849:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y9, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual858
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored859
+
+unusual858:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16861
+	JA        fp32862
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary865
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored864
+
+ordinary865:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored864:
+	JMP done863
+
+fp16861:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary867
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored866
+
+ordinary867:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored866:
+	JMP done863
+
+fp32862:
+done863:
+stored859:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check846:
+	CMPQ CX, R11
+	JB   next845
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next845
+	JMP  done844
+
+fp16842:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check869
+
+next868:
+	TESTQ   R9, R9
+	JEQ     kept870
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept870:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual871
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored872
+
+unusual871:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16874
+	JA        fp32875
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary878
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored877
+
+ordinary878:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored877:
+	JMP done876
+
+fp16874:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary880
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored879
+
+ordinary880:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored879:
+	JMP done876
+
+fp32875:
+done876:
+stored872:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual881
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored882
+
+unusual881:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16884
+	JA        fp32885
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary888
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored887
+
+ordinary888:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored887:
+	JMP done886
+
+fp16884:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary890
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored889
+
+ordinary890:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored889:
+	JMP done886
+
+fp32885:
+done886:
+stored882:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check869:
+	CMPQ CX, R11
+	JB   next868
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next868
+	JMP  done844
+
+fp32843:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check892
+
+next891:
+	TESTQ   R9, R9
+	JEQ     kept893
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept893:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual894
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored895
+
+unusual894:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16897
+	JA        fp32898
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary901
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored900
+
+ordinary901:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored900:
+	JMP done899
+
+fp16897:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary903
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored902
+
+ordinary903:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored902:
+	JMP done899
+
+fp32898:
+done899:
+stored895:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual904
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored905
+
+unusual904:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16907
+	JA        fp32908
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary911
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored910
+
+ordinary911:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored910:
+	JMP done909
+
+fp16907:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary913
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored912
+
+ordinary913:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored912:
+	JMP done909
+
+fp32908:
+done909:
+stored905:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check892:
+	CMPQ CX, R11
+	JB   next891
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next891
+
+done844:
+	JMP updated840
+
+plain839:
+	CMPQ CX, $0x01
+	JE   fp16915
+	JA   fp32916
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check919
+
+next918:
+	TESTQ   R9, R9
+	JEQ     kept920
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept920:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4330,7 +8026,7 @@ kept549:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual550
+	JNE         unusual921
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4346,14 +8042,14 @@ kept549:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored551
+	JMP         stored922
 
-unusual550:
+unusual921:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16553
-	JA        fp32554
+	JE        fp16924
+	JA        fp32925
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4369,17 +8065,17 @@ unusual550:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary557
+	JNE       ordinary928
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored556
+	JMP       stored927
 
-ordinary557:
+ordinary928:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored556:
-	JMP done555
+stored927:
+	JMP done926
 
-fp16553:
+fp16924:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4389,19 +8085,19 @@ fp16553:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary559
+	JNE         ordinary930
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored558
+	JMP         stored929
 
-ordinary559:
+ordinary930:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored558:
-	JMP done555
+stored929:
+	JMP done926
 
-fp32554:
-done555:
-stored551:
+fp32925:
+done926:
+stored922:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4461,7 +8157,7 @@ stored551:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual560
+	JNE         unusual931
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4477,14 +8173,14 @@ stored551:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored561
+	JMP         stored932
 
-unusual560:
+unusual931:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16563
-	JA        fp32564
+	JE        fp16934
+	JA        fp32935
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4500,17 +8196,17 @@ unusual560:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary567
+	JNE       ordinary938
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored566
+	JMP       stored937
 
-ordinary567:
+ordinary938:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored566:
-	JMP done565
+stored937:
+	JMP done936
 
-fp16563:
+fp16934:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4520,73 +8216,41 @@ fp16563:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary569
+	JNE         ordinary940
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored568
+	JMP         stored939
 
-ordinary569:
+ordinary940:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored568:
-	JMP done565
+stored939:
+	JMP done936
 
-fp32564:
-done565:
-stored561:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed570
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed570:
+fp32935:
+done936:
+stored932:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check547:
+check919:
 	CMPQ CX, R11
-	JB   next546
+	JB   next918
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next546
-	JMP  done545
+	JB   next918
+	JMP  done917
 
-fp16543:
+fp16915:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check572
+	JMP  check942
 
-next571:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed573
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed573:
+next941:
 	TESTQ   R9, R9
-	JEQ     kept574
+	JEQ     kept943
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4604,7 +8268,7 @@ summed573:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept574:
+kept943:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4665,7 +8329,7 @@ kept574:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual575
+	JNE         unusual944
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4681,14 +8345,14 @@ kept574:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored576
+	JMP         stored945
 
-unusual575:
+unusual944:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16578
-	JA        fp32579
+	JE        fp16947
+	JA        fp32948
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4704,17 +8368,17 @@ unusual575:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary582
+	JNE       ordinary951
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored581
+	JMP       stored950
 
-ordinary582:
+ordinary951:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored581:
-	JMP done580
+stored950:
+	JMP done949
 
-fp16578:
+fp16947:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4724,19 +8388,19 @@ fp16578:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary584
+	JNE         ordinary953
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored583
+	JMP         stored952
 
-ordinary584:
+ordinary953:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored583:
-	JMP done580
+stored952:
+	JMP done949
 
-fp32579:
-done580:
-stored576:
+fp32948:
+done949:
+stored945:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4799,7 +8463,7 @@ stored576:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual585
+	JNE         unusual954
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4815,14 +8479,14 @@ stored576:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored586
+	JMP         stored955
 
-unusual585:
+unusual954:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16588
-	JA        fp32589
+	JE        fp16957
+	JA        fp32958
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4838,17 +8502,17 @@ unusual585:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary592
+	JNE       ordinary961
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored591
+	JMP       stored960
 
-ordinary592:
+ordinary961:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored591:
-	JMP done590
+stored960:
+	JMP done959
 
-fp16588:
+fp16957:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4858,73 +8522,41 @@ fp16588:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary594
+	JNE         ordinary963
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored593
+	JMP         stored962
 
-ordinary594:
+ordinary963:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored593:
-	JMP done590
+stored962:
+	JMP done959
 
-fp32589:
-done590:
-stored586:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed595
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed595:
+fp32958:
+done959:
+stored955:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check572:
+check942:
 	CMPQ CX, R11
-	JB   next571
+	JB   next941
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next571
-	JMP  done545
+	JB   next941
+	JMP  done917
 
-fp32544:
+fp32916:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check597
+	JMP  check965
 
-next596:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed598
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed598:
+next964:
 	TESTQ   R9, R9
-	JEQ     kept599
+	JEQ     kept966
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4942,7 +8574,7 @@ summed598:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept599:
+kept966:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -5003,7 +8635,7 @@ kept599:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual600
+	JNE         unusual967
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5019,14 +8651,14 @@ kept599:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored601
+	JMP         stored968
 
-unusual600:
+unusual967:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16603
-	JA        fp32604
+	JE        fp16970
+	JA        fp32971
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5042,17 +8674,17 @@ unusual600:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary607
+	JNE       ordinary974
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored606
+	JMP       stored973
 
-ordinary607:
+ordinary974:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored606:
-	JMP done605
+stored973:
+	JMP done972
 
-fp16603:
+fp16970:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5062,19 +8694,19 @@ fp16603:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary609
+	JNE         ordinary976
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored608
+	JMP         stored975
 
-ordinary609:
+ordinary976:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored608:
-	JMP done605
+stored975:
+	JMP done972
 
-fp32604:
-done605:
-stored601:
+fp32971:
+done972:
+stored968:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5137,7 +8769,7 @@ stored601:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual610
+	JNE         unusual977
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5153,14 +8785,14 @@ stored601:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored611
+	JMP         stored978
 
-unusual610:
+unusual977:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16613
-	JA        fp32614
+	JE        fp16980
+	JA        fp32981
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5176,17 +8808,17 @@ unusual610:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary617
+	JNE       ordinary984
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored616
+	JMP       stored983
 
-ordinary617:
+ordinary984:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored616:
-	JMP done615
+stored983:
+	JMP done982
 
-fp16613:
+fp16980:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5196,47 +8828,32 @@ fp16613:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary619
+	JNE         ordinary986
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored618
+	JMP         stored985
 
-ordinary619:
+ordinary986:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored618:
-	JMP done615
+stored985:
+	JMP done982
 
-fp32614:
-done615:
-stored611:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed620
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed620:
+fp32981:
+done982:
+stored978:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check597:
+check965:
 	CMPQ CX, R11
-	JB   next596
+	JB   next964
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next596
+	JB   next964
 
-done545:
+done917:
+updated840:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5263,10 +8880,10 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned621
+	JEQ     aligned987
 	ORQ     $0x04, DI
 
-aligned621:
+aligned987:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -5282,34 +8899,22 @@ aligned621:
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain988
 	CMPQ         CX, $0x01
-	JE           fp16623
-	JA           fp32624
+	JE           fp16991
+	JA           fp32992
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check627
+	JMP          check995
 
-next626:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed628
-	VMOVDQU (R13), Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VPADDQ  64(SI)(CX*4), Y3, Y3
-	VPADDQ  96(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, (R13)
-	VMOVDQU 256(R13), Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VPADDQ  32(R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R13)
-
-summed628:
+next994:
 	TESTQ   R9, R9
-	JEQ     kept629
+	JEQ     kept996
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5327,7 +8932,972 @@ summed628:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept629:
+kept996:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual997
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored998
+
+unusual997:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161000
+	JA        fp321001
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1004
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1003
+
+ordinary1004:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1003:
+	JMP done1002
+
+fp161000:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1006
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1005
+
+ordinary1006:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1005:
+	JMP done1002
+
+fp321001:
+done1002:
+stored998:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1007
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1008
+
+unusual1007:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161010
+	JA        fp321011
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1014
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1013
+
+ordinary1014:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1013:
+	JMP done1012
+
+fp161010:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1016
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1015
+
+ordinary1016:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1015:
+	JMP done1012
+
+fp321011:
+done1012:
+stored1008:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check995:
+	CMPQ CX, R11
+	JB   next994
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next994
+	JMP  done993
+
+fp16991:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1018
+
+next1017:
+	TESTQ   R9, R9
+	JEQ     kept1019
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1019:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1020
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1021
+
+unusual1020:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161023
+	JA        fp321024
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1027
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1026
+
+ordinary1027:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1026:
+	JMP done1025
+
+fp161023:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1029
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1028
+
+ordinary1029:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1028:
+	JMP done1025
+
+fp321024:
+done1025:
+stored1021:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1030
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1031
+
+unusual1030:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161033
+	JA        fp321034
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1037
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1036
+
+ordinary1037:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1036:
+	JMP done1035
+
+fp161033:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1039
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1038
+
+ordinary1039:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1038:
+	JMP done1035
+
+fp321034:
+done1035:
+stored1031:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1018:
+	CMPQ CX, R11
+	JB   next1017
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1017
+	JMP  done993
+
+fp32992:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1041
+
+next1040:
+	TESTQ   R9, R9
+	JEQ     kept1042
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1042:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1043
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1044
+
+unusual1043:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161046
+	JA        fp321047
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1050
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1049
+
+ordinary1050:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1049:
+	JMP done1048
+
+fp161046:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1052
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1051
+
+ordinary1052:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1051:
+	JMP done1048
+
+fp321047:
+done1048:
+stored1044:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1053
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1054
+
+unusual1053:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161056
+	JA        fp321057
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1060
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1059
+
+ordinary1060:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1059:
+	JMP done1058
+
+fp161056:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1062
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1061
+
+ordinary1062:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1061:
+	JMP done1058
+
+fp321057:
+done1058:
+stored1054:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1041:
+	CMPQ CX, R11
+	JB   next1040
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1040
+
+done993:
+	JMP updated989
+
+plain988:
+	CMPQ CX, $0x01
+	JE   fp161064
+	JA   fp321065
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1068
+
+next1067:
+	TESTQ   R9, R9
+	JEQ     kept1069
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1069:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5375,7 +9945,7 @@ kept629:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual630
+	JNE         unusual1070
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5391,14 +9961,14 @@ kept629:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored631
+	JMP         stored1071
 
-unusual630:
+unusual1070:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16633
-	JA        fp32634
+	JE        fp161073
+	JA        fp321074
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5414,17 +9984,17 @@ unusual630:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary637
+	JNE       ordinary1077
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored636
+	JMP       stored1076
 
-ordinary637:
+ordinary1077:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored636:
-	JMP done635
+stored1076:
+	JMP done1075
 
-fp16633:
+fp161073:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5434,19 +10004,19 @@ fp16633:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary639
+	JNE         ordinary1079
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored638
+	JMP         stored1078
 
-ordinary639:
+ordinary1079:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored638:
-	JMP done635
+stored1078:
+	JMP done1075
 
-fp32634:
-done635:
-stored631:
+fp321074:
+done1075:
+stored1071:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5496,7 +10066,7 @@ stored631:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual640
+	JNE         unusual1080
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5512,14 +10082,14 @@ stored631:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored641
+	JMP         stored1081
 
-unusual640:
+unusual1080:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16643
-	JA        fp32644
+	JE        fp161083
+	JA        fp321084
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5535,17 +10105,17 @@ unusual640:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary647
+	JNE       ordinary1087
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored646
+	JMP       stored1086
 
-ordinary647:
+ordinary1087:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored646:
-	JMP done645
+stored1086:
+	JMP done1085
 
-fp16643:
+fp161083:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5555,73 +10125,41 @@ fp16643:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary649
+	JNE         ordinary1089
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored648
+	JMP         stored1088
 
-ordinary649:
+ordinary1089:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored648:
-	JMP done645
+stored1088:
+	JMP done1085
 
-fp32644:
-done645:
-stored641:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed650
-	VMOVDQU 64(R13), Y3
-	VPADDQ  -64(SI)(CX*4), Y3, Y3
-	VPADDQ  -32(SI)(CX*4), Y3, Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, 64(R13)
-	VMOVDQU 320(R13), Y3
-	VPADDQ  -32(R8)(CX*2), Y3, Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 320(R13)
-
-summed650:
+fp321084:
+done1085:
+stored1081:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check627:
+check1068:
 	CMPQ CX, R11
-	JB   next626
+	JB   next1067
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next626
-	JMP  done625
+	JB   next1067
+	JMP  done1066
 
-fp16623:
+fp161064:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check652
+	JMP  check1091
 
-next651:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed653
-	VMOVDQU (R13), Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VPADDQ  64(SI)(CX*4), Y3, Y3
-	VPADDQ  96(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, (R13)
-	VMOVDQU 256(R13), Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VPADDQ  32(R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R13)
-
-summed653:
+next1090:
 	TESTQ   R9, R9
-	JEQ     kept654
+	JEQ     kept1092
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5639,7 +10177,7 @@ summed653:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept654:
+kept1092:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5690,7 +10228,7 @@ kept654:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual655
+	JNE         unusual1093
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5706,14 +10244,14 @@ kept654:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored656
+	JMP         stored1094
 
-unusual655:
+unusual1093:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16658
-	JA        fp32659
+	JE        fp161096
+	JA        fp321097
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5729,17 +10267,17 @@ unusual655:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary662
+	JNE       ordinary1100
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored661
+	JMP       stored1099
 
-ordinary662:
+ordinary1100:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored661:
-	JMP done660
+stored1099:
+	JMP done1098
 
-fp16658:
+fp161096:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5749,19 +10287,19 @@ fp16658:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary664
+	JNE         ordinary1102
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored663
+	JMP         stored1101
 
-ordinary664:
+ordinary1102:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored663:
-	JMP done660
+stored1101:
+	JMP done1098
 
-fp32659:
-done660:
-stored656:
+fp321097:
+done1098:
+stored1094:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5814,7 +10352,7 @@ stored656:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual665
+	JNE         unusual1103
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5830,14 +10368,14 @@ stored656:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored666
+	JMP         stored1104
 
-unusual665:
+unusual1103:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16668
-	JA        fp32669
+	JE        fp161106
+	JA        fp321107
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5853,17 +10391,17 @@ unusual665:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary672
+	JNE       ordinary1110
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored671
+	JMP       stored1109
 
-ordinary672:
+ordinary1110:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored671:
-	JMP done670
+stored1109:
+	JMP done1108
 
-fp16668:
+fp161106:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5873,73 +10411,41 @@ fp16668:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary674
+	JNE         ordinary1112
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored673
+	JMP         stored1111
 
-ordinary674:
+ordinary1112:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored673:
-	JMP done670
+stored1111:
+	JMP done1108
 
-fp32669:
-done670:
-stored666:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed675
-	VMOVDQU 64(R13), Y3
-	VPADDQ  -64(SI)(CX*4), Y3, Y3
-	VPADDQ  -32(SI)(CX*4), Y3, Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, 64(R13)
-	VMOVDQU 320(R13), Y3
-	VPADDQ  -32(R8)(CX*2), Y3, Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 320(R13)
-
-summed675:
+fp321107:
+done1108:
+stored1104:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check652:
+check1091:
 	CMPQ CX, R11
-	JB   next651
+	JB   next1090
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next651
-	JMP  done625
+	JB   next1090
+	JMP  done1066
 
-fp32624:
+fp321065:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check677
+	JMP  check1114
 
-next676:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed678
-	VMOVDQU (R13), Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VPADDQ  64(SI)(CX*4), Y3, Y3
-	VPADDQ  96(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, (R13)
-	VMOVDQU 256(R13), Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VPADDQ  32(R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R13)
-
-summed678:
+next1113:
 	TESTQ   R9, R9
-	JEQ     kept679
+	JEQ     kept1115
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5957,7 +10463,7 @@ summed678:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept679:
+kept1115:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -6008,7 +10514,7 @@ kept679:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual680
+	JNE         unusual1116
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -6024,14 +10530,14 @@ kept679:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored681
+	JMP         stored1117
 
-unusual680:
+unusual1116:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16683
-	JA        fp32684
+	JE        fp161119
+	JA        fp321120
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -6047,17 +10553,17 @@ unusual680:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary687
+	JNE       ordinary1123
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored686
+	JMP       stored1122
 
-ordinary687:
+ordinary1123:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored686:
-	JMP done685
+stored1122:
+	JMP done1121
 
-fp16683:
+fp161119:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -6067,19 +10573,19 @@ fp16683:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary689
+	JNE         ordinary1125
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored688
+	JMP         stored1124
 
-ordinary689:
+ordinary1125:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored688:
-	JMP done685
+stored1124:
+	JMP done1121
 
-fp32684:
-done685:
-stored681:
+fp321120:
+done1121:
+stored1117:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6132,7 +10638,7 @@ stored681:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual690
+	JNE         unusual1126
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -6148,14 +10654,14 @@ stored681:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored691
+	JMP         stored1127
 
-unusual690:
+unusual1126:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16693
-	JA        fp32694
+	JE        fp161129
+	JA        fp321130
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -6171,17 +10677,17 @@ unusual690:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary697
+	JNE       ordinary1133
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored696
+	JMP       stored1132
 
-ordinary697:
+ordinary1133:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored696:
-	JMP done695
+stored1132:
+	JMP done1131
 
-fp16693:
+fp161129:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -6191,47 +10697,32 @@ fp16693:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary699
+	JNE         ordinary1135
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored698
+	JMP         stored1134
 
-ordinary699:
+ordinary1135:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored698:
-	JMP done695
+stored1134:
+	JMP done1131
 
-fp32694:
-done695:
-stored691:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed700
-	VMOVDQU 64(R13), Y3
-	VPADDQ  -64(SI)(CX*4), Y3, Y3
-	VPADDQ  -32(SI)(CX*4), Y3, Y3
-	VPADDQ  (SI)(CX*4), Y3, Y3
-	VPADDQ  32(SI)(CX*4), Y3, Y3
-	VMOVDQU Y3, 64(R13)
-	VMOVDQU 320(R13), Y3
-	VPADDQ  -32(R8)(CX*2), Y3, Y3
-	VPADDQ  (R8)(CX*2), Y3, Y3
-	VMOVDQU Y3, 320(R13)
-
-summed700:
+fp321130:
+done1131:
+stored1127:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check677:
+check1114:
 	CMPQ CX, R11
-	JB   next676
+	JB   next1113
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next676
+	JB   next1113
 
-done625:
+done1066:
+updated989:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6258,10 +10749,10 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    a+0(FP), DI
 	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned701
+	JEQ     aligned1136
 	ORQ     $0x04, DI
 
-aligned701:
+aligned1136:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
@@ -6277,34 +10768,22 @@ aligned701:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain1137
 	CMPQ    CX, $0x01
-	JE      fp16703
-	JA      fp32704
+	JE      fp161140
+	JA      fp321141
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check707
+	JMP     check1144
 
-next706:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed708
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed708:
+next1143:
 	TESTQ   R9, R9
-	JEQ     kept709
+	JEQ     kept1145
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6322,7 +10801,948 @@ summed708:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept709:
+kept1145:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1146
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1147
+
+unusual1146:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161149
+	JA        fp321150
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1153
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1152
+
+ordinary1153:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1152:
+	JMP done1151
+
+fp161149:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1155
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1154
+
+ordinary1155:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1154:
+	JMP done1151
+
+fp321150:
+done1151:
+stored1147:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1156
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1157
+
+unusual1156:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161159
+	JA        fp321160
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1163
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1162
+
+ordinary1163:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1162:
+	JMP done1161
+
+fp161159:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1165
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1164
+
+ordinary1165:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1164:
+	JMP done1161
+
+fp321160:
+done1161:
+stored1157:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1144:
+	CMPQ CX, R11
+	JB   next1143
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1143
+	JMP  done1142
+
+fp161140:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1167
+
+next1166:
+	TESTQ   R9, R9
+	JEQ     kept1168
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1168:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1169
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1170
+
+unusual1169:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161172
+	JA        fp321173
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1176
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1175
+
+ordinary1176:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1175:
+	JMP done1174
+
+fp161172:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1178
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1177
+
+ordinary1178:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1177:
+	JMP done1174
+
+fp321173:
+done1174:
+stored1170:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1179
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1180
+
+unusual1179:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161182
+	JA        fp321183
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1186
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1185
+
+ordinary1186:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1185:
+	JMP done1184
+
+fp161182:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1188
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1187
+
+ordinary1188:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1187:
+	JMP done1184
+
+fp321183:
+done1184:
+stored1180:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1167:
+	CMPQ CX, R11
+	JB   next1166
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1166
+	JMP  done1142
+
+fp321141:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1190
+
+next1189:
+	TESTQ   R9, R9
+	JEQ     kept1191
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1191:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1192
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1193
+
+unusual1192:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161195
+	JA        fp321196
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1199
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1198
+
+ordinary1199:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1198:
+	JMP done1197
+
+fp161195:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1201
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1200
+
+ordinary1201:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1200:
+	JMP done1197
+
+fp321196:
+done1197:
+stored1193:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1202
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1203
+
+unusual1202:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161205
+	JA        fp321206
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1209
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1208
+
+ordinary1209:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1208:
+	JMP done1207
+
+fp161205:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1211
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1210
+
+ordinary1211:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1210:
+	JMP done1207
+
+fp321206:
+done1207:
+stored1203:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1190:
+	CMPQ CX, R11
+	JB   next1189
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1189
+
+done1142:
+	JMP updated1138
+
+plain1137:
+	CMPQ CX, $0x01
+	JE   fp161213
+	JA   fp321214
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1217
+
+next1216:
+	TESTQ   R9, R9
+	JEQ     kept1218
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1218:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -6366,7 +11786,7 @@ kept709:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual710
+	JNE         unusual1219
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6382,14 +11802,14 @@ kept709:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored711
+	JMP         stored1220
 
-unusual710:
+unusual1219:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16713
-	JA        fp32714
+	JE        fp161222
+	JA        fp321223
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6405,17 +11825,17 @@ unusual710:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary717
+	JNE       ordinary1226
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored716
+	JMP       stored1225
 
-ordinary717:
+ordinary1226:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored716:
-	JMP done715
+stored1225:
+	JMP done1224
 
-fp16713:
+fp161222:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6425,19 +11845,19 @@ fp16713:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary719
+	JNE         ordinary1228
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored718
+	JMP         stored1227
 
-ordinary719:
+ordinary1228:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored718:
-	JMP done715
+stored1227:
+	JMP done1224
 
-fp32714:
-done715:
-stored711:
+fp321223:
+done1224:
+stored1220:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6483,7 +11903,7 @@ stored711:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual720
+	JNE         unusual1229
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6499,14 +11919,14 @@ stored711:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored721
+	JMP         stored1230
 
-unusual720:
+unusual1229:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16723
-	JA        fp32724
+	JE        fp161232
+	JA        fp321233
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6522,17 +11942,17 @@ unusual720:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary727
+	JNE       ordinary1236
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored726
+	JMP       stored1235
 
-ordinary727:
+ordinary1236:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored726:
-	JMP done725
+stored1235:
+	JMP done1234
 
-fp16723:
+fp161232:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6542,73 +11962,41 @@ fp16723:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary729
+	JNE         ordinary1238
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored728
+	JMP         stored1237
 
-ordinary729:
+ordinary1238:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored728:
-	JMP done725
+stored1237:
+	JMP done1234
 
-fp32724:
-done725:
-stored721:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed730
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed730:
+fp321233:
+done1234:
+stored1230:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check707:
+check1217:
 	CMPQ CX, R11
-	JB   next706
+	JB   next1216
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next706
-	JMP  done705
+	JB   next1216
+	JMP  done1215
 
-fp16703:
+fp161213:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check732
+	JMP  check1240
 
-next731:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed733
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed733:
+next1239:
 	TESTQ   R9, R9
-	JEQ     kept734
+	JEQ     kept1241
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6626,7 +12014,7 @@ summed733:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept734:
+kept1241:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -6673,7 +12061,7 @@ kept734:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual735
+	JNE         unusual1242
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6689,14 +12077,14 @@ kept734:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored736
+	JMP         stored1243
 
-unusual735:
+unusual1242:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16738
-	JA        fp32739
+	JE        fp161245
+	JA        fp321246
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6712,17 +12100,17 @@ unusual735:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary742
+	JNE       ordinary1249
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored741
+	JMP       stored1248
 
-ordinary742:
+ordinary1249:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored741:
-	JMP done740
+stored1248:
+	JMP done1247
 
-fp16738:
+fp161245:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6732,19 +12120,19 @@ fp16738:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary744
+	JNE         ordinary1251
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored743
+	JMP         stored1250
 
-ordinary744:
+ordinary1251:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored743:
-	JMP done740
+stored1250:
+	JMP done1247
 
-fp32739:
-done740:
-stored736:
+fp321246:
+done1247:
+stored1243:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6793,7 +12181,7 @@ stored736:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual745
+	JNE         unusual1252
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6809,14 +12197,14 @@ stored736:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored746
+	JMP         stored1253
 
-unusual745:
+unusual1252:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16748
-	JA        fp32749
+	JE        fp161255
+	JA        fp321256
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6832,17 +12220,17 @@ unusual745:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary752
+	JNE       ordinary1259
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored751
+	JMP       stored1258
 
-ordinary752:
+ordinary1259:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored751:
-	JMP done750
+stored1258:
+	JMP done1257
 
-fp16748:
+fp161255:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6852,73 +12240,41 @@ fp16748:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary754
+	JNE         ordinary1261
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored753
+	JMP         stored1260
 
-ordinary754:
+ordinary1261:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored753:
-	JMP done750
+stored1260:
+	JMP done1257
 
-fp32749:
-done750:
-stored746:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed755
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed755:
+fp321256:
+done1257:
+stored1253:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check732:
+check1240:
 	CMPQ CX, R11
-	JB   next731
+	JB   next1239
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next731
-	JMP  done705
+	JB   next1239
+	JMP  done1215
 
-fp32704:
+fp321214:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check757
+	JMP  check1263
 
-next756:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed758
-	VMOVDQU (R13), Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VPADDQ  64(SI)(CX*4), Y5, Y5
-	VPADDQ  96(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, (R13)
-	VMOVDQU 256(R13), Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VPADDQ  32(R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R13)
-
-summed758:
+next1262:
 	TESTQ   R9, R9
-	JEQ     kept759
+	JEQ     kept1264
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6936,7 +12292,7 @@ summed758:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept759:
+kept1264:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -6983,7 +12339,7 @@ kept759:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual760
+	JNE         unusual1265
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6999,14 +12355,14 @@ kept759:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored761
+	JMP         stored1266
 
-unusual760:
+unusual1265:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16763
-	JA        fp32764
+	JE        fp161268
+	JA        fp321269
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7022,17 +12378,17 @@ unusual760:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary767
+	JNE       ordinary1272
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored766
+	JMP       stored1271
 
-ordinary767:
+ordinary1272:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored766:
-	JMP done765
+stored1271:
+	JMP done1270
 
-fp16763:
+fp161268:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7042,19 +12398,19 @@ fp16763:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary769
+	JNE         ordinary1274
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored768
+	JMP         stored1273
 
-ordinary769:
+ordinary1274:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored768:
-	JMP done765
+stored1273:
+	JMP done1270
 
-fp32764:
-done765:
-stored761:
+fp321269:
+done1270:
+stored1266:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -7103,7 +12459,7 @@ stored761:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual770
+	JNE         unusual1275
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -7119,14 +12475,14 @@ stored761:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored771
+	JMP         stored1276
 
-unusual770:
+unusual1275:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16773
-	JA        fp32774
+	JE        fp161278
+	JA        fp321279
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7142,17 +12498,17 @@ unusual770:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary777
+	JNE       ordinary1282
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored776
+	JMP       stored1281
 
-ordinary777:
+ordinary1282:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored776:
-	JMP done775
+stored1281:
+	JMP done1280
 
-fp16773:
+fp161278:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7162,47 +12518,32 @@ fp16773:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary779
+	JNE         ordinary1284
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored778
+	JMP         stored1283
 
-ordinary779:
+ordinary1284:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored778:
-	JMP done775
+stored1283:
+	JMP done1280
 
-fp32774:
-done775:
-stored771:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed780
-	VMOVDQU 64(R13), Y5
-	VPADDQ  -64(SI)(CX*4), Y5, Y5
-	VPADDQ  -32(SI)(CX*4), Y5, Y5
-	VPADDQ  (SI)(CX*4), Y5, Y5
-	VPADDQ  32(SI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 64(R13)
-	VMOVDQU 320(R13), Y5
-	VPADDQ  -32(R8)(CX*2), Y5, Y5
-	VPADDQ  (R8)(CX*2), Y5, Y5
-	VMOVDQU Y5, 320(R13)
-
-summed780:
+fp321279:
+done1280:
+stored1276:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check757:
+check1263:
 	CMPQ CX, R11
-	JB   next756
+	JB   next1262
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next756
+	JB   next1262
 
-done705:
+done1215:
+updated1138:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7228,15 +12569,15 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16782
-	JA    fp32783
+	JE    fp161286
+	JA    fp321287
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check786
+	JMP   check1290
 
-next785:
+next1289:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7248,36 +12589,36 @@ next785:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written787
+	JEQ        written1291
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned788
+	JNE        unaligned1292
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written787
+	JMP        written1291
 
-unaligned788:
+unaligned1292:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written787:
+written1291:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check786:
+check1290:
 	CMPQ DX, R8
-	JB   next785
+	JB   next1289
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next785
-	JMP  done784
+	JB   next1289
+	JMP  done1288
 
-fp16782:
+fp161286:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check790
+	JMP  check1294
 
-next789:
+next1293:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7289,36 +12630,36 @@ next789:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written791
+	JEQ        written1295
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned792
+	JNE        unaligned1296
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written791
+	JMP        written1295
 
-unaligned792:
+unaligned1296:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written791:
+written1295:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check790:
+check1294:
 	CMPQ DX, R8
-	JB   next789
+	JB   next1293
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next789
-	JMP  done784
+	JB   next1293
+	JMP  done1288
 
-fp32783:
+fp321287:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check794
+	JMP  check1298
 
-next793:
+next1297:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7331,28 +12672,28 @@ next793:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written795
+	JEQ        written1299
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned796
+	JNE        unaligned1300
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written795
+	JMP        written1299
 
-unaligned796:
+unaligned1300:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written795:
+written1299:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check794:
+check1298:
 	CMPQ DX, R8
-	JB   next793
+	JB   next1297
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next793
+	JB   next1297
 
-done784:
+done1288:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -7379,15 +12720,15 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16798
-	JA    fp32799
+	JE    fp161302
+	JA    fp321303
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check802
+	JMP   check1306
 
-next801:
+next1305:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7402,36 +12743,36 @@ next801:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written803
+	JEQ        written1307
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned804
+	JNE        unaligned1308
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written803
+	JMP        written1307
 
-unaligned804:
+unaligned1308:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written803:
+written1307:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check802:
+check1306:
 	CMPQ DX, R9
-	JB   next801
+	JB   next1305
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next801
-	JMP  done800
+	JB   next1305
+	JMP  done1304
 
-fp16798:
+fp161302:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check806
+	JMP  check1310
 
-next805:
+next1309:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7446,36 +12787,36 @@ next805:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written807
+	JEQ        written1311
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned808
+	JNE        unaligned1312
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written807
+	JMP        written1311
 
-unaligned808:
+unaligned1312:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written807:
+written1311:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check806:
+check1310:
 	CMPQ DX, R9
-	JB   next805
+	JB   next1309
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next805
-	JMP  done800
+	JB   next1309
+	JMP  done1304
 
-fp32799:
+fp321303:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check810
+	JMP  check1314
 
-next809:
+next1313:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -7491,28 +12832,28 @@ next809:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written811
+	JEQ        written1315
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned812
+	JNE        unaligned1316
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written811
+	JMP        written1315
 
-unaligned812:
+unaligned1316:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written811:
+written1315:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check810:
+check1314:
 	CMPQ DX, R9
-	JB   next809
+	JB   next1313
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next809
+	JB   next1313
 
-done800:
+done1304:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -7589,10 +12930,10 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    64(AX), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned813
+	JEQ     aligned1317
 	ORQ     $0x04, DI
 
-aligned813:
+aligned1317:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -7604,12 +12945,12 @@ aligned813:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp16815
-	JA   fp32816
+	JE   fp161319
+	JA   fp321320
 
-block818:
+block1322:
 	TESTQ   R11, R11
-	JEQ     kept821
+	JEQ     kept1325
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -7618,7 +12959,7 @@ block818:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept821:
+kept1325:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -7636,9 +12977,9 @@ kept821:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile819:
+tile1323:
 	TESTQ   R11, R11
-	JEQ     kept822
+	JEQ     kept1326
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -7656,7 +12997,7 @@ tile819:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept822:
+kept1326:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -7754,7 +13095,7 @@ kept822:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual823
+	JNE            unusual1327
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7770,14 +13111,14 @@ kept822:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored824
+	JMP            stored1328
 
-unusual823:
+unusual1327:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16826
-	JA        fp32827
+	JE        fp161330
+	JA        fp321331
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7793,17 +13134,17 @@ unusual823:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary830
+	JNE       ordinary1334
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored829
+	JMP       stored1333
 
-ordinary830:
+ordinary1334:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored829:
-	JMP done828
+stored1333:
+	JMP done1332
 
-fp16826:
+fp161330:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7813,19 +13154,19 @@ fp16826:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary832
+	JNE         ordinary1336
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored831
+	JMP         stored1335
 
-ordinary832:
+ordinary1336:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored831:
-	JMP done828
+stored1335:
+	JMP done1332
 
-fp32827:
-done828:
-stored824:
+fp321331:
+done1332:
+stored1328:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -7916,7 +13257,7 @@ stored824:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual833
+	JNE            unusual1337
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7932,14 +13273,14 @@ stored824:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored834
+	JMP            stored1338
 
-unusual833:
+unusual1337:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16836
-	JA        fp32837
+	JE        fp161340
+	JA        fp321341
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7955,17 +13296,17 @@ unusual833:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary840
+	JNE       ordinary1344
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored839
+	JMP       stored1343
 
-ordinary840:
+ordinary1344:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored839:
-	JMP done838
+stored1343:
+	JMP done1342
 
-fp16836:
+fp161340:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7975,32 +13316,32 @@ fp16836:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary842
+	JNE         ordinary1346
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored841
+	JMP         stored1345
 
-ordinary842:
+ordinary1346:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored841:
-	JMP done838
+stored1345:
+	JMP done1342
 
-fp32837:
-done838:
-stored834:
+fp321341:
+done1342:
+stored1338:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile819
+	JNE   tile1323
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded820
+	JBE   encoded1324
 	SUBQ  $0x00000100, AX
 
-tile843:
+tile1347:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8085,9 +13426,9 @@ tile843:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile843
+	JNE         tile1347
 
-encoded820:
+encoded1324:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8214,13 +13555,13 @@ encoded820:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block818
-	JMP          done817
+	JB           block1322
+	JMP          done1321
 
-fp16815:
-block844:
+fp161319:
+block1348:
 	TESTQ   R11, R11
-	JEQ     kept847
+	JEQ     kept1351
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8229,7 +13570,7 @@ block844:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept847:
+kept1351:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8247,9 +13588,9 @@ kept847:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile845:
+tile1349:
 	TESTQ   R11, R11
-	JEQ     kept848
+	JEQ     kept1352
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -8267,7 +13608,7 @@ tile845:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept848:
+kept1352:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8368,7 +13709,7 @@ kept848:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual849
+	JNE            unusual1353
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8384,14 +13725,14 @@ kept848:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored850
+	JMP            stored1354
 
-unusual849:
+unusual1353:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16852
-	JA        fp32853
+	JE        fp161356
+	JA        fp321357
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8407,17 +13748,17 @@ unusual849:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary856
+	JNE       ordinary1360
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored855
+	JMP       stored1359
 
-ordinary856:
+ordinary1360:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored855:
-	JMP done854
+stored1359:
+	JMP done1358
 
-fp16852:
+fp161356:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8427,19 +13768,19 @@ fp16852:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary858
+	JNE         ordinary1362
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored857
+	JMP         stored1361
 
-ordinary858:
+ordinary1362:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored857:
-	JMP done854
+stored1361:
+	JMP done1358
 
-fp32853:
-done854:
-stored850:
+fp321357:
+done1358:
+stored1354:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8533,7 +13874,7 @@ stored850:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual859
+	JNE            unusual1363
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8549,14 +13890,14 @@ stored850:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored860
+	JMP            stored1364
 
-unusual859:
+unusual1363:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16862
-	JA        fp32863
+	JE        fp161366
+	JA        fp321367
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8572,17 +13913,17 @@ unusual859:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary866
+	JNE       ordinary1370
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored865
+	JMP       stored1369
 
-ordinary866:
+ordinary1370:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored865:
-	JMP done864
+stored1369:
+	JMP done1368
 
-fp16862:
+fp161366:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8592,32 +13933,32 @@ fp16862:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary868
+	JNE         ordinary1372
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored867
+	JMP         stored1371
 
-ordinary868:
+ordinary1372:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored867:
-	JMP done864
+stored1371:
+	JMP done1368
 
-fp32863:
-done864:
-stored860:
+fp321367:
+done1368:
+stored1364:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile845
+	JNE   tile1349
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded846
+	JBE   encoded1350
 	SUBQ  $0x00000100, AX
 
-tile869:
+tile1373:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8702,9 +14043,9 @@ tile869:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile869
+	JNE         tile1373
 
-encoded846:
+encoded1350:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8831,13 +14172,13 @@ encoded846:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block844
-	JMP          done817
+	JB           block1348
+	JMP          done1321
 
-fp32816:
-block870:
+fp321320:
+block1374:
 	TESTQ   R11, R11
-	JEQ     kept873
+	JEQ     kept1377
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8846,7 +14187,7 @@ block870:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept873:
+kept1377:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8864,9 +14205,9 @@ kept873:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile871:
+tile1375:
 	TESTQ   R11, R11
-	JEQ     kept874
+	JEQ     kept1378
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -8884,7 +14225,7 @@ tile871:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept874:
+kept1378:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8985,7 +14326,7 @@ kept874:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual875
+	JNE            unusual1379
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9001,14 +14342,14 @@ kept874:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored876
+	JMP            stored1380
 
-unusual875:
+unusual1379:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16878
-	JA        fp32879
+	JE        fp161382
+	JA        fp321383
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -9024,17 +14365,17 @@ unusual875:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary882
+	JNE       ordinary1386
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored881
+	JMP       stored1385
 
-ordinary882:
+ordinary1386:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored881:
-	JMP done880
+stored1385:
+	JMP done1384
 
-fp16878:
+fp161382:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9044,19 +14385,19 @@ fp16878:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary884
+	JNE         ordinary1388
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored883
+	JMP         stored1387
 
-ordinary884:
+ordinary1388:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored883:
-	JMP done880
+stored1387:
+	JMP done1384
 
-fp32879:
-done880:
-stored876:
+fp321383:
+done1384:
+stored1380:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -9150,7 +14491,7 @@ stored876:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual885
+	JNE            unusual1389
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -9166,14 +14507,14 @@ stored876:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored886
+	JMP            stored1390
 
-unusual885:
+unusual1389:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16888
-	JA        fp32889
+	JE        fp161392
+	JA        fp321393
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -9189,17 +14530,17 @@ unusual885:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary892
+	JNE       ordinary1396
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored891
+	JMP       stored1395
 
-ordinary892:
+ordinary1396:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored891:
-	JMP done890
+stored1395:
+	JMP done1394
 
-fp16888:
+fp161392:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -9209,32 +14550,32 @@ fp16888:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary894
+	JNE         ordinary1398
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored893
+	JMP         stored1397
 
-ordinary894:
+ordinary1398:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored893:
-	JMP done890
+stored1397:
+	JMP done1394
 
-fp32889:
-done890:
-stored886:
+fp321393:
+done1394:
+stored1390:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile871
+	JNE   tile1375
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded872
+	JBE   encoded1376
 	SUBQ  $0x00000100, AX
 
-tile895:
+tile1399:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9319,9 +14660,9 @@ tile895:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile895
+	JNE         tile1399
 
-encoded872:
+encoded1376:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -9448,10 +14789,10 @@ encoded872:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block870
+	JB           block1374
 
-done817:
-tile896:
+done1321:
+tile1400:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -9536,7 +14877,7 @@ tile896:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile896
+	JNE         tile1400
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -9566,15 +14907,15 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16898
-	JA    fp32899
+	JE    fp161402
+	JA    fp321403
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check902
+	JMP   check1406
 
-next901:
+next1405:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9589,44 +14930,44 @@ next901:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within903
+	JNE        within1407
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within903:
+within1407:
 	TESTQ    AX, AX
-	JEQ      written904
+	JEQ      written1408
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned905
+	JNE      unaligned1409
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written904
+	JMP      written1408
 
-unaligned905:
+unaligned1409:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written904:
+written1408:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check902:
+check1406:
 	CMPQ DX, R10
-	JB   next901
+	JB   next1405
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next901
-	JMP  done900
+	JB   next1405
+	JMP  done1404
 
-fp16898:
+fp161402:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check907
+	JMP  check1411
 
-next906:
+next1410:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9641,44 +14982,44 @@ next906:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within908
+	JNE        within1412
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within908:
+within1412:
 	TESTQ    AX, AX
-	JEQ      written909
+	JEQ      written1413
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned910
+	JNE      unaligned1414
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written909
+	JMP      written1413
 
-unaligned910:
+unaligned1414:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written909:
+written1413:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check907:
+check1411:
 	CMPQ DX, R10
-	JB   next906
+	JB   next1410
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next906
-	JMP  done900
+	JB   next1410
+	JMP  done1404
 
-fp32899:
+fp321403:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check912
+	JMP  check1416
 
-next911:
+next1415:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -9694,36 +15035,36 @@ next911:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within913
+	JNE        within1417
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within913:
+within1417:
 	TESTQ    AX, AX
-	JEQ      written914
+	JEQ      written1418
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned915
+	JNE      unaligned1419
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written914
+	JMP      written1418
 
-unaligned915:
+unaligned1419:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written914:
+written1418:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check912:
+check1416:
 	CMPQ DX, R10
-	JB   next911
+	JB   next1415
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next911
+	JB   next1415
 
-done900:
+done1404:
 	SFENCE
 	VZEROUPPER
 	RET

@@ -515,10 +515,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1442
+	JEQ       aligned2090
 	ORQ       $0x04, DI
 
-aligned1442:
+aligned2090:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -541,33 +541,384 @@ aligned1442:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2091
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
+	VPXORQ  Z16, Z16, Z16
+	VPXORQ  Z17, Z17, Z17
+	VPXORQ  Z18, Z18, Z18
+	VPXORQ  Z19, Z19, Z19
 	CMPQ    CX, $0x01
-	JE      fp161444
-	JA      fp321445
+	JE      fp162094
+	JA      fp322095
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1448
+	JMP     check2098
 
-next1447:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1449
-	VMOVDQU32 (R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, (R13)
-	VMOVDQU32 256(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 256(R13)
-	VMOVDQU32 384(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 384(R13)
-
-summed1449:
+next2097:
 	TESTQ     AX, AX
-	JEQ       kept1450
+	JEQ       kept2099
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2099:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*2)
+	VPMOVZXWD   (DX)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2100
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2101
+
+unusual2100:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162103
+	JA        fp322104
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2107
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2106
+
+ordinary2107:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2106:
+	JMP done2105
+
+fp162103:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2109
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2108
+
+ordinary2109:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2108:
+	JMP done2105
+
+fp322104:
+done2105:
+stored2101:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2098:
+	CMPQ CX, R11
+	JB   next2097
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2097
+	JMP  done2096
+
+fp162094:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2111
+
+next2110:
+	TESTQ     AX, AX
+	JEQ       kept2112
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2112:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2113
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2114
+
+unusual2113:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162116
+	JA        fp322117
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2120
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2119
+
+ordinary2120:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2119:
+	JMP done2118
+
+fp162116:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2122
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2121
+
+ordinary2122:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2121:
+	JMP done2118
+
+fp322117:
+done2118:
+stored2114:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2111:
+	CMPQ CX, R11
+	JB   next2110
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2110
+	JMP  done2096
+
+fp322095:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2124
+
+next2123:
+	TESTQ     AX, AX
+	JEQ       kept2125
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2125:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2126
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2127
+
+unusual2126:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162129
+	JA        fp322130
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2133
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2132
+
+ordinary2133:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2132:
+	JMP done2131
+
+fp162129:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2135
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2134
+
+ordinary2135:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2134:
+	JMP done2131
+
+fp322130:
+done2131:
+stored2127:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2124:
+	CMPQ CX, R11
+	JB   next2123
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2123
+
+done2096:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z14, (AX)
+	VMOVDQU32 Z15, 64(AX)
+	VMOVDQU32 Z16, 256(AX)
+	VMOVDQU32 Z17, 320(AX)
+	VMOVDQU32 Z18, 384(AX)
+	VMOVDQU32 Z19, 448(AX)
+	JMP       updated2092
+
+plain2091:
+	CMPQ CX, $0x01
+	JE   fp162137
+	JA   fp322138
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2141
+
+next2140:
+	TESTQ     AX, AX
+	JEQ       kept2142
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -579,7 +930,7 @@ summed1449:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1450:
+kept2142:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -603,7 +954,7 @@ kept1450:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1451
+	JNE         unusual2143
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -612,14 +963,14 @@ kept1450:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1452
+	JMP         stored2144
 
-unusual1451:
+unusual2143:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161454
-	JA        fp321455
+	JE        fp162146
+	JA        fp322147
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -628,85 +979,55 @@ unusual1451:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1458
+	JNE       ordinary2150
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1457
+	JMP       stored2149
 
-ordinary1458:
+ordinary2150:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1457:
-	JMP done1456
+stored2149:
+	JMP done2148
 
-fp161454:
+fp162146:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1460
+	JNE       ordinary2152
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1459
+	JMP       stored2151
 
-ordinary1460:
+ordinary2152:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1459:
-	JMP done1456
+stored2151:
+	JMP done2148
 
-fp321455:
-done1456:
-stored1452:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1461
-	VMOVDQU32 64(R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 64(R13)
-	VMOVDQU32 320(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 320(R13)
-	VMOVDQU32 448(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 448(R13)
-
-summed1461:
+fp322147:
+done2148:
+stored2144:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1448:
+check2141:
 	CMPQ CX, R11
-	JB   next1447
+	JB   next2140
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1447
-	JMP  done1446
+	JB   next2140
+	JMP  done2139
 
-fp161444:
+fp162137:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1463
+	JMP  check2154
 
-next1462:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1464
-	VMOVDQU32 (R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, (R13)
-	VMOVDQU32 256(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 256(R13)
-	VMOVDQU32 384(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 384(R13)
-
-summed1464:
+next2153:
 	TESTQ     AX, AX
-	JEQ       kept1465
+	JEQ       kept2155
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -718,7 +1039,7 @@ summed1464:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1465:
+kept2155:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -741,7 +1062,7 @@ kept1465:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1466
+	JNE         unusual2156
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -750,14 +1071,14 @@ kept1465:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1467
+	JMP         stored2157
 
-unusual1466:
+unusual2156:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161469
-	JA        fp321470
+	JE        fp162159
+	JA        fp322160
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -766,85 +1087,55 @@ unusual1466:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1473
+	JNE       ordinary2163
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1472
+	JMP       stored2162
 
-ordinary1473:
+ordinary2163:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1472:
-	JMP done1471
+stored2162:
+	JMP done2161
 
-fp161469:
+fp162159:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1475
+	JNE       ordinary2165
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1474
+	JMP       stored2164
 
-ordinary1475:
+ordinary2165:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1474:
-	JMP done1471
+stored2164:
+	JMP done2161
 
-fp321470:
-done1471:
-stored1467:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1476
-	VMOVDQU32 64(R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 64(R13)
-	VMOVDQU32 320(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 320(R13)
-	VMOVDQU32 448(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 448(R13)
-
-summed1476:
+fp322160:
+done2161:
+stored2157:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1463:
+check2154:
 	CMPQ CX, R11
-	JB   next1462
+	JB   next2153
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1462
-	JMP  done1446
+	JB   next2153
+	JMP  done2139
 
-fp321445:
+fp322138:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1478
+	JMP  check2167
 
-next1477:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1479
-	VMOVDQU32 (R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, (R13)
-	VMOVDQU32 256(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 256(R13)
-	VMOVDQU32 384(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 384(R13)
-
-summed1479:
+next2166:
 	TESTQ     AX, AX
-	JEQ       kept1480
+	JEQ       kept2168
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -856,7 +1147,7 @@ summed1479:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1480:
+kept2168:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -879,7 +1170,7 @@ kept1480:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1481
+	JNE         unusual2169
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -888,14 +1179,14 @@ kept1480:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1482
+	JMP         stored2170
 
-unusual1481:
+unusual2169:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161484
-	JA        fp321485
+	JE        fp162172
+	JA        fp322173
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -904,60 +1195,46 @@ unusual1481:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1488
+	JNE       ordinary2176
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1487
+	JMP       stored2175
 
-ordinary1488:
+ordinary2176:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1487:
-	JMP done1486
+stored2175:
+	JMP done2174
 
-fp161484:
+fp162172:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1490
+	JNE       ordinary2178
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1489
+	JMP       stored2177
 
-ordinary1490:
+ordinary2178:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1489:
-	JMP done1486
+stored2177:
+	JMP done2174
 
-fp321485:
-done1486:
-stored1482:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1491
-	VMOVDQU32 64(R13), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 64(R13)
-	VMOVDQU32 320(R13), Z14
-	VPADDQ    (R8)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 320(R13)
-	VMOVDQU32 448(R13), Z14
-	VPADDQ    (R9)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 448(R13)
-
-summed1491:
+fp322173:
+done2174:
+stored2170:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1478:
+check2167:
 	CMPQ CX, R11
-	JB   next1477
+	JB   next2166
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1477
+	JB   next2166
 
-done1446:
+done2139:
+updated2092:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -988,10 +1265,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1492
+	JEQ       aligned2179
 	ORQ       $0x04, DI
 
-aligned1492:
+aligned2179:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -1010,30 +1287,371 @@ aligned1492:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2180
+	VPXORQ  Z12, Z12, Z12
+	VPXORQ  Z13, Z13, Z13
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp161494
-	JA      fp321495
+	JE      fp162183
+	JA      fp322184
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1498
+	JMP     check2187
 
-next1497:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1499
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1499:
+next2186:
 	TESTQ     AX, AX
-	JEQ       kept1500
+	JEQ       kept2188
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2188:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2189
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2190
+
+unusual2189:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162192
+	JA        fp322193
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2196
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2195
+
+ordinary2196:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2195:
+	JMP done2194
+
+fp162192:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2198
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2197
+
+ordinary2198:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2197:
+	JMP done2194
+
+fp322193:
+done2194:
+stored2190:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2187:
+	CMPQ CX, R10
+	JB   next2186
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2186
+	JMP  done2185
+
+fp162183:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2200
+
+next2199:
+	TESTQ     AX, AX
+	JEQ       kept2201
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2201:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2202
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2203
+
+unusual2202:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162205
+	JA        fp322206
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2209
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2208
+
+ordinary2209:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2208:
+	JMP done2207
+
+fp162205:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2211
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2210
+
+ordinary2211:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2210:
+	JMP done2207
+
+fp322206:
+done2207:
+stored2203:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2200:
+	CMPQ CX, R10
+	JB   next2199
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2199
+	JMP  done2185
+
+fp322184:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2213
+
+next2212:
+	TESTQ     AX, AX
+	JEQ       kept2214
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2214:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2215
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2216
+
+unusual2215:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162218
+	JA        fp322219
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2222
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2221
+
+ordinary2222:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2221:
+	JMP done2220
+
+fp162218:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2224
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2223
+
+ordinary2224:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2223:
+	JMP done2220
+
+fp322219:
+done2220:
+stored2216:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2213:
+	CMPQ CX, R10
+	JB   next2212
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2212
+
+done2185:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z12, (AX)
+	VMOVDQU32 Z13, 64(AX)
+	VMOVDQU32 Z14, 256(AX)
+	VMOVDQU32 Z15, 320(AX)
+	JMP       updated2181
+
+plain2180:
+	CMPQ CX, $0x01
+	JE   fp162226
+	JA   fp322227
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2230
+
+next2229:
+	TESTQ     AX, AX
+	JEQ       kept2231
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1043,7 +1661,7 @@ summed1499:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1500:
+kept2231:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1068,7 +1686,7 @@ kept1500:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1501
+	JNE         unusual2232
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1077,14 +1695,14 @@ kept1500:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1502
+	JMP         stored2233
 
-unusual1501:
+unusual2232:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161504
-	JA        fp321505
+	JE        fp162235
+	JA        fp322236
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1093,79 +1711,55 @@ unusual1501:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1508
+	JNE       ordinary2239
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1507
+	JMP       stored2238
 
-ordinary1508:
+ordinary2239:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1507:
-	JMP done1506
+stored2238:
+	JMP done2237
 
-fp161504:
+fp162235:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1510
+	JNE       ordinary2241
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1509
+	JMP       stored2240
 
-ordinary1510:
+ordinary2241:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1509:
-	JMP done1506
+stored2240:
+	JMP done2237
 
-fp321505:
-done1506:
-stored1502:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1511
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1511:
+fp322236:
+done2237:
+stored2233:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1498:
+check2230:
 	CMPQ CX, R10
-	JB   next1497
+	JB   next2229
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1497
-	JMP  done1496
+	JB   next2229
+	JMP  done2228
 
-fp161494:
+fp162226:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1513
+	JMP  check2243
 
-next1512:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1514
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1514:
+next2242:
 	TESTQ     AX, AX
-	JEQ       kept1515
+	JEQ       kept2244
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1175,7 +1769,7 @@ summed1514:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1515:
+kept2244:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1199,7 +1793,7 @@ kept1515:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1516
+	JNE         unusual2245
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1208,14 +1802,14 @@ kept1515:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1517
+	JMP         stored2246
 
-unusual1516:
+unusual2245:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161519
-	JA        fp321520
+	JE        fp162248
+	JA        fp322249
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1224,79 +1818,55 @@ unusual1516:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1523
+	JNE       ordinary2252
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1522
+	JMP       stored2251
 
-ordinary1523:
+ordinary2252:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1522:
-	JMP done1521
+stored2251:
+	JMP done2250
 
-fp161519:
+fp162248:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1525
+	JNE       ordinary2254
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1524
+	JMP       stored2253
 
-ordinary1525:
+ordinary2254:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1524:
-	JMP done1521
+stored2253:
+	JMP done2250
 
-fp321520:
-done1521:
-stored1517:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1526
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1526:
+fp322249:
+done2250:
+stored2246:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1513:
+check2243:
 	CMPQ CX, R10
-	JB   next1512
+	JB   next2242
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1512
-	JMP  done1496
+	JB   next2242
+	JMP  done2228
 
-fp321495:
+fp322227:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1528
+	JMP  check2256
 
-next1527:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1529
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1529:
+next2255:
 	TESTQ     AX, AX
-	JEQ       kept1530
+	JEQ       kept2257
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1306,7 +1876,7 @@ summed1529:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1530:
+kept2257:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1330,7 +1900,7 @@ kept1530:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1531
+	JNE         unusual2258
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1339,14 +1909,14 @@ kept1530:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1532
+	JMP         stored2259
 
-unusual1531:
+unusual2258:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161534
-	JA        fp321535
+	JE        fp162261
+	JA        fp322262
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1355,57 +1925,46 @@ unusual1531:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1538
+	JNE       ordinary2265
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1537
+	JMP       stored2264
 
-ordinary1538:
+ordinary2265:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1537:
-	JMP done1536
+stored2264:
+	JMP done2263
 
-fp161534:
+fp162261:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1540
+	JNE       ordinary2267
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1539
+	JMP       stored2266
 
-ordinary1540:
+ordinary2267:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1539:
-	JMP done1536
+stored2266:
+	JMP done2263
 
-fp321535:
-done1536:
-stored1532:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1541
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1541:
+fp322262:
+done2263:
+stored2259:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1528:
+check2256:
 	CMPQ CX, R10
-	JB   next1527
+	JB   next2255
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1527
+	JB   next2255
 
-done1496:
+done2228:
+updated2181:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1436,10 +1995,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1542
+	JEQ       aligned2268
 	ORQ       $0x04, DI
 
-aligned1542:
+aligned2268:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
@@ -1454,30 +2013,350 @@ aligned1542:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2269
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
+	VPXORQ  Z10, Z10, Z10
+	VPXORQ  Z11, Z11, Z11
 	CMPQ    CX, $0x01
-	JE      fp161544
-	JA      fp321545
+	JE      fp162272
+	JA      fp322273
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1548
+	JMP     check2276
 
-next1547:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1549
-	VMOVDQU32 (R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, (R12)
-	VMOVDQU32 256(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 256(R12)
-
-summed1549:
+next2275:
 	TESTQ     AX, AX
-	JEQ       kept1550
+	JEQ       kept2277
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2277:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2278
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2279
+
+unusual2278:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162281
+	JA        fp322282
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2285
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2284
+
+ordinary2285:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2284:
+	JMP done2283
+
+fp162281:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2287
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2286
+
+ordinary2287:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2286:
+	JMP done2283
+
+fp322282:
+done2283:
+stored2279:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2276:
+	CMPQ CX, R10
+	JB   next2275
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2275
+	JMP  done2274
+
+fp162272:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2289
+
+next2288:
+	TESTQ     AX, AX
+	JEQ       kept2290
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2290:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2291
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2292
+
+unusual2291:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162294
+	JA        fp322295
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2298
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2297
+
+ordinary2298:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2297:
+	JMP done2296
+
+fp162294:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2300
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2299
+
+ordinary2300:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2299:
+	JMP done2296
+
+fp322295:
+done2296:
+stored2292:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2289:
+	CMPQ CX, R10
+	JB   next2288
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2288
+	JMP  done2274
+
+fp322273:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2302
+
+next2301:
+	TESTQ     AX, AX
+	JEQ       kept2303
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2303:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2304
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2305
+
+unusual2304:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162307
+	JA        fp322308
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2311
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2310
+
+ordinary2311:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2310:
+	JMP done2309
+
+fp162307:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2313
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2312
+
+ordinary2313:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2312:
+	JMP done2309
+
+fp322308:
+done2309:
+stored2305:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2302:
+	CMPQ CX, R10
+	JB   next2301
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2301
+
+done2274:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z8, (AX)
+	VMOVDQU32 Z9, 64(AX)
+	VMOVDQU32 Z10, 256(AX)
+	VMOVDQU32 Z11, 320(AX)
+	JMP       updated2270
+
+plain2269:
+	CMPQ CX, $0x01
+	JE   fp162315
+	JA   fp322316
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2319
+
+next2318:
+	TESTQ     AX, AX
+	JEQ       kept2320
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1487,7 +2366,7 @@ summed1549:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1550:
+kept2320:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1505,7 +2384,7 @@ kept1550:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1551
+	JNE         unusual2321
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1514,14 +2393,14 @@ kept1550:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1552
+	JMP         stored2322
 
-unusual1551:
+unusual2321:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161554
-	JA        fp321555
+	JE        fp162324
+	JA        fp322325
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1530,79 +2409,55 @@ unusual1551:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1558
+	JNE       ordinary2328
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1557
+	JMP       stored2327
 
-ordinary1558:
+ordinary2328:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1557:
-	JMP done1556
+stored2327:
+	JMP done2326
 
-fp161554:
+fp162324:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1560
+	JNE       ordinary2330
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1559
+	JMP       stored2329
 
-ordinary1560:
+ordinary2330:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1559:
-	JMP done1556
+stored2329:
+	JMP done2326
 
-fp321555:
-done1556:
-stored1552:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1561
-	VMOVDQU32 64(R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 64(R12)
-	VMOVDQU32 320(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 320(R12)
-
-summed1561:
+fp322325:
+done2326:
+stored2322:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1548:
+check2319:
 	CMPQ CX, R10
-	JB   next1547
+	JB   next2318
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1547
-	JMP  done1546
+	JB   next2318
+	JMP  done2317
 
-fp161544:
+fp162315:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1563
+	JMP  check2332
 
-next1562:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1564
-	VMOVDQU32 (R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, (R12)
-	VMOVDQU32 256(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 256(R12)
-
-summed1564:
+next2331:
 	TESTQ     AX, AX
-	JEQ       kept1565
+	JEQ       kept2333
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1612,7 +2467,7 @@ summed1564:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1565:
+kept2333:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1629,7 +2484,7 @@ kept1565:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1566
+	JNE         unusual2334
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1638,14 +2493,14 @@ kept1565:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1567
+	JMP         stored2335
 
-unusual1566:
+unusual2334:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161569
-	JA        fp321570
+	JE        fp162337
+	JA        fp322338
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1654,79 +2509,55 @@ unusual1566:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1573
+	JNE       ordinary2341
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1572
+	JMP       stored2340
 
-ordinary1573:
+ordinary2341:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1572:
-	JMP done1571
+stored2340:
+	JMP done2339
 
-fp161569:
+fp162337:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1575
+	JNE       ordinary2343
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1574
+	JMP       stored2342
 
-ordinary1575:
+ordinary2343:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1574:
-	JMP done1571
+stored2342:
+	JMP done2339
 
-fp321570:
-done1571:
-stored1567:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1576
-	VMOVDQU32 64(R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 64(R12)
-	VMOVDQU32 320(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 320(R12)
-
-summed1576:
+fp322338:
+done2339:
+stored2335:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1563:
+check2332:
 	CMPQ CX, R10
-	JB   next1562
+	JB   next2331
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1562
-	JMP  done1546
+	JB   next2331
+	JMP  done2317
 
-fp321545:
+fp322316:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1578
+	JMP  check2345
 
-next1577:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1579
-	VMOVDQU32 (R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, (R12)
-	VMOVDQU32 256(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 256(R12)
-
-summed1579:
+next2344:
 	TESTQ     AX, AX
-	JEQ       kept1580
+	JEQ       kept2346
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1736,7 +2567,7 @@ summed1579:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1580:
+kept2346:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1753,7 +2584,7 @@ kept1580:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1581
+	JNE         unusual2347
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1762,14 +2593,14 @@ kept1580:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1582
+	JMP         stored2348
 
-unusual1581:
+unusual2347:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161584
-	JA        fp321585
+	JE        fp162350
+	JA        fp322351
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1778,57 +2609,46 @@ unusual1581:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1588
+	JNE       ordinary2354
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1587
+	JMP       stored2353
 
-ordinary1588:
+ordinary2354:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1587:
-	JMP done1586
+stored2353:
+	JMP done2352
 
-fp161584:
+fp162350:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1590
+	JNE       ordinary2356
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1589
+	JMP       stored2355
 
-ordinary1590:
+ordinary2356:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1589:
-	JMP done1586
+stored2355:
+	JMP done2352
 
-fp321585:
-done1586:
-stored1582:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1591
-	VMOVDQU32 64(R12), Z8
-	VPADDQ    (SI)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 64(R12)
-	VMOVDQU32 320(R12), Z8
-	VPADDQ    (R8)(CX*4), Z8, Z8
-	VMOVDQU32 Z8, 320(R12)
-
-summed1591:
+fp322351:
+done2352:
+stored2348:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1578:
+check2345:
 	CMPQ CX, R10
-	JB   next1577
+	JB   next2344
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1577
+	JB   next2344
 
-done1546:
+done2317:
+updated2270:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1859,10 +2679,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1592
+	JEQ       aligned2357
 	ORQ       $0x04, DI
 
-aligned1592:
+aligned2357:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -1881,30 +2701,350 @@ aligned1592:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2358
+	VPXORQ  Z12, Z12, Z12
+	VPXORQ  Z13, Z13, Z13
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp161594
-	JA      fp321595
+	JE      fp162361
+	JA      fp322362
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1598
+	JMP     check2365
 
-next1597:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1599
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1599:
+next2364:
 	TESTQ     AX, AX
-	JEQ       kept1600
+	JEQ       kept2366
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2366:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2367
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2368
+
+unusual2367:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162370
+	JA        fp322371
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2374
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2373
+
+ordinary2374:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2373:
+	JMP done2372
+
+fp162370:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2376
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2375
+
+ordinary2376:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2375:
+	JMP done2372
+
+fp322371:
+done2372:
+stored2368:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2365:
+	CMPQ CX, R10
+	JB   next2364
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2364
+	JMP  done2363
+
+fp162361:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2378
+
+next2377:
+	TESTQ     AX, AX
+	JEQ       kept2379
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2379:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2380
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2381
+
+unusual2380:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162383
+	JA        fp322384
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2387
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2386
+
+ordinary2387:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2386:
+	JMP done2385
+
+fp162383:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2389
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2388
+
+ordinary2389:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2388:
+	JMP done2385
+
+fp322384:
+done2385:
+stored2381:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2378:
+	CMPQ CX, R10
+	JB   next2377
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2377
+	JMP  done2363
+
+fp322362:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2391
+
+next2390:
+	TESTQ     AX, AX
+	JEQ       kept2392
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2392:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2393
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2394
+
+unusual2393:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162396
+	JA        fp322397
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2400
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2399
+
+ordinary2400:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2399:
+	JMP done2398
+
+fp162396:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2402
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2401
+
+ordinary2402:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2401:
+	JMP done2398
+
+fp322397:
+done2398:
+stored2394:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2391:
+	CMPQ CX, R10
+	JB   next2390
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2390
+
+done2363:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z12, (AX)
+	VMOVDQU32 Z13, 64(AX)
+	VMOVDQU32 Z14, 256(AX)
+	VMOVDQU32 Z15, 320(AX)
+	JMP       updated2359
+
+plain2358:
+	CMPQ CX, $0x01
+	JE   fp162404
+	JA   fp322405
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2408
+
+next2407:
+	TESTQ     AX, AX
+	JEQ       kept2409
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1914,7 +3054,7 @@ summed1599:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1600:
+kept2409:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1932,7 +3072,7 @@ kept1600:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1601
+	JNE         unusual2410
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1941,14 +3081,14 @@ kept1600:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1602
+	JMP         stored2411
 
-unusual1601:
+unusual2410:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161604
-	JA        fp321605
+	JE        fp162413
+	JA        fp322414
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1957,79 +3097,55 @@ unusual1601:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1608
+	JNE       ordinary2417
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1607
+	JMP       stored2416
 
-ordinary1608:
+ordinary2417:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1607:
-	JMP done1606
+stored2416:
+	JMP done2415
 
-fp161604:
+fp162413:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1610
+	JNE       ordinary2419
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1609
+	JMP       stored2418
 
-ordinary1610:
+ordinary2419:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1609:
-	JMP done1606
+stored2418:
+	JMP done2415
 
-fp321605:
-done1606:
-stored1602:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1611
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1611:
+fp322414:
+done2415:
+stored2411:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1598:
+check2408:
 	CMPQ CX, R10
-	JB   next1597
+	JB   next2407
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1597
-	JMP  done1596
+	JB   next2407
+	JMP  done2406
 
-fp161594:
+fp162404:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1613
+	JMP  check2421
 
-next1612:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1614
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1614:
+next2420:
 	TESTQ     AX, AX
-	JEQ       kept1615
+	JEQ       kept2422
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2039,7 +3155,7 @@ summed1614:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1615:
+kept2422:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2056,7 +3172,7 @@ kept1615:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1616
+	JNE         unusual2423
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2065,14 +3181,14 @@ kept1615:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1617
+	JMP         stored2424
 
-unusual1616:
+unusual2423:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161619
-	JA        fp321620
+	JE        fp162426
+	JA        fp322427
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2081,79 +3197,55 @@ unusual1616:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1623
+	JNE       ordinary2430
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1622
+	JMP       stored2429
 
-ordinary1623:
+ordinary2430:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1622:
-	JMP done1621
+stored2429:
+	JMP done2428
 
-fp161619:
+fp162426:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1625
+	JNE       ordinary2432
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1624
+	JMP       stored2431
 
-ordinary1625:
+ordinary2432:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1624:
-	JMP done1621
+stored2431:
+	JMP done2428
 
-fp321620:
-done1621:
-stored1617:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1626
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1626:
+fp322427:
+done2428:
+stored2424:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1613:
+check2421:
 	CMPQ CX, R10
-	JB   next1612
+	JB   next2420
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1612
-	JMP  done1596
+	JB   next2420
+	JMP  done2406
 
-fp321595:
+fp322405:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1628
+	JMP  check2434
 
-next1627:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1629
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
-
-summed1629:
+next2433:
 	TESTQ     AX, AX
-	JEQ       kept1630
+	JEQ       kept2435
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2163,7 +3255,7 @@ summed1629:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1630:
+kept2435:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -2180,7 +3272,7 @@ kept1630:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1631
+	JNE         unusual2436
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2189,14 +3281,14 @@ kept1630:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1632
+	JMP         stored2437
 
-unusual1631:
+unusual2436:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161634
-	JA        fp321635
+	JE        fp162439
+	JA        fp322440
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2205,57 +3297,46 @@ unusual1631:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1638
+	JNE       ordinary2443
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1637
+	JMP       stored2442
 
-ordinary1638:
+ordinary2443:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1637:
-	JMP done1636
+stored2442:
+	JMP done2441
 
-fp161634:
+fp162439:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1640
+	JNE       ordinary2445
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1639
+	JMP       stored2444
 
-ordinary1640:
+ordinary2445:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1639:
-	JMP done1636
+stored2444:
+	JMP done2441
 
-fp321635:
-done1636:
-stored1632:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1641
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1641:
+fp322440:
+done2441:
+stored2437:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1628:
+check2434:
 	CMPQ CX, R10
-	JB   next1627
+	JB   next2433
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1627
+	JB   next2433
 
-done1596:
+done2406:
+updated2359:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2281,15 +3362,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161643
-	JA     fp321644
+	JE     fp162447
+	JA     fp322448
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1647
+	JMP    check2451
 
-next1646:
+next2450:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2299,36 +3380,36 @@ next1646:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1648
+	JEQ        written2452
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1649
+	JNE        unaligned2453
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1648
+	JMP        written2452
 
-unaligned1649:
+unaligned2453:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1648:
+written2452:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1647:
+check2451:
 	CMPQ DX, R8
-	JB   next1646
+	JB   next2450
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1646
-	JMP  done1645
+	JB   next2450
+	JMP  done2449
 
-fp161643:
+fp162447:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1651
+	JMP  check2455
 
-next1650:
+next2454:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2338,36 +3419,36 @@ next1650:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1652
+	JEQ        written2456
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1653
+	JNE        unaligned2457
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1652
+	JMP        written2456
 
-unaligned1653:
+unaligned2457:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1652:
+written2456:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1651:
+check2455:
 	CMPQ DX, R8
-	JB   next1650
+	JB   next2454
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1650
-	JMP  done1645
+	JB   next2454
+	JMP  done2449
 
-fp321644:
+fp322448:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1655
+	JMP  check2459
 
-next1654:
+next2458:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2377,28 +3458,28 @@ next1654:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1656
+	JEQ        written2460
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1657
+	JNE        unaligned2461
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1656
+	JMP        written2460
 
-unaligned1657:
+unaligned2461:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1656:
+written2460:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1655:
+check2459:
 	CMPQ DX, R8
-	JB   next1654
+	JB   next2458
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1654
+	JB   next2458
 
-done1645:
+done2449:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2425,15 +3506,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161659
-	JA     fp321660
+	JE     fp162463
+	JA     fp322464
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1663
+	JMP    check2467
 
-next1662:
+next2466:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2446,36 +3527,36 @@ next1662:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1664
+	JEQ        written2468
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1665
+	JNE        unaligned2469
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1664
+	JMP        written2468
 
-unaligned1665:
+unaligned2469:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1664:
+written2468:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1663:
+check2467:
 	CMPQ DX, R9
-	JB   next1662
+	JB   next2466
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1662
-	JMP  done1661
+	JB   next2466
+	JMP  done2465
 
-fp161659:
+fp162463:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1667
+	JMP  check2471
 
-next1666:
+next2470:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2488,36 +3569,36 @@ next1666:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1668
+	JEQ        written2472
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1669
+	JNE        unaligned2473
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1668
+	JMP        written2472
 
-unaligned1669:
+unaligned2473:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1668:
+written2472:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1667:
+check2471:
 	CMPQ DX, R9
-	JB   next1666
+	JB   next2470
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1666
-	JMP  done1661
+	JB   next2470
+	JMP  done2465
 
-fp321660:
+fp322464:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1671
+	JMP  check2475
 
-next1670:
+next2474:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2530,28 +3611,28 @@ next1670:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1672
+	JEQ        written2476
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1673
+	JNE        unaligned2477
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1672
+	JMP        written2476
 
-unaligned1673:
+unaligned2477:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1672:
+written2476:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1671:
+check2475:
 	CMPQ DX, R9
-	JB   next1670
+	JB   next2474
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1670
+	JB   next2474
 
-done1661:
+done2465:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2584,10 +3665,10 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1674
+	JEQ       aligned2478
 	ORQ       $0x04, DI
 
-aligned1674:
+aligned2478:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -2601,636 +3682,1104 @@ aligned1674:
 	VMOVUPS      320(AX), Z11
 	VMOVUPS      384(AX), Z12
 	VMOVUPS      576(AX), Z13
-	VMOVUPS      (AX), Z14
-	VMOVUPS      64(AX), Z15
-	VMOVUPS      448(AX), Z16
-	VMOVUPS      512(AX), Z17
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R10
-	MOVQ         (R10), R10
+	MOVQ         32(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         8(R11), R11
+	MOVQ         (R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         24(R12), R12
+	MOVQ         8(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         24(R13), R13
+	MOVQ         a+0(FP), R14
+	MOVQ         40(R14), R14
+	TESTQ        R14, R14
+	JEQ          plain2479
+	VPXORQ       Z14, Z14, Z14
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
+	VPXORQ       Z17, Z17, Z17
+	VPXORQ       Z18, Z18, Z18
+	VPXORQ       Z19, Z19, Z19
 	CMPQ         CX, $0x01
-	JE           fp161676
-	JA           fp321677
-	MOVQ         R12, CX
-	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
-	ADDQ         CX, R12
-	JMP          check1680
+	JE           fp162482
+	JA           fp322483
+	MOVQ         R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         16(R13), R13
+	ADDQ         CX, R13
+	JMP          check2486
 
-next1679:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1681
-	VMOVDQU32 (R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, (R13)
-	VMOVDQU32 256(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 256(R13)
-	VMOVDQU32 384(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 384(R13)
+next2485:
+	TESTQ     R10, R10
+	JEQ       kept2487
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
 
-summed1681:
-	TESTQ     AX, AX
-	JEQ       kept1682
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
+kept2487:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU32   (DX)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMOVUPS     (SI)(CX*4), Z23
+	VMOVUPS     64(SI)(CX*4), Z24
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z24, Z23, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z24, Z23, Z26
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z25, Z20
+	VMULPS      (AX), Z22, Z22
+	VFMADD231PS 64(AX), Z26, Z22
+	VMOVDQU32   (R8)(CX*2), Z24
+	VPSLLD      $0x10, Z24, Z23
+	VPANDD      Z4, Z24, Z24
+	VMULPS      Z23, Z8, Z23
+	VFMADD231PS Z9, Z20, Z23
+	VMULPS      Z24, Z8, Z24
+	VFMADD231PS Z9, Z22, Z24
+	VMULPS      Z20, Z20, Z20
+	VMULPS      Z22, Z22, Z22
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z20, Z27
+	VMULPS      Z28, Z10, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VPADDD      pattern00008000<>+0(SB), Z23, Z22
+	VPADDD      pattern00008000<>+0(SB), Z24, Z28
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z28, Z4, Z22
+	VMOVDQU32   Z22, (R8)(CX*2)
+	VPADDQ      Z22, Z17, Z17
+	VPMULLD     Z7, Z7, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z22, Z22
+	VPADDD      Z20, Z28, Z28
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z28, Z4, Z22
+	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDQ      Z22, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z20, Z20
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z23, Z23
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z23, Z25
+	VFMADD213PS 448(AX), Z12, Z20
+	VDIVPS      Z20, Z24, Z24
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z24, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2488
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2489
 
-kept1682:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMOVUPS     (SI)(CX*4), Z21
-	VMOVUPS     64(SI)(CX*4), Z22
+unusual2488:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162491
+	JA         fp322492
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2495
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2494
+
+ordinary2495:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2494:
+	JMP done2493
+
+fp162491:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2497
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2496
+
+ordinary2497:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2496:
+	JMP done2493
+
+fp322492:
+done2493:
+stored2489:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2486:
+	CMPQ CX, R12
+	JB   next2485
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2485
+	JMP  done2484
+
+fp162482:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2499
+
+next2498:
+	TESTQ     R10, R10
+	JEQ       kept2500
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2500:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z20
+	VCVTPH2PS   32(DX)(CX*2), Z22
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
+	VPERMI2PS   Z22, Z20, Z23
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMULPS      Z14, Z18, Z18
-	VFMADD231PS Z15, Z23, Z18
-	VMULPS      Z14, Z20, Z20
-	VFMADD231PS Z15, Z24, Z20
+	VPERMI2PS   Z22, Z20, Z24
+	VMOVUPS     (SI)(CX*4), Z20
+	VMOVUPS     64(SI)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z22, Z20, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z22, Z20, Z26
+	VMULPS      (AX), Z23, Z23
+	VFMADD231PS 64(AX), Z25, Z23
+	VMULPS      (AX), Z24, Z24
+	VFMADD231PS 64(AX), Z26, Z24
 	VMOVDQU32   (R8)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z23, Z20
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z24, Z22
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z23, Z27
+	VMULPS      Z28, Z10, Z23
+	VFMADD231PS Z11, Z24, Z23
+	VPADDD      pattern00008000<>+0(SB), Z20, Z24
+	VPADDD      pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R8)(CX*2)
+	VPADDQ      Z24, Z17, Z17
+	VPMULLD     Z7, Z7, Z24
+	VPSRLD      $0x10, Z24, Z24
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z24, Z24
+	VPADDD      Z23, Z28, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R9)(CX*2)
+	VPADDQ      Z24, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z23, Z23
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z20, Z20
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z20, Z25
+	VFMADD213PS 448(AX), Z12, Z23
+	VDIVPS      Z23, Z22, Z22
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z22, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2501
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2502
+
+unusual2501:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162504
+	JA         fp322505
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2508
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2507
+
+ordinary2508:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2507:
+	JMP done2506
+
+fp162504:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2510
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2509
+
+ordinary2510:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2509:
+	JMP done2506
+
+fp322505:
+done2506:
+stored2502:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2499:
+	CMPQ CX, R12
+	JB   next2498
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2498
+	JMP  done2484
+
+fp322483:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2512
+
+next2511:
+	TESTQ     R10, R10
+	JEQ       kept2513
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2513:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*4)
+	PREFETCHT0  64(DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z20
+	VMOVUPS     64(DX)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z22, Z20, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z22, Z20, Z24
+	VMOVUPS     (SI)(CX*4), Z20
+	VMOVUPS     64(SI)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z22, Z20, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z22, Z20, Z26
+	VMULPS      (AX), Z23, Z23
+	VFMADD231PS 64(AX), Z25, Z23
+	VMULPS      (AX), Z24, Z24
+	VFMADD231PS 64(AX), Z26, Z24
+	VMOVDQU32   (R8)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z23, Z20
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z24, Z22
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z23, Z27
+	VMULPS      Z28, Z10, Z23
+	VFMADD231PS Z11, Z24, Z23
+	VPADDD      pattern00008000<>+0(SB), Z20, Z24
+	VPADDD      pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R8)(CX*2)
+	VPADDQ      Z24, Z17, Z17
+	VPMULLD     Z7, Z7, Z24
+	VPSRLD      $0x10, Z24, Z24
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z24, Z24
+	VPADDD      Z23, Z28, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R9)(CX*2)
+	VPADDQ      Z24, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z23, Z23
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z20, Z20
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z20, Z25
+	VFMADD213PS 448(AX), Z12, Z23
+	VDIVPS      Z23, Z22, Z22
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z22, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2514
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2515
+
+unusual2514:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162517
+	JA         fp322518
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2521
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2520
+
+ordinary2521:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2520:
+	JMP done2519
+
+fp162517:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2523
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2522
+
+ordinary2523:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2522:
+	JMP done2519
+
+fp322518:
+done2519:
+stored2515:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2512:
+	CMPQ CX, R12
+	JB   next2511
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2511
+
+done2484:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z14, (AX)
+	VMOVDQU32 Z15, 64(AX)
+	VMOVDQU32 Z16, 256(AX)
+	VMOVDQU32 Z17, 320(AX)
+	VMOVDQU32 Z18, 384(AX)
+	VMOVDQU32 Z19, 448(AX)
+	JMP       updated2480
+
+plain2479:
+	CMPQ CX, $0x01
+	JE   fp162525
+	JA   fp322526
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2529
+
+next2528:
+	TESTQ     R10, R10
+	JEQ       kept2530
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2530:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z19, Z14
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z17, Z8, Z17
+	VFMADD231PS Z9, Z14, Z17
+	VMULPS      Z18, Z8, Z18
+	VFMADD231PS Z9, Z16, Z18
+	VMULPS      Z14, Z14, Z14
+	VMULPS      Z16, Z16, Z16
+	VMOVDQU32   (R9)(CX*2), Z22
 	VPSLLD      $0x10, Z22, Z21
 	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z8, Z21
-	VFMADD231PS Z9, Z18, Z21
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z20, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z14, Z21
+	VMULPS      Z22, Z10, Z14
+	VFMADD231PS Z11, Z16, Z14
+	VPADDD      pattern00008000<>+0(SB), Z17, Z16
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z22, Z4, Z16
+	VMOVDQU32   Z16, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z21, Z16, Z16
+	VPADDD      Z14, Z22, Z22
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z22, Z4, Z16
+	VMOVDQU32   Z16, (R9)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z21, Z21
+	VSQRTPS     Z14, Z14
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z17, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z17, Z19
+	VFMADD213PS 448(AX), Z12, Z14
+	VDIVPS      Z14, Z18, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2531
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2532
+
+unusual2531:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162534
+	JA         fp322535
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2538
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2537
+
+ordinary2538:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored2537:
+	JMP done2536
+
+fp162534:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2540
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2539
+
+ordinary2540:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2539:
+	JMP done2536
+
+fp322535:
+done2536:
+stored2532:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2529:
+	CMPQ CX, R12
+	JB   next2528
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2528
+	JMP  done2527
+
+fp162525:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2542
+
+next2541:
+	TESTQ     R10, R10
+	JEQ       kept2543
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2543:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z14, Z8, Z14
+	VFMADD231PS Z9, Z17, Z14
+	VMULPS      Z16, Z8, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z17, Z17, Z17
 	VMULPS      Z18, Z18, Z18
-	VMULPS      Z20, Z20, Z20
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z18, Z25
-	VMULPS      Z26, Z10, Z18
-	VFMADD231PS Z11, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z21, Z20
-	VPADDD      pattern00008000<>+0(SB), Z22, Z26
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z26, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z20, Z20
-	VPADDD      Z18, Z26, Z26
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z26, Z4, Z20
-	VMOVDQU32   Z20, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z21, Z21
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z21, Z23
-	VFMADD213PS Z16, Z12, Z18
-	VDIVPS      Z18, Z22, Z22
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z22, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual1683
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
+	VMOVDQU32   (R9)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z17, Z21
+	VMULPS      Z22, Z10, Z17
+	VFMADD231PS Z11, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z14, Z18
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
 	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1684
-
-unusual1683:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161686
-	JA         fp321687
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
-	TESTQ      $0x00000004, DI
-	JNE        ordinary1690
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1689
-
-ordinary1690:
-	VMOVDQU32 Z18, (BX)(CX*2)
-
-stored1689:
-	JMP done1688
-
-fp161686:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
-	TESTQ        $0x00000004, DI
-	JNE          ordinary1692
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1691
-
-ordinary1692:
-	VMOVDQU32 Z19, (BX)(CX*2)
-
-stored1691:
-	JMP done1688
-
-fp321687:
-done1688:
-stored1684:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1693
-	VMOVDQU32 64(R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, 64(R13)
-	VMOVDQU32 320(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 320(R13)
-	VMOVDQU32 448(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 448(R13)
-
-summed1693:
-	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
-
-check1680:
-	CMPQ CX, R11
-	JB   next1679
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1679
-	JMP  done1678
-
-fp161676:
-	MOVQ R12, CX
-	MOVQ a+0(FP), R12
-	MOVQ 16(R12), R12
-	ADDQ CX, R12
-	JMP  check1695
-
-next1694:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1696
-	VMOVDQU32 (R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, (R13)
-	VMOVDQU32 256(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 256(R13)
-	VMOVDQU32 384(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 384(R13)
-
-summed1696:
-	TESTQ     AX, AX
-	JEQ       kept1697
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
-
-kept1697:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z18
-	VCVTPH2PS   32(DX)(CX*2), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z18, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z18, Z22
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z20, Z18, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z20, Z18, Z24
-	VMULPS      Z14, Z21, Z21
-	VFMADD231PS Z15, Z23, Z21
-	VMULPS      Z14, Z22, Z22
-	VFMADD231PS Z15, Z24, Z22
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z21, Z18
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z21, Z25
-	VMULPS      Z26, Z10, Z21
-	VFMADD231PS Z11, Z22, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z22, Z22
-	VPADDD      Z21, Z26, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z22, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R9)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
 	VSQRTPS     Z21, Z21
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z18, Z18
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD213PS Z16, Z12, Z21
-	VDIVPS      Z21, Z20, Z20
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z20, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
+	VSQRTPS     Z17, Z17
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z14, Z14
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z14, Z19
+	VFMADD213PS 448(AX), Z12, Z17
+	VDIVPS      Z17, Z16, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1698
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1699
+	JNE         unusual2544
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2545
 
-unusual1698:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161701
-	JA         fp321702
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
+unusual2544:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162547
+	JA         fp322548
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1705
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1704
+	JNE        ordinary2551
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2550
 
-ordinary1705:
-	VMOVDQU32 Z18, (BX)(CX*2)
+ordinary2551:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1704:
-	JMP done1703
+stored2550:
+	JMP done2549
 
-fp161701:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
+fp162547:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1707
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1706
+	JNE          ordinary2553
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2552
 
-ordinary1707:
-	VMOVDQU32 Z19, (BX)(CX*2)
+ordinary2553:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1706:
-	JMP done1703
+stored2552:
+	JMP done2549
 
-fp321702:
-done1703:
-stored1699:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1708
-	VMOVDQU32 64(R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, 64(R13)
-	VMOVDQU32 320(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 320(R13)
-	VMOVDQU32 448(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 448(R13)
-
-summed1708:
+fp322548:
+done2549:
+stored2545:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
+	ADDQ $0x00000020, R13
 
-check1695:
-	CMPQ CX, R11
-	JB   next1694
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1694
-	JMP  done1678
+check2542:
+	CMPQ CX, R12
+	JB   next2541
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2541
+	JMP  done2527
 
-fp321677:
-	MOVQ R12, CX
-	MOVQ a+0(FP), R12
-	MOVQ 16(R12), R12
-	ADDQ CX, R12
-	JMP  check1710
+fp322526:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2555
 
-next1709:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1711
-	VMOVDQU32 (R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, (R13)
-	VMOVDQU32 256(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 256(R13)
-	VMOVDQU32 384(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 384(R13)
+next2554:
+	TESTQ     R10, R10
+	JEQ       kept2556
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
 
-summed1711:
-	TESTQ     AX, AX
-	JEQ       kept1712
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
-
-kept1712:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z18
-	VMOVUPS     64(DX)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z18, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z18, Z22
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z20, Z18, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z20, Z18, Z24
-	VMULPS      Z14, Z21, Z21
-	VFMADD231PS Z15, Z23, Z21
-	VMULPS      Z14, Z22, Z22
-	VFMADD231PS Z15, Z24, Z22
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z21, Z18
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z21, Z25
-	VMULPS      Z26, Z10, Z21
-	VFMADD231PS Z11, Z22, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+kept2556:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*4)
+	PREFETCHT0  64(DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     64(DX)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z14, Z8, Z14
+	VFMADD231PS Z9, Z17, Z14
+	VMULPS      Z16, Z8, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMOVDQU32   (R9)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z17, Z21
+	VMULPS      Z22, Z10, Z17
+	VFMADD231PS Z11, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z14, Z18
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z22, Z22
-	VPADDD      Z21, Z26, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z22, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R9)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
 	VSQRTPS     Z21, Z21
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z18, Z18
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD213PS Z16, Z12, Z21
-	VDIVPS      Z21, Z20, Z20
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z20, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
+	VSQRTPS     Z17, Z17
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z14, Z14
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z14, Z19
+	VFMADD213PS 448(AX), Z12, Z17
+	VDIVPS      Z17, Z16, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1713
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1714
+	JNE         unusual2557
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2558
 
-unusual1713:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161716
-	JA         fp321717
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
+unusual2557:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162560
+	JA         fp322561
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1720
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1719
+	JNE        ordinary2564
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2563
 
-ordinary1720:
-	VMOVDQU32 Z18, (BX)(CX*2)
+ordinary2564:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1719:
-	JMP done1718
+stored2563:
+	JMP done2562
 
-fp161716:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
+fp162560:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1722
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1721
+	JNE          ordinary2566
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2565
 
-ordinary1722:
-	VMOVDQU32 Z19, (BX)(CX*2)
+ordinary2566:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1721:
-	JMP done1718
+stored2565:
+	JMP done2562
 
-fp321717:
-done1718:
-stored1714:
-	MOVQ      a+0(FP), R13
-	MOVQ      40(R13), R13
-	TESTQ     R13, R13
-	JEQ       summed1723
-	VMOVDQU32 64(R13), Z18
-	VPADDQ    (SI)(CX*4), Z18, Z18
-	VPADDQ    64(SI)(CX*4), Z18, Z18
-	VMOVDQU32 Z18, 64(R13)
-	VMOVDQU32 320(R13), Z18
-	VPADDQ    (R8)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 320(R13)
-	VMOVDQU32 448(R13), Z18
-	VPADDQ    (R9)(CX*2), Z18, Z18
-	VMOVDQU32 Z18, 448(R13)
-
-summed1723:
+fp322561:
+done2562:
+stored2558:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
+	ADDQ $0x00000020, R13
 
-check1710:
-	CMPQ CX, R11
-	JB   next1709
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1709
+check2555:
+	CMPQ CX, R12
+	JB   next2554
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2554
 
-done1678:
+done2527:
+updated2480:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3264,595 +4813,1039 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1724
+	JEQ       aligned2567
 	ORQ       $0x04, DI
 
-aligned1724:
+aligned2567:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
-	VMOVUPS 192(AX), Z9
-	VMOVUPS 256(AX), Z10
-	VMOVUPS 320(AX), Z11
-	VMOVUPS 576(AX), Z12
-	VMOVUPS (AX), Z13
-	VMOVUPS 64(AX), Z14
-	VMOVUPS 512(AX), Z15
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	VMOVUPS 192(AX), Z13
+	VMOVUPS 256(AX), Z14
+	VMOVUPS 320(AX), Z15
+	VMOVUPS 576(AX), Z16
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    24(R11), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2568
+	VPXORQ  Z6, Z6, Z6
+	VPXORQ  Z7, Z7, Z7
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp161726
-	JA      fp321727
-	MOVQ    R11, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
-	ADDQ    CX, R11
-	JMP     check1730
+	JE      fp162571
+	JA      fp322572
+	MOVQ    R12, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
+	JMP     check2575
 
-next1729:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1731
-	VMOVDQU32 (R12), Z16
-	VPADDQ    (SI)(CX*4), Z16, Z16
-	VPADDQ    64(SI)(CX*4), Z16, Z16
-	VMOVDQU32 Z16, (R12)
-	VMOVDQU32 256(R12), Z16
-	VPADDQ    (R8)(CX*2), Z16, Z16
-	VMOVDQU32 Z16, 256(R12)
+next2574:
+	TESTQ     R9, R9
+	JEQ       kept2576
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z17
+	VMOVDQU32 Z17, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z17
+	VMOVDQU32 Z17, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z17
+	VMOVDQU32 Z17, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-summed1731:
-	TESTQ     AX, AX
-	JEQ       kept1732
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z16
-	VMOVDQU32 Z16, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z16
-	VMOVDQU32 Z16, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z16
-	VMOVDQU32 Z16, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1732:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z4, Z17, Z17
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z19
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z19, Z18, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z19, Z18, Z21
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMOVDQU32   (R8)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z18
-	VPANDD      Z4, Z19, Z19
-	VMULPS      Z18, Z5, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z6, Z22, K1
+kept2576:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VMOVUPS     (SI)(CX*4), Z19
+	VMOVUPS     64(SI)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z19, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z19, Z22
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z21, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z22, Z18
+	VMOVDQU32   (R8)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z19
+	VPANDD      Z4, Z20, Z20
+	VMULPS      Z19, Z5, Z23
+	VFMADD231PS Z13, Z17, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z10, Z10, Z10
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z10, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z10, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z20, Z5, Z23
+	VFMADD231PS Z13, Z18, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z19, Z14, Z19
+	VFMADD231PS Z15, Z17, Z19
+	VMULPS      Z20, Z14, Z17
+	VFMADD231PS Z15, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z19, Z18
+	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z17, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPADDQ      Z18, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS   Z22, Z21, Z17
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z17, (SI)(CX*4)
+	VPADDQ      Z17, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2577
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z17
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z17, K1, Z17
+	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
 	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z6, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z19, Z5, Z22
-	VFMADD231PS Z9, Z17, Z22
-	VFMADD231PS Z15, Z21, Z21
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z18, Z10, Z18
-	VFMADD231PS Z11, Z16, Z18
-	VMULPS      Z19, Z10, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VPADDD      pattern00008000<>+0(SB), Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z16, Z16
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
 	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z16, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
-	VPERMI2PS   Z21, Z20, Z16
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
-	VMOVUPS     Z16, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual1733
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z4, Z16
-	VMOVNTDQ    Z16, (BX)(CX*2)
-	JMP         stored1734
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVNTDQ    Z17, (BX)(CX*2)
+	JMP         stored2578
 
-unusual1733:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161736
-	JA         fp321737
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
+unusual2577:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162580
+	JA         fp322581
 	VPTESTMD   Z0, Z21, K1
 	VPADDD     Z1, Z21, Z17
 	VCMPPS     $0x03, Z21, Z21, K2
 	VPADDD     Z2, Z17, K1, Z17
 	VMOVDQU32  Z3, K2, Z17
-	VPSRLD     $0x10, Z16, Z16
-	VPTERNLOGD $0xf8, Z17, Z4, Z16
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf8, Z18, Z4, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1740
-	VMOVNTDQ   Z16, (BX)(CX*2)
-	JMP        stored1739
+	JNE        ordinary2584
+	VMOVNTDQ   Z17, (BX)(CX*2)
+	JMP        stored2583
 
-ordinary1740:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2584:
+	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored1739:
-	JMP done1738
+stored2583:
+	JMP done2582
 
-fp161736:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
-	VPERMI2PS    Z21, Z20, Z16
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z8, Z8, Z8
-	VCVTPS2PH    $0x00, Z16, Y8
-	VCVTPS2PH    $0x00, Z17, Y16
-	VINSERTI64X4 $0x01, Y16, Z8, Z8
+fp162580:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS    Z22, Z21, Z17
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z12, Z12, Z12
+	VCVTPS2PH    $0x00, Z17, Y12
+	VCVTPS2PH    $0x00, Z18, Y17
+	VINSERTI64X4 $0x01, Y17, Z12, Z12
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1742
-	VMOVNTDQ     Z8, (BX)(CX*2)
-	JMP          stored1741
+	JNE          ordinary2586
+	VMOVNTDQ     Z12, (BX)(CX*2)
+	JMP          stored2585
 
-ordinary1742:
-	VMOVDQU32 Z8, (BX)(CX*2)
+ordinary2586:
+	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1741:
-	JMP done1738
+stored2585:
+	JMP done2582
 
-fp321737:
-done1738:
-stored1734:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1743
-	VMOVDQU32 64(R12), Z16
-	VPADDQ    (SI)(CX*4), Z16, Z16
-	VPADDQ    64(SI)(CX*4), Z16, Z16
-	VMOVDQU32 Z16, 64(R12)
-	VMOVDQU32 320(R12), Z16
-	VPADDQ    (R8)(CX*2), Z16, Z16
-	VMOVDQU32 Z16, 320(R12)
-
-summed1743:
+fp322581:
+done2582:
+stored2578:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1730:
-	CMPQ CX, R10
-	JB   next1729
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1729
-	JMP  done1728
+check2575:
+	CMPQ CX, R11
+	JB   next2574
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2574
+	JMP  done2573
 
-fp161726:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1745
+fp162571:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2588
 
-next1744:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1746
-	VMOVDQU32 (R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, (R12)
-	VMOVDQU32 256(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 256(R12)
+next2587:
+	TESTQ     R9, R9
+	JEQ       kept2589
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-summed1746:
-	TESTQ     AX, AX
-	JEQ       kept1747
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+kept2589:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z10, Z20
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z18, Z10, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z18, Z10, Z22
+	VMULPS      (AX), Z19, Z19
+	VFMADD231PS 64(AX), Z21, Z19
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z22, Z20
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z10
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z10, Z5, Z23
+	VFMADD231PS Z13, Z19, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z18, Z5, Z23
+	VFMADD231PS Z13, Z20, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z12, Z12, Z12
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z12, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z12, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z19, Z10
+	VMULPS      Z18, Z14, Z18
+	VFMADD231PS Z15, Z20, Z18
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
+	VPADDD      pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VPADDQ      Z10, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z22, Z21, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2590
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z10
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2591
+
+unusual2590:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162593
+	JA         fp322594
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z10
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z18, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2597
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2596
+
+ordinary2597:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2596:
+	JMP done2595
+
+fp162593:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z22, Z21, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z10, Y17
+	VCVTPS2PH    $0x00, Z18, Y10
+	VINSERTI64X4 $0x01, Y10, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2599
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored2598
+
+ordinary2599:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored2598:
+	JMP done2595
+
+fp322594:
+done2595:
+stored2591:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2588:
+	CMPQ CX, R11
+	JB   next2587
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2587
+	JMP  done2573
+
+fp322572:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2601
+
+next2600:
+	TESTQ     R9, R9
+	JEQ       kept2602
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2602:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z10, Z20
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z18, Z10, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z18, Z10, Z22
+	VMULPS      (AX), Z19, Z19
+	VFMADD231PS 64(AX), Z21, Z19
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z22, Z20
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z10
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z10, Z5, Z23
+	VFMADD231PS Z13, Z19, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z18, Z5, Z23
+	VFMADD231PS Z13, Z20, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z12, Z12, Z12
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z12, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z12, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z19, Z10
+	VMULPS      Z18, Z14, Z18
+	VFMADD231PS Z15, Z20, Z18
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
+	VPADDD      pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VPADDQ      Z10, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z22, Z21, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2603
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z10
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2604
+
+unusual2603:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162606
+	JA         fp322607
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z10
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z18, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2610
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2609
+
+ordinary2610:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2609:
+	JMP done2608
+
+fp162606:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z22, Z21, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z10, Y17
+	VCVTPS2PH    $0x00, Z18, Y10
+	VINSERTI64X4 $0x01, Y10, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2612
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored2611
+
+ordinary2612:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored2611:
+	JMP done2608
+
+fp322607:
+done2608:
+stored2604:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2601:
+	CMPQ CX, R11
+	JB   next2600
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2600
+
+done2573:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z6, (AX)
+	VMOVDQU32 Z7, 64(AX)
+	VMOVDQU32 Z8, 256(AX)
+	VMOVDQU32 Z9, 320(AX)
+	JMP       updated2569
+
+plain2568:
+	CMPQ CX, $0x01
+	JE   fp162614
+	JA   fp322615
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2618
+
+next2617:
+	TESTQ     R9, R9
+	JEQ       kept2619
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1747:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+kept2619:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMOVUPS     (SI)(CX*4), Z11
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z12, Z11, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z12, Z11, Z18
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z17, Z6
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z18, Z10
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z11
+	VPANDD      Z4, Z12, Z12
+	VMULPS      Z11, Z5, Z19
+	VFMADD231PS Z13, Z6, Z19
+	VFMADD231PS 512(AX), Z17, Z17
+	VPXORD      Z7, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z12, Z5, Z19
+	VFMADD231PS Z13, Z10, Z19
+	VFMADD231PS 512(AX), Z18, Z18
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z11, Z14, Z11
+	VFMADD231PS Z15, Z6, Z11
+	VMULPS      Z12, Z14, Z6
+	VFMADD231PS Z15, Z10, Z6
+	VPADDD      pattern00008000<>+0(SB), Z11, Z10
+	VPADDD      pattern00008000<>+0(SB), Z6, Z6
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z6, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2620
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored2621
+
+unusual2620:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162623
+	JA         fp322624
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2627
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored2626
+
+ordinary2627:
+	VMOVDQU32 Z6, (BX)(CX*2)
+
+stored2626:
+	JMP done2625
+
+fp162623:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2629
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2628
+
+ordinary2629:
+	VMOVDQU32 Z9, (BX)(CX*2)
+
+stored2628:
+	JMP done2625
+
+fp322624:
+done2625:
+stored2621:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2618:
+	CMPQ CX, R11
+	JB   next2617
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2617
+	JMP  done2616
+
+fp162614:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2631
+
+next2630:
+	TESTQ     R9, R9
+	JEQ       kept2632
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2632:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z6, Z19
+	VCVTPH2PS   32(DX)(CX*2), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS   Z10, Z6, Z11
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS   Z10, Z6, Z12
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z6, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z6, Z21
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z6, Z5, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z10, Z6, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z10, Z6, Z18
+	VMULPS      (AX), Z11, Z11
+	VFMADD231PS 64(AX), Z17, Z11
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z18, Z12
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z6, Z5, Z19
+	VFMADD231PS Z13, Z11, Z19
+	VFMADD231PS 512(AX), Z17, Z17
 	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z17, Z5, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z21, Z21
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z10, Z5, Z19
+	VFMADD231PS Z13, Z12, Z19
+	VFMADD231PS 512(AX), Z18, Z18
 	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z18, Z6
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z19, Z17
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z6, Z14, Z6
+	VFMADD231PS Z15, Z11, Z6
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z12, Z10
 	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVDQU32   Z6, (R8)(CX*2)
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z21, Z20, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1748
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z6
-	VCMPPS      $0x03, Z20, Z20, K2
+	JNE         unusual2633
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1749
+	JMP         stored2634
 
-unusual1748:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161751
-	JA         fp321752
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z6
-	VCMPPS     $0x03, Z20, Z20, K2
+unusual2633:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162636
+	JA         fp322637
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z17, Z4, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1755
+	JNE        ordinary2640
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1754
+	JMP        stored2639
 
-ordinary1755:
+ordinary2640:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1754:
-	JMP done1753
+stored2639:
+	JMP done2638
 
-fp161751:
+fp162636:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z21, Z20, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z6, Y16
-	VCVTPS2PH    $0x00, Z17, Y6
-	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1757
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1756
+	JNE          ordinary2642
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2641
 
-ordinary1757:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2642:
+	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored1756:
-	JMP done1753
+stored2641:
+	JMP done2638
 
-fp321752:
-done1753:
-stored1749:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1758
-	VMOVDQU32 64(R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, 64(R12)
-	VMOVDQU32 320(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 320(R12)
-
-summed1758:
+fp322637:
+done2638:
+stored2634:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1745:
-	CMPQ CX, R10
-	JB   next1744
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1744
-	JMP  done1728
+check2631:
+	CMPQ CX, R11
+	JB   next2630
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2630
+	JMP  done2616
 
-fp321727:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1760
+fp322615:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2644
 
-next1759:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1761
-	VMOVDQU32 (R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, (R12)
-	VMOVDQU32 256(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 256(R12)
-
-summed1761:
-	TESTQ     AX, AX
-	JEQ       kept1762
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2643:
+	TESTQ     R9, R9
+	JEQ       kept2645
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1762:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
+kept2645:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z6, Z19
+	VMOVUPS     64(DX)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS   Z10, Z6, Z11
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS   Z10, Z6, Z12
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z6, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z6, Z21
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z6, Z5, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z10, Z6, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z10, Z6, Z18
+	VMULPS      (AX), Z11, Z11
+	VFMADD231PS 64(AX), Z17, Z11
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z18, Z12
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z6, Z5, Z19
+	VFMADD231PS Z13, Z11, Z19
+	VFMADD231PS 512(AX), Z17, Z17
 	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z17, Z5, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z21, Z21
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z10, Z5, Z19
+	VFMADD231PS Z13, Z12, Z19
+	VFMADD231PS 512(AX), Z18, Z18
 	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z18, Z6
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z19, Z17
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z6, Z14, Z6
+	VFMADD231PS Z15, Z11, Z6
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z12, Z10
 	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVDQU32   Z6, (R8)(CX*2)
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z21, Z20, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1763
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z6
-	VCMPPS      $0x03, Z20, Z20, K2
+	JNE         unusual2646
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1764
+	JMP         stored2647
 
-unusual1763:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161766
-	JA         fp321767
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z6
-	VCMPPS     $0x03, Z20, Z20, K2
+unusual2646:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162649
+	JA         fp322650
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z17, Z4, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1770
+	JNE        ordinary2653
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1769
+	JMP        stored2652
 
-ordinary1770:
+ordinary2653:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1769:
-	JMP done1768
+stored2652:
+	JMP done2651
 
-fp161766:
+fp162649:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z21, Z20, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z6, Y16
-	VCVTPS2PH    $0x00, Z17, Y6
-	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1772
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1771
+	JNE          ordinary2655
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2654
 
-ordinary1772:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2655:
+	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored1771:
-	JMP done1768
+stored2654:
+	JMP done2651
 
-fp321767:
-done1768:
-stored1764:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1773
-	VMOVDQU32 64(R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, 64(R12)
-	VMOVDQU32 320(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 320(R12)
-
-summed1773:
+fp322650:
+done2651:
+stored2647:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1760:
-	CMPQ CX, R10
-	JB   next1759
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1759
+check2644:
+	CMPQ CX, R11
+	JB   next2643
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2643
 
-done1728:
+done2616:
+updated2569:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3886,10 +5879,10 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1774
+	JEQ       aligned2656
 	ORQ       $0x04, DI
 
-aligned1774:
+aligned2656:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3897,553 +5890,968 @@ aligned1774:
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      448(AX), Z8
 	VMOVUPS      576(AX), Z9
-	VMOVUPS      (AX), Z10
-	VMOVUPS      64(AX), Z11
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
+	MOVQ         32(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
+	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         24(R11), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain2657
+	VPXORQ       Z10, Z10, Z10
+	VPXORQ       Z11, Z11, Z11
+	VPXORQ       Z12, Z12, Z12
+	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp161776
-	JA           fp321777
-	MOVQ         R11, CX
-	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
-	ADDQ         CX, R11
-	JMP          check1780
+	JE           fp162660
+	JA           fp322661
+	MOVQ         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
+	JMP          check2664
 
-next1779:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1781
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
+next2663:
+	TESTQ     R9, R9
+	JEQ       kept2665
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-summed1781:
-	TESTQ     AX, AX
-	JEQ       kept1782
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1782:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z4, Z14, Z14
-	VMOVUPS     (SI)(CX*4), Z15
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMULPS      Z10, Z12, Z12
-	VFMADD231PS Z11, Z17, Z12
-	VMULPS      Z10, Z14, Z14
-	VFMADD231PS Z11, Z18, Z14
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
+kept2665:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
 	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z12, Z12, Z15
-	VFMADD231PS Z14, Z14, Z16
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z15, Z19, Z19
-	VPADDD      Z16, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z19, Z14
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VFMADD231PS Z14, Z14, Z17
+	VFMADD231PS Z16, Z16, Z18
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z17, Z21, Z21
+	VPADDD      Z18, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z15, Z15
-	VADDPS      Z8, Z15, Z15
-	VDIVPS      Z15, Z12, Z12
-	VFMADD231PS Z9, Z12, Z17
+	VSQRTPS     Z17, Z17
+	VADDPS      Z8, Z17, Z17
+	VDIVPS      Z17, Z14, Z14
+	VFMADD231PS Z9, Z14, Z19
+	VSQRTPS     Z18, Z18
+	VADDPS      Z8, Z18, Z18
+	VDIVPS      Z18, Z16, Z16
+	VFMADD231PS Z9, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
+	TESTQ       DI, DI
+	JNE         unusual2666
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2667
+
+unusual2666:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162669
+	JA         fp322670
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2673
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2672
+
+ordinary2673:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored2672:
+	JMP done2671
+
+fp162669:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2675
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2674
+
+ordinary2675:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2674:
+	JMP done2671
+
+fp322670:
+done2671:
+stored2667:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2664:
+	CMPQ CX, R11
+	JB   next2663
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2663
+	JMP  done2662
+
+fp162660:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2677
+
+next2676:
+	TESTQ     R9, R9
+	JEQ       kept2678
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2678:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VFMADD231PS Z17, Z17, Z14
+	VFMADD231PS Z18, Z18, Z16
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z14, Z21, Z21
+	VPADDD      Z16, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z14, Z14
+	VADDPS      Z8, Z14, Z14
+	VDIVPS      Z14, Z17, Z17
+	VFMADD231PS Z9, Z17, Z19
 	VSQRTPS     Z16, Z16
 	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z14, Z14
-	VFMADD231PS Z9, Z14, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z16, Z18, Z18
+	VFMADD231PS Z9, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual1783
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2679
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z14, K1, Z14
 	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1784
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2680
 
-unusual1783:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161786
-	JA         fp321787
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2679:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162682
+	JA         fp322683
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z14, K1, Z14
 	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1790
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1789
+	JNE        ordinary2686
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2685
 
-ordinary1790:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2686:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1789:
-	JMP done1788
+stored2685:
+	JMP done2684
 
-fp161786:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162682:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1792
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1791
+	JNE          ordinary2688
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2687
 
-ordinary1792:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2688:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1791:
-	JMP done1788
+stored2687:
+	JMP done2684
 
-fp321787:
-done1788:
-stored1784:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1793
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1793:
+fp322683:
+done2684:
+stored2680:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1780:
-	CMPQ CX, R10
-	JB   next1779
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1779
-	JMP  done1778
+check2677:
+	CMPQ CX, R11
+	JB   next2676
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2676
+	JMP  done2662
 
-fp161776:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1795
+fp322661:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2690
 
-next1794:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1796
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
+next2689:
+	TESTQ     R9, R9
+	JEQ       kept2691
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-summed1796:
-	TESTQ     AX, AX
-	JEQ       kept1797
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1797:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z12
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z12, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z12, Z16
-	VMOVUPS     (SI)(CX*4), Z12
-	VMOVUPS     64(SI)(CX*4), Z14
+kept2691:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     64(DX)(CX*4), Z16
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z12, Z17
+	VPERMI2PS   Z16, Z14, Z17
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z12, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z15, Z15, Z12
-	VFMADD231PS Z16, Z16, Z14
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z12, Z19, Z19
-	VPADDD      Z14, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VFMADD231PS Z17, Z17, Z14
+	VFMADD231PS Z18, Z18, Z16
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z14, Z21, Z21
+	VPADDD      Z16, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z15, Z15
-	VFMADD231PS Z9, Z15, Z17
 	VSQRTPS     Z14, Z14
 	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z16, Z16
-	VFMADD231PS Z9, Z16, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z14, Z17, Z17
+	VFMADD231PS Z9, Z17, Z19
+	VSQRTPS     Z16, Z16
+	VADDPS      Z8, Z16, Z16
+	VDIVPS      Z16, Z18, Z18
+	VFMADD231PS Z9, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual1798
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2692
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z14, K1, Z14
 	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1799
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2693
 
-unusual1798:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161801
-	JA         fp321802
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2692:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162695
+	JA         fp322696
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z14, K1, Z14
 	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1805
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1804
+	JNE        ordinary2699
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2698
 
-ordinary1805:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2699:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1804:
-	JMP done1803
+stored2698:
+	JMP done2697
 
-fp161801:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162695:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1807
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1806
+	JNE          ordinary2701
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2700
 
-ordinary1807:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2701:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1806:
-	JMP done1803
+stored2700:
+	JMP done2697
 
-fp321802:
-done1803:
-stored1799:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1808
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1808:
+fp322696:
+done2697:
+stored2693:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1795:
-	CMPQ CX, R10
-	JB   next1794
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1794
-	JMP  done1778
+check2690:
+	CMPQ CX, R11
+	JB   next2689
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2689
 
-fp321777:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1810
+done2662:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z10, (AX)
+	VMOVDQU32 Z11, 64(AX)
+	VMOVDQU32 Z12, 256(AX)
+	VMOVDQU32 Z13, 320(AX)
+	JMP       updated2658
 
-next1809:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1811
-	VMOVDQU32 (R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, (R12)
-	VMOVDQU32 256(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 256(R12)
+plain2657:
+	CMPQ CX, $0x01
+	JE   fp162703
+	JA   fp322704
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2707
 
-summed1811:
-	TESTQ     AX, AX
-	JEQ       kept1812
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+next2706:
+	TESTQ     R9, R9
+	JEQ       kept2708
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1812:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z12
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z12, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z12, Z16
-	VMOVUPS     (SI)(CX*4), Z12
+kept2708:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z13
 	VMOVUPS     64(SI)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z12, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z12, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z13, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z13, Z16
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z15, Z10
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z16, Z12
 	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
+	VPSLLD      $0x10, Z14, Z13
 	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z15, Z15, Z12
-	VFMADD231PS Z16, Z16, Z14
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z12, Z19, Z19
-	VPADDD      Z14, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VFMADD231PS Z10, Z10, Z13
+	VFMADD231PS Z12, Z12, Z14
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z13, Z17, Z17
+	VPADDD      Z14, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z15, Z15
-	VFMADD231PS Z9, Z15, Z17
+	VSQRTPS     Z13, Z13
+	VADDPS      Z8, Z13, Z13
+	VDIVPS      Z13, Z10, Z10
+	VFMADD231PS Z9, Z10, Z15
 	VSQRTPS     Z14, Z14
 	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z16, Z16
-	VFMADD231PS Z9, Z16, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z14, Z12, Z12
+	VFMADD231PS Z9, Z12, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1813
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
+	JNE         unusual2709
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
 	VPADDD      Z2, Z12, K1, Z12
 	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1814
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2710
 
-unusual1813:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161816
-	JA         fp321817
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
+unusual2709:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162712
+	JA         fp322713
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
 	VPADDD     Z2, Z12, K1, Z12
 	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1820
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1819
+	JNE        ordinary2716
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2715
 
-ordinary1820:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2716:
+	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored1819:
-	JMP done1818
+stored2715:
+	JMP done2714
 
-fp161816:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162712:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1822
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1821
+	JNE          ordinary2718
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2717
 
-ordinary1822:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2718:
+	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored1821:
-	JMP done1818
+stored2717:
+	JMP done2714
 
-fp321817:
-done1818:
-stored1814:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1823
-	VMOVDQU32 64(R12), Z12
-	VPADDQ    (SI)(CX*4), Z12, Z12
-	VPADDQ    64(SI)(CX*4), Z12, Z12
-	VMOVDQU32 Z12, 64(R12)
-	VMOVDQU32 320(R12), Z12
-	VPADDQ    (R8)(CX*2), Z12, Z12
-	VMOVDQU32 Z12, 320(R12)
-
-summed1823:
+fp322713:
+done2714:
+stored2710:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1810:
-	CMPQ CX, R10
-	JB   next1809
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1809
+check2707:
+	CMPQ CX, R11
+	JB   next2706
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2706
+	JMP  done2705
 
-done1778:
+fp162703:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2720
+
+next2719:
+	TESTQ     R9, R9
+	JEQ       kept2721
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2721:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS   Z12, Z10, Z13
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS   Z12, Z10, Z14
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z12, Z10, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z12, Z10, Z16
+	VMULPS      (AX), Z13, Z13
+	VFMADD231PS 64(AX), Z15, Z13
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z16, Z14
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VFMADD231PS Z13, Z13, Z10
+	VFMADD231PS Z14, Z14, Z12
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z10, Z17, Z17
+	VPADDD      Z12, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z10, Z10
+	VADDPS      Z8, Z10, Z10
+	VDIVPS      Z10, Z13, Z13
+	VFMADD231PS Z9, Z13, Z15
+	VSQRTPS     Z12, Z12
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z14, Z14
+	VFMADD231PS Z9, Z14, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2722
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2723
+
+unusual2722:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162725
+	JA         fp322726
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2729
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2728
+
+ordinary2729:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2728:
+	JMP done2727
+
+fp162725:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2731
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2730
+
+ordinary2731:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2730:
+	JMP done2727
+
+fp322726:
+done2727:
+stored2723:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2720:
+	CMPQ CX, R11
+	JB   next2719
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2719
+	JMP  done2705
+
+fp322704:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2733
+
+next2732:
+	TESTQ     R9, R9
+	JEQ       kept2734
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2734:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS   Z12, Z10, Z13
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS   Z12, Z10, Z14
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z12, Z10, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z12, Z10, Z16
+	VMULPS      (AX), Z13, Z13
+	VFMADD231PS 64(AX), Z15, Z13
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z16, Z14
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VFMADD231PS Z13, Z13, Z10
+	VFMADD231PS Z14, Z14, Z12
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z10, Z17, Z17
+	VPADDD      Z12, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z10, Z10
+	VADDPS      Z8, Z10, Z10
+	VDIVPS      Z10, Z13, Z13
+	VFMADD231PS Z9, Z13, Z15
+	VSQRTPS     Z12, Z12
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z14, Z14
+	VFMADD231PS Z9, Z14, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2735
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2736
+
+unusual2735:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162738
+	JA         fp322739
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2742
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2741
+
+ordinary2742:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2741:
+	JMP done2740
+
+fp162738:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2744
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2743
+
+ordinary2744:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2743:
+	JMP done2740
+
+fp322739:
+done2740:
+stored2736:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2733:
+	CMPQ CX, R11
+	JB   next2732
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2732
+
+done2705:
+updated2658:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4477,553 +6885,955 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1824
+	JEQ       aligned2745
 	ORQ       $0x04, DI
 
-aligned1824:
+aligned2745:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
-	VMOVUPS 192(AX), Z7
-	VMOVUPS 640(AX), Z8
-	VMOVUPS 704(AX), Z9
-	VMOVUPS 576(AX), Z10
-	VMOVUPS (AX), Z11
-	VMOVUPS 64(AX), Z12
-	VMOVUPS 512(AX), Z13
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	VMOVUPS 192(AX), Z11
+	VMOVUPS 640(AX), Z12
+	VMOVUPS 704(AX), Z13
+	VMOVUPS 576(AX), Z14
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    24(R11), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2746
+	VPXORQ  Z6, Z6, Z6
+	VPXORQ  Z7, Z7, Z7
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp161826
-	JA      fp321827
-	MOVQ    R11, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
-	ADDQ    CX, R11
-	JMP     check1830
+	JE      fp162749
+	JA      fp322750
+	MOVQ    R12, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
+	JMP     check2753
 
-next1829:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1831
-	VMOVDQU32 (R12), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VPADDQ    64(SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, (R12)
-	VMOVDQU32 256(R12), Z14
-	VPADDQ    (R8)(CX*2), Z14, Z14
-	VMOVDQU32 Z14, 256(R12)
+next2752:
+	TESTQ     R9, R9
+	JEQ       kept2754
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-summed1831:
-	TESTQ     AX, AX
-	JEQ       kept1832
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z14
-	VMOVDQU32 Z14, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z14
-	VMOVDQU32 Z14, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z14
-	VMOVDQU32 Z14, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
-
-kept1832:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z4, Z15, Z15
-	VMOVUPS     (SI)(CX*4), Z16
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VMULPS      Z11, Z14, Z14
-	VFMADD231PS Z12, Z18, Z14
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z19, Z15
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z7, Z14, Z16
+kept2754:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z15
+	VPANDD      Z4, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z15, Z15
+	VFMADD231PS 64(AX), Z19, Z15
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
 	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z7, Z15, Z17
-	VPADDD      pattern00008000<>+0(SB), Z16, Z20
+	VFMADD231PS Z11, Z15, Z17
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z11, Z16, Z18
 	VPADDD      pattern00008000<>+0(SB), Z17, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z14, Z14
-	VFMADD231PS Z8, Z16, Z14
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z14, Z18
-	VMULPS      Z9, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z15, Z19
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z19, Z18, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z15, Z15
+	VFMADD231PS Z12, Z17, Z15
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z15, Z19
+	VMULPS      Z13, Z16, Z16
+	VFMADD231PS Z12, Z18, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS   Z20, Z19, Z15
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z15, (SI)(CX*4)
+	VPADDQ      Z15, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual1833
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
+	JNE         unusual2755
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z15
 	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z15, K1, Z15
 	VMOVDQU32   Z3, K2, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored1834
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z15, Z15
+	VPTERNLOGD  $0xf8, Z16, Z4, Z15
+	VMOVNTDQ    Z15, (BX)(CX*2)
+	JMP         stored2756
 
-unusual1833:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161836
-	JA         fp321837
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
+unusual2755:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162758
+	JA         fp322759
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z15
 	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z15, K1, Z15
 	VMOVDQU32  Z3, K2, Z15
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z15, Z4, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z15, Z15
+	VPTERNLOGD $0xf8, Z16, Z4, Z15
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1840
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored1839
+	JNE        ordinary2762
+	VMOVNTDQ   Z15, (BX)(CX*2)
+	JMP        stored2761
 
-ordinary1840:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2762:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1839:
-	JMP done1838
+stored2761:
+	JMP done2760
 
-fp161836:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z19, Z18, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z14, Y6
-	VCVTPS2PH    $0x00, Z15, Y14
-	VINSERTI64X4 $0x01, Y14, Z6, Z6
+fp162758:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z20, Z19, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z10, Z10, Z10
+	VCVTPS2PH    $0x00, Z15, Y10
+	VCVTPS2PH    $0x00, Z16, Y15
+	VINSERTI64X4 $0x01, Y15, Z10, Z10
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1842
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored1841
+	JNE          ordinary2764
+	VMOVNTDQ     Z10, (BX)(CX*2)
+	JMP          stored2763
 
-ordinary1842:
+ordinary2764:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2763:
+	JMP done2760
+
+fp322759:
+done2760:
+stored2756:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2753:
+	CMPQ CX, R11
+	JB   next2752
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2752
+	JMP  done2751
+
+fp162749:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2766
+
+next2765:
+	TESTQ     R9, R9
+	JEQ       kept2767
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2767:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z10, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z10, Z18
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z10, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z10
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z17, Z10
+	VMULPS      Z16, Z5, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VPADDD      pattern00008000<>+0(SB), Z10, Z21
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z17, Z17
+	VFMADD231PS Z12, Z10, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z17, Z19
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z12, Z16, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z20, Z19, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2768
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z10
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z16, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2769
+
+unusual2768:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162771
+	JA         fp322772
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z10
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z16, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2775
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2774
+
+ordinary2775:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2774:
+	JMP done2773
+
+fp162771:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z20, Z19, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z10, Y15
+	VCVTPS2PH    $0x00, Z16, Y10
+	VINSERTI64X4 $0x01, Y10, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2777
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2776
+
+ordinary2777:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2776:
+	JMP done2773
+
+fp322772:
+done2773:
+stored2769:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2766:
+	CMPQ CX, R11
+	JB   next2765
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2765
+	JMP  done2751
+
+fp322750:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2779
+
+next2778:
+	TESTQ     R9, R9
+	JEQ       kept2780
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2780:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z10, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z10, Z18
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z10, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z10
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z17, Z10
+	VMULPS      Z16, Z5, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VPADDD      pattern00008000<>+0(SB), Z10, Z21
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z17, Z17
+	VFMADD231PS Z12, Z10, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z17, Z19
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z12, Z16, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z20, Z19, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2781
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z10
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z16, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2782
+
+unusual2781:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162784
+	JA         fp322785
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z10
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z16, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2788
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2787
+
+ordinary2788:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2787:
+	JMP done2786
+
+fp162784:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z20, Z19, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z10, Y15
+	VCVTPS2PH    $0x00, Z16, Y10
+	VINSERTI64X4 $0x01, Y10, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2790
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2789
+
+ordinary2790:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2789:
+	JMP done2786
+
+fp322785:
+done2786:
+stored2782:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2779:
+	CMPQ CX, R11
+	JB   next2778
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2778
+
+done2751:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z6, (AX)
+	VMOVDQU32 Z7, 64(AX)
+	VMOVDQU32 Z8, 256(AX)
+	VMOVDQU32 Z9, 320(AX)
+	JMP       updated2747
+
+plain2746:
+	CMPQ CX, $0x01
+	JE   fp162792
+	JA   fp322793
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2796
+
+next2795:
+	TESTQ     R9, R9
+	JEQ       kept2797
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2797:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
+	VMOVUPS     (SI)(CX*4), Z9
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z10, Z9, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z10, Z9, Z16
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z15, Z6
+	VMULPS      (AX), Z8, Z8
+	VFMADD231PS 64(AX), Z16, Z8
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z9
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z9, Z5, Z9
+	VFMADD231PS Z11, Z6, Z9
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z8, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z6, Z6
+	VFMADD231PS Z12, Z9, Z6
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z6, Z15
+	VMULPS      Z13, Z8, Z8
+	VFMADD231PS Z12, Z10, Z8
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z8, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2798
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored2799
+
+unusual2798:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162801
+	JA         fp322802
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2805
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored2804
+
+ordinary2805:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1841:
-	JMP done1838
+stored2804:
+	JMP done2803
 
-fp321837:
-done1838:
-stored1834:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1843
-	VMOVDQU32 64(R12), Z14
-	VPADDQ    (SI)(CX*4), Z14, Z14
-	VPADDQ    64(SI)(CX*4), Z14, Z14
-	VMOVDQU32 Z14, 64(R12)
-	VMOVDQU32 320(R12), Z14
-	VPADDQ    (R8)(CX*2), Z14, Z14
-	VMOVDQU32 Z14, 320(R12)
+fp162801:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2807
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2806
 
-summed1843:
+ordinary2807:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored2806:
+	JMP done2803
+
+fp322802:
+done2803:
+stored2799:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1830:
-	CMPQ CX, R10
-	JB   next1829
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1829
-	JMP  done1828
+check2796:
+	CMPQ CX, R11
+	JB   next2795
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2795
+	JMP  done2794
 
-fp161826:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1845
+fp162792:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2809
 
-next1844:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1846
-	VMOVDQU32 (R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, (R12)
-	VMOVDQU32 256(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 256(R12)
-
-summed1846:
-	TESTQ     AX, AX
-	JEQ       kept1847
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2808:
+	TESTQ     R9, R9
+	JEQ       kept2810
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1847:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+kept2810:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z6, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z6, Z17
+	VCVTPH2PS   32(DX)(CX*2), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS   Z8, Z6, Z9
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS   Z8, Z6, Z10
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z15, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z15, Z6, Z19
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMOVDQU32   (R8)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z4, Z15, Z15
+	VMOVUPS     64(SI)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z8, Z6, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z8, Z6, Z16
+	VMULPS      (AX), Z9, Z9
+	VFMADD231PS 64(AX), Z15, Z9
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z16, Z10
+	VMOVDQU32   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
 	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z7, Z16, Z6
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z7, Z17, Z15
-	VPADDD      pattern00008000<>+0(SB), Z6, Z20
-	VPADDD      pattern00008000<>+0(SB), Z15, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z6, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z15, Z17
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z17, Z19
+	VFMADD231PS Z11, Z9, Z6
+	VMULPS      Z8, Z5, Z8
+	VFMADD231PS Z11, Z10, Z8
+	VPADDD      pattern00008000<>+0(SB), Z6, Z17
+	VPADDD      pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z9, Z9
+	VFMADD231PS Z12, Z6, Z9
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z9, Z15
+	VMULPS      Z13, Z10, Z10
+	VFMADD231PS Z12, Z8, Z10
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z10, Z16
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z19, Z18, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1848
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z6
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2811
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z15, Z4, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1849
+	JMP         stored2812
 
-unusual1848:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161851
-	JA         fp321852
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z6
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2811:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162814
+	JA         fp322815
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z15, Z4, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1855
+	JNE        ordinary2818
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1854
+	JMP        stored2817
 
-ordinary1855:
+ordinary2818:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1854:
-	JMP done1853
+stored2817:
+	JMP done2816
 
-fp161851:
+fp162814:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z19, Z18, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z14, Z14, Z14
-	VCVTPS2PH    $0x00, Z6, Y14
-	VCVTPS2PH    $0x00, Z15, Y6
-	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1857
-	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1856
+	JNE          ordinary2820
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2819
 
-ordinary1857:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2820:
+	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored1856:
-	JMP done1853
+stored2819:
+	JMP done2816
 
-fp321852:
-done1853:
-stored1849:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1858
-	VMOVDQU32 64(R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, 64(R12)
-	VMOVDQU32 320(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 320(R12)
-
-summed1858:
+fp322815:
+done2816:
+stored2812:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1845:
-	CMPQ CX, R10
-	JB   next1844
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1844
-	JMP  done1828
+check2809:
+	CMPQ CX, R11
+	JB   next2808
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2808
+	JMP  done2794
 
-fp321827:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1860
+fp322793:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2822
 
-next1859:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1861
-	VMOVDQU32 (R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, (R12)
-	VMOVDQU32 256(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 256(R12)
-
-summed1861:
-	TESTQ     AX, AX
-	JEQ       kept1862
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2821:
+	TESTQ     R9, R9
+	JEQ       kept2823
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1862:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
+kept2823:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z6, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z6, Z17
+	VMOVUPS     64(DX)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS   Z8, Z6, Z9
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS   Z8, Z6, Z10
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z15, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z15, Z6, Z19
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMOVDQU32   (R8)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z4, Z15, Z15
+	VMOVUPS     64(SI)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z8, Z6, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z8, Z6, Z16
+	VMULPS      (AX), Z9, Z9
+	VFMADD231PS 64(AX), Z15, Z9
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z16, Z10
+	VMOVDQU32   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
 	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z7, Z16, Z6
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z7, Z17, Z15
-	VPADDD      pattern00008000<>+0(SB), Z6, Z20
-	VPADDD      pattern00008000<>+0(SB), Z15, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z6, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z15, Z17
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z17, Z19
+	VFMADD231PS Z11, Z9, Z6
+	VMULPS      Z8, Z5, Z8
+	VFMADD231PS Z11, Z10, Z8
+	VPADDD      pattern00008000<>+0(SB), Z6, Z17
+	VPADDD      pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z9, Z9
+	VFMADD231PS Z12, Z6, Z9
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z9, Z15
+	VMULPS      Z13, Z10, Z10
+	VFMADD231PS Z12, Z8, Z10
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z10, Z16
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z19, Z18, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1863
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z6
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2824
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z15, Z4, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1864
+	JMP         stored2825
 
-unusual1863:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161866
-	JA         fp321867
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z6
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2824:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162827
+	JA         fp322828
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z15, Z4, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1870
+	JNE        ordinary2831
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1869
+	JMP        stored2830
 
-ordinary1870:
+ordinary2831:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1869:
-	JMP done1868
+stored2830:
+	JMP done2829
 
-fp161866:
+fp162827:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z19, Z18, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z14, Z14, Z14
-	VCVTPS2PH    $0x00, Z6, Y14
-	VCVTPS2PH    $0x00, Z15, Y6
-	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1872
-	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1871
+	JNE          ordinary2833
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2832
 
-ordinary1872:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2833:
+	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored1871:
-	JMP done1868
+stored2832:
+	JMP done2829
 
-fp321867:
-done1868:
-stored1864:
-	MOVQ      a+0(FP), R12
-	MOVQ      40(R12), R12
-	TESTQ     R12, R12
-	JEQ       summed1873
-	VMOVDQU32 64(R12), Z6
-	VPADDQ    (SI)(CX*4), Z6, Z6
-	VPADDQ    64(SI)(CX*4), Z6, Z6
-	VMOVDQU32 Z6, 64(R12)
-	VMOVDQU32 320(R12), Z6
-	VPADDQ    (R8)(CX*2), Z6, Z6
-	VMOVDQU32 Z6, 320(R12)
-
-summed1873:
+fp322828:
+done2829:
+stored2825:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1860:
-	CMPQ CX, R10
-	JB   next1859
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1859
+check2822:
+	CMPQ CX, R11
+	JB   next2821
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2821
 
-done1828:
+done2794:
+updated2747:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5049,15 +7859,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161875
-	JA     fp321876
+	JE     fp162835
+	JA     fp322836
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1879
+	JMP    check2839
 
-next1878:
+next2838:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -5067,36 +7877,36 @@ next1878:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1880
+	JEQ        written2840
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1881
+	JNE        unaligned2841
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1880
+	JMP        written2840
 
-unaligned1881:
+unaligned2841:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1880:
+written2840:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1879:
+check2839:
 	CMPQ DX, R8
-	JB   next1878
+	JB   next2838
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1878
-	JMP  done1877
+	JB   next2838
+	JMP  done2837
 
-fp161875:
+fp162835:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1883
+	JMP  check2843
 
-next1882:
+next2842:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -5106,36 +7916,36 @@ next1882:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1884
+	JEQ        written2844
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1885
+	JNE        unaligned2845
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1884
+	JMP        written2844
 
-unaligned1885:
+unaligned2845:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1884:
+written2844:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1883:
+check2843:
 	CMPQ DX, R8
-	JB   next1882
+	JB   next2842
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1882
-	JMP  done1877
+	JB   next2842
+	JMP  done2837
 
-fp321876:
+fp322836:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1887
+	JMP  check2847
 
-next1886:
+next2846:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -5145,28 +7955,28 @@ next1886:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1888
+	JEQ        written2848
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1889
+	JNE        unaligned2849
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1888
+	JMP        written2848
 
-unaligned1889:
+unaligned2849:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1888:
+written2848:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1887:
+check2847:
 	CMPQ DX, R8
-	JB   next1886
+	JB   next2846
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1886
+	JB   next2846
 
-done1877:
+done2837:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -5193,15 +8003,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161891
-	JA     fp321892
+	JE     fp162851
+	JA     fp322852
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1895
+	JMP    check2855
 
-next1894:
+next2854:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -5214,36 +8024,36 @@ next1894:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1896
+	JEQ        written2856
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1897
+	JNE        unaligned2857
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1896
+	JMP        written2856
 
-unaligned1897:
+unaligned2857:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1896:
+written2856:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1895:
+check2855:
 	CMPQ DX, R9
-	JB   next1894
+	JB   next2854
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1894
-	JMP  done1893
+	JB   next2854
+	JMP  done2853
 
-fp161891:
+fp162851:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1899
+	JMP  check2859
 
-next1898:
+next2858:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -5256,36 +8066,36 @@ next1898:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1900
+	JEQ        written2860
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1901
+	JNE        unaligned2861
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1900
+	JMP        written2860
 
-unaligned1901:
+unaligned2861:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1900:
+written2860:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1899:
+check2859:
 	CMPQ DX, R9
-	JB   next1898
+	JB   next2858
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1898
-	JMP  done1893
+	JB   next2858
+	JMP  done2853
 
-fp321892:
+fp322852:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1903
+	JMP  check2863
 
-next1902:
+next2862:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -5298,28 +8108,28 @@ next1902:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1904
+	JEQ        written2864
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1905
+	JNE        unaligned2865
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1904
+	JMP        written2864
 
-unaligned1905:
+unaligned2865:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1904:
+written2864:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1903:
+check2863:
 	CMPQ DX, R9
-	JB   next1902
+	JB   next2862
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1902
+	JB   next2862
 
-done1893:
+done2853:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -5391,10 +8201,10 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1906
+	JEQ       aligned2866
 	ORQ       $0x04, DI
 
-aligned1906:
+aligned2866:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -5406,12 +8216,12 @@ aligned1906:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161908
-	JA   fp321909
+	JE   fp162868
+	JA   fp322869
 
-block1911:
+block2871:
 	TESTQ   R11, R11
-	JEQ     kept1914
+	JEQ     kept2874
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -5420,7 +8230,7 @@ block1911:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1914:
+kept2874:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -5440,9 +8250,9 @@ kept1914:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1912:
+tile2872:
 	TESTQ     R11, R11
-	JEQ       kept1915
+	JEQ       kept2875
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -5460,7 +8270,7 @@ tile1912:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1915:
+kept2875:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -5575,7 +8385,7 @@ kept1915:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1916
+	JNE         unusual2876
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -5589,14 +8399,14 @@ kept1915:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1917
+	JMP         stored2877
 
-unusual1916:
+unusual2876:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161919
-	JA         fp321920
+	JE         fp162879
+	JA         fp322880
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -5610,17 +8420,17 @@ unusual1916:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1923
+	JNE        ordinary2883
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1922
+	JMP        stored2882
 
-ordinary1923:
+ordinary2883:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1922:
-	JMP done1921
+stored2882:
+	JMP done2881
 
-fp161919:
+fp162879:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5630,19 +8440,19 @@ fp161919:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1925
+	JNE          ordinary2885
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored1924
+	JMP          stored2884
 
-ordinary1925:
+ordinary2885:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1924:
-	JMP done1921
+stored2884:
+	JMP done2881
 
-fp321920:
-done1921:
-stored1917:
+fp322880:
+done2881:
+stored2877:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -5761,7 +8571,7 @@ stored1917:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1926
+	JNE         unusual2886
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -5775,14 +8585,14 @@ stored1917:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1927
+	JMP         stored2887
 
-unusual1926:
+unusual2886:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161929
-	JA         fp321930
+	JE         fp162889
+	JA         fp322890
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -5796,17 +8606,17 @@ unusual1926:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1933
+	JNE        ordinary2893
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1932
+	JMP        stored2892
 
-ordinary1933:
+ordinary2893:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1932:
-	JMP done1931
+stored2892:
+	JMP done2891
 
-fp161929:
+fp162889:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5816,28 +8626,28 @@ fp161929:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1935
+	JNE          ordinary2895
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1934
+	JMP          stored2894
 
-ordinary1935:
+ordinary2895:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1934:
-	JMP done1931
+stored2894:
+	JMP done2891
 
-fp321930:
-done1931:
-stored1927:
+fp322890:
+done2891:
+stored2887:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1912
+	JNE   tile2872
 	CMPL  5120(DX), $0x00
-	JEQ   done1937
+	JEQ   done2897
 	SUBQ  $0x00000100, AX
 
-next1936:
+next2896:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5856,9 +8666,9 @@ next1936:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1936
+	JNE        next2896
 
-done1937:
+done2897:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5883,11 +8693,11 @@ done1937:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1938
+	JEQ           unusual2898
 	CMPL          R14, $0x5f000000
-	JBE           usual1939
+	JBE           usual2899
 
-unusual1938:
+unusual2898:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5896,7 +8706,7 @@ unusual1938:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1940:
+next2900:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5905,7 +8715,7 @@ next1940:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1940
+	JB            next2900
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5927,7 +8737,7 @@ next1940:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1939:
+usual2899:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6037,13 +8847,13 @@ usual1939:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1911
-	JMP          done1910
+	JB           block2871
+	JMP          done2870
 
-fp161908:
-block1941:
+fp162868:
+block2901:
 	TESTQ   R11, R11
-	JEQ     kept1944
+	JEQ     kept2904
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -6052,7 +8862,7 @@ block1941:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1944:
+kept2904:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -6072,9 +8882,9 @@ kept1944:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1942:
+tile2902:
 	TESTQ     R11, R11
-	JEQ       kept1945
+	JEQ       kept2905
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6092,7 +8902,7 @@ tile1942:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1945:
+kept2905:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -6210,7 +9020,7 @@ kept1945:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1946
+	JNE         unusual2906
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -6224,14 +9034,14 @@ kept1945:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1947
+	JMP         stored2907
 
-unusual1946:
+unusual2906:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161949
-	JA         fp321950
+	JE         fp162909
+	JA         fp322910
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -6245,17 +9055,17 @@ unusual1946:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1953
+	JNE        ordinary2913
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1952
+	JMP        stored2912
 
-ordinary1953:
+ordinary2913:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1952:
-	JMP done1951
+stored2912:
+	JMP done2911
 
-fp161949:
+fp162909:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6265,19 +9075,19 @@ fp161949:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1955
+	JNE          ordinary2915
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1954
+	JMP          stored2914
 
-ordinary1955:
+ordinary2915:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1954:
-	JMP done1951
+stored2914:
+	JMP done2911
 
-fp321950:
-done1951:
-stored1947:
+fp322910:
+done2911:
+stored2907:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -6399,7 +9209,7 @@ stored1947:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1956
+	JNE         unusual2916
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -6413,14 +9223,14 @@ stored1947:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1957
+	JMP         stored2917
 
-unusual1956:
+unusual2916:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161959
-	JA         fp321960
+	JE         fp162919
+	JA         fp322920
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -6434,17 +9244,17 @@ unusual1956:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1963
+	JNE        ordinary2923
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1962
+	JMP        stored2922
 
-ordinary1963:
+ordinary2923:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1962:
-	JMP done1961
+stored2922:
+	JMP done2921
 
-fp161959:
+fp162919:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6454,28 +9264,28 @@ fp161959:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1965
+	JNE          ordinary2925
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1964
+	JMP          stored2924
 
-ordinary1965:
+ordinary2925:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1964:
-	JMP done1961
+stored2924:
+	JMP done2921
 
-fp321960:
-done1961:
-stored1957:
+fp322920:
+done2921:
+stored2917:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1942
+	JNE   tile2902
 	CMPL  5120(DX), $0x00
-	JEQ   done1967
+	JEQ   done2927
 	SUBQ  $0x00000100, AX
 
-next1966:
+next2926:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6494,9 +9304,9 @@ next1966:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1966
+	JNE        next2926
 
-done1967:
+done2927:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -6521,11 +9331,11 @@ done1967:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1968
+	JEQ           unusual2928
 	CMPL          R14, $0x5f000000
-	JBE           usual1969
+	JBE           usual2929
 
-unusual1968:
+unusual2928:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6534,7 +9344,7 @@ unusual1968:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1970:
+next2930:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6543,7 +9353,7 @@ next1970:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1970
+	JB            next2930
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6565,7 +9375,7 @@ next1970:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1969:
+usual2929:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6675,13 +9485,13 @@ usual1969:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1941
-	JMP          done1910
+	JB           block2901
+	JMP          done2870
 
-fp321909:
-block1971:
+fp322869:
+block2931:
 	TESTQ   R11, R11
-	JEQ     kept1974
+	JEQ     kept2934
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -6690,7 +9500,7 @@ block1971:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1974:
+kept2934:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -6710,9 +9520,9 @@ kept1974:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1972:
+tile2932:
 	TESTQ     R11, R11
-	JEQ       kept1975
+	JEQ       kept2935
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6730,7 +9540,7 @@ tile1972:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1975:
+kept2935:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -6849,7 +9659,7 @@ kept1975:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1976
+	JNE         unusual2936
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -6863,14 +9673,14 @@ kept1975:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1977
+	JMP         stored2937
 
-unusual1976:
+unusual2936:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161979
-	JA         fp321980
+	JE         fp162939
+	JA         fp322940
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -6884,17 +9694,17 @@ unusual1976:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1983
+	JNE        ordinary2943
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1982
+	JMP        stored2942
 
-ordinary1983:
+ordinary2943:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1982:
-	JMP done1981
+stored2942:
+	JMP done2941
 
-fp161979:
+fp162939:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6904,19 +9714,19 @@ fp161979:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1985
+	JNE          ordinary2945
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1984
+	JMP          stored2944
 
-ordinary1985:
+ordinary2945:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1984:
-	JMP done1981
+stored2944:
+	JMP done2941
 
-fp321980:
-done1981:
-stored1977:
+fp322940:
+done2941:
+stored2937:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -7039,7 +9849,7 @@ stored1977:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1986
+	JNE         unusual2946
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -7053,14 +9863,14 @@ stored1977:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1987
+	JMP         stored2947
 
-unusual1986:
+unusual2946:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161989
-	JA         fp321990
+	JE         fp162949
+	JA         fp322950
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -7074,17 +9884,17 @@ unusual1986:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1993
+	JNE        ordinary2953
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1992
+	JMP        stored2952
 
-ordinary1993:
+ordinary2953:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1992:
-	JMP done1991
+stored2952:
+	JMP done2951
 
-fp161989:
+fp162949:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -7094,28 +9904,28 @@ fp161989:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1995
+	JNE          ordinary2955
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1994
+	JMP          stored2954
 
-ordinary1995:
+ordinary2955:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1994:
-	JMP done1991
+stored2954:
+	JMP done2951
 
-fp321990:
-done1991:
-stored1987:
+fp322950:
+done2951:
+stored2947:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1972
+	JNE   tile2932
 	CMPL  5120(DX), $0x00
-	JEQ   done1997
+	JEQ   done2957
 	SUBQ  $0x00000100, AX
 
-next1996:
+next2956:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7134,9 +9944,9 @@ next1996:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1996
+	JNE        next2956
 
-done1997:
+done2957:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -7161,11 +9971,11 @@ done1997:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1998
+	JEQ           unusual2958
 	CMPL          R14, $0x5f000000
-	JBE           usual1999
+	JBE           usual2959
 
-unusual1998:
+unusual2958:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -7174,7 +9984,7 @@ unusual1998:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2000:
+next2960:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -7183,7 +9993,7 @@ next2000:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2000
+	JB            next2960
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -7205,7 +10015,7 @@ next2000:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1999:
+usual2959:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -7315,10 +10125,10 @@ usual1999:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1971
+	JB           block2931
 
-done1910:
-tile2001:
+done2870:
+tile2961:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -7396,12 +10206,12 @@ tile2001:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2001
+	JNE         tile2961
 	CMPL        5120(DX), $0x00
-	JEQ         done2003
+	JEQ         done2963
 	SUBQ        $0x00000100, AX
 
-next2002:
+next2962:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7420,9 +10230,9 @@ next2002:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2002
+	JNE        next2962
 
-done2003:
+done2963:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7452,15 +10262,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162005
-	JA     fp322006
+	JE     fp162965
+	JA     fp322966
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2009
+	JMP    check2969
 
-next2008:
+next2968:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -7473,44 +10283,44 @@ next2008:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2010
+	JNE        within2970
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2010:
+within2970:
 	TESTQ    AX, AX
-	JEQ      written2011
+	JEQ      written2971
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2012
+	JNE      unaligned2972
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2011
+	JMP      written2971
 
-unaligned2012:
+unaligned2972:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2011:
+written2971:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2009:
+check2969:
 	CMPQ DX, R10
-	JB   next2008
+	JB   next2968
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2008
-	JMP  done2007
+	JB   next2968
+	JMP  done2967
 
-fp162005:
+fp162965:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2014
+	JMP  check2974
 
-next2013:
+next2973:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -7523,44 +10333,44 @@ next2013:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2015
+	JNE        within2975
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2015:
+within2975:
 	TESTQ    AX, AX
-	JEQ      written2016
+	JEQ      written2976
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2017
+	JNE      unaligned2977
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2016
+	JMP      written2976
 
-unaligned2017:
+unaligned2977:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2016:
+written2976:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2014:
+check2974:
 	CMPQ DX, R10
-	JB   next2013
+	JB   next2973
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2013
-	JMP  done2007
+	JB   next2973
+	JMP  done2967
 
-fp322006:
+fp322966:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2019
+	JMP  check2979
 
-next2018:
+next2978:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -7573,36 +10383,36 @@ next2018:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2020
+	JNE        within2980
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2020:
+within2980:
 	TESTQ    AX, AX
-	JEQ      written2021
+	JEQ      written2981
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2022
+	JNE      unaligned2982
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2021
+	JMP      written2981
 
-unaligned2022:
+unaligned2982:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2021:
+written2981:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2019:
+check2979:
 	CMPQ DX, R10
-	JB   next2018
+	JB   next2978
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2018
+	JB   next2978
 
-done2007:
+done2967:
 	SFENCE
 	VZEROUPPER
 	RET

@@ -448,35 +448,22 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain1420
 	CMPQ         CX, $0x01
-	JE           fp16917
-	JA           fp32918
+	JE           fp161423
+	JA           fp321424
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check921
+	JMP          check1427
 
-next920:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed922
-	VMOVDQU 128(R13), X6
-	VPADDQ  (BX)(CX*1), X6, X6
-	VMOVDQU X6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed922:
+next1426:
 	TESTQ   R9, R9
-	JEQ     kept923
+	JEQ     kept1428
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -494,7 +481,428 @@ summed922:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept923:
+kept1428:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1427:
+	CMPQ CX, R11
+	JB   next1426
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1426
+	JMP  done1425
+
+fp161423:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1430
+
+next1429:
+	TESTQ   R9, R9
+	JEQ     kept1431
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1431:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1430:
+	CMPQ CX, R11
+	JB   next1429
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1429
+	JMP  done1425
+
+fp321424:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1433
+
+next1432:
+	TESTQ   R9, R9
+	JEQ     kept1434
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1434:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1433:
+	CMPQ CX, R11
+	JB   next1432
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1432
+
+done1425:
+	JMP updated1421
+
+plain1420:
+	CMPQ CX, $0x01
+	JE   fp161436
+	JA   fp321437
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1440
+
+next1439:
+	TESTQ   R9, R9
+	JEQ     kept1441
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1441:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -569,62 +977,28 @@ kept923:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed924
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed924:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check921:
+check1440:
 	CMPQ CX, R11
-	JB   next920
+	JB   next1439
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next920
-	JMP  done919
+	JB   next1439
+	JMP  done1438
 
-fp16917:
+fp161436:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check926
+	JMP  check1443
 
-next925:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed927
-	VMOVDQU 128(R13), X6
-	VPADDQ  (BX)(CX*1), X6, X6
-	VMOVDQU X6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed927:
+next1442:
 	TESTQ   R9, R9
-	JEQ     kept928
+	JEQ     kept1444
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -642,7 +1016,7 @@ summed927:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept928:
+kept1444:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -715,62 +1089,28 @@ kept928:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed929
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed929:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check926:
+check1443:
 	CMPQ CX, R11
-	JB   next925
+	JB   next1442
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next925
-	JMP  done919
+	JB   next1442
+	JMP  done1438
 
-fp32918:
+fp321437:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check931
+	JMP  check1446
 
-next930:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed932
-	VMOVDQU 128(R13), X6
-	VPADDQ  (BX)(CX*1), X6, X6
-	VMOVDQU X6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed932:
+next1445:
 	TESTQ   R9, R9
-	JEQ     kept933
+	JEQ     kept1447
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -788,7 +1128,7 @@ summed932:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept933:
+kept1447:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -861,35 +1201,19 @@ kept933:
 	VPACKUSWB      Y6, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVDQU        X6, (BX)(CX*1)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed934
-	VMOVDQU        192(R13), X6
-	VPADDQ         (BX)(CX*1), X6, X6
-	VMOVDQU        X6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed934:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check931:
+check1446:
 	CMPQ CX, R11
-	JB   next930
+	JB   next1445
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next930
+	JB   next1445
 
-done919:
+done1438:
+updated1421:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -931,31 +1255,22 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1448
 	CMPQ         CX, $0x01
-	JE           fp16936
-	JA           fp32937
+	JE           fp161451
+	JA           fp321452
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check940
+	JMP          check1455
 
-next939:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed941
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed941:
+next1454:
 	TESTQ   R8, R8
-	JEQ     kept942
+	JEQ     kept1456
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -969,7 +1284,401 @@ summed941:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept942:
+kept1456:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1455:
+	CMPQ CX, R10
+	JB   next1454
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1454
+	JMP  done1453
+
+fp161451:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1458
+
+next1457:
+	TESTQ   R8, R8
+	JEQ     kept1459
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1459:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1458:
+	CMPQ CX, R10
+	JB   next1457
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1457
+	JMP  done1453
+
+fp321452:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1461
+
+next1460:
+	TESTQ   R8, R8
+	JEQ     kept1462
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1462:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1461:
+	CMPQ CX, R10
+	JB   next1460
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1460
+
+done1453:
+	JMP updated1449
+
+plain1448:
+	CMPQ CX, $0x01
+	JE   fp161464
+	JA   fp321465
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1468
+
+next1467:
+	TESTQ   R8, R8
+	JEQ     kept1469
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1469:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1047,54 +1756,28 @@ kept942:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed943
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed943:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check940:
+check1468:
 	CMPQ CX, R10
-	JB   next939
+	JB   next1467
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next939
-	JMP  done938
+	JB   next1467
+	JMP  done1466
 
-fp16936:
+fp161464:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check945
+	JMP  check1471
 
-next944:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed946
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed946:
+next1470:
 	TESTQ   R8, R8
-	JEQ     kept947
+	JEQ     kept1472
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1108,7 +1791,7 @@ summed946:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept947:
+kept1472:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1184,54 +1867,28 @@ kept947:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed948
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed948:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check945:
+check1471:
 	CMPQ CX, R10
-	JB   next944
+	JB   next1470
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next944
-	JMP  done938
+	JB   next1470
+	JMP  done1466
 
-fp32937:
+fp321465:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check950
+	JMP  check1474
 
-next949:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed951
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed951:
+next1473:
 	TESTQ   R8, R8
-	JEQ     kept952
+	JEQ     kept1475
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1245,7 +1902,7 @@ summed951:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept952:
+kept1475:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1321,31 +1978,19 @@ kept952:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed953
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed953:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check950:
+check1474:
 	CMPQ CX, R10
-	JB   next949
+	JB   next1473
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next949
+	JB   next1473
 
-done938:
+done1466:
+updated1449:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1384,31 +2029,22 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1476
 	CMPQ         CX, $0x01
-	JE           fp16955
-	JA           fp32956
+	JE           fp161479
+	JA           fp321480
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check959
+	JMP          check1483
 
-next958:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed960
-	VMOVDQU 128(R12), X2
-	VPADDQ  (BX)(CX*1), X2, X2
-	VMOVDQU X2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed960:
+next1482:
 	TESTQ   R8, R8
-	JEQ     kept961
+	JEQ     kept1484
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1422,7 +2058,359 @@ summed960:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept961:
+kept1484:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1483:
+	CMPQ CX, R10
+	JB   next1482
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1482
+	JMP  done1481
+
+fp161479:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1486
+
+next1485:
+	TESTQ   R8, R8
+	JEQ     kept1487
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1487:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1486:
+	CMPQ CX, R10
+	JB   next1485
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1485
+	JMP  done1481
+
+fp321480:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1489
+
+next1488:
+	TESTQ   R8, R8
+	JEQ     kept1490
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1490:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1489:
+	CMPQ CX, R10
+	JB   next1488
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1488
+
+done1481:
+	JMP updated1477
+
+plain1476:
+	CMPQ CX, $0x01
+	JE   fp161492
+	JA   fp321493
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1496
+
+next1495:
+	TESTQ   R8, R8
+	JEQ     kept1497
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1497:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1486,54 +2474,28 @@ kept961:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed962
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed962:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check959:
+check1496:
 	CMPQ CX, R10
-	JB   next958
+	JB   next1495
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next958
-	JMP  done957
+	JB   next1495
+	JMP  done1494
 
-fp16955:
+fp161492:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check964
+	JMP  check1499
 
-next963:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed965
-	VMOVDQU 128(R12), X2
-	VPADDQ  (BX)(CX*1), X2, X2
-	VMOVDQU X2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed965:
+next1498:
 	TESTQ   R8, R8
-	JEQ     kept966
+	JEQ     kept1500
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1547,7 +2509,7 @@ summed965:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept966:
+kept1500:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1609,54 +2571,28 @@ kept966:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed967
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed967:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check964:
+check1499:
 	CMPQ CX, R10
-	JB   next963
+	JB   next1498
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next963
-	JMP  done957
+	JB   next1498
+	JMP  done1494
 
-fp32956:
+fp321493:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check969
+	JMP  check1502
 
-next968:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed970
-	VMOVDQU 128(R12), X2
-	VPADDQ  (BX)(CX*1), X2, X2
-	VMOVDQU X2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed970:
+next1501:
 	TESTQ   R8, R8
-	JEQ     kept971
+	JEQ     kept1503
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1670,7 +2606,7 @@ summed970:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept971:
+kept1503:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1732,31 +2668,19 @@ kept971:
 	VPACKUSWB      Y2, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVDQU        X2, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed972
-	VMOVDQU        192(R12), X2
-	VPADDQ         (BX)(CX*1), X2, X2
-	VMOVDQU        X2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed972:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check969:
+check1502:
 	CMPQ CX, R10
-	JB   next968
+	JB   next1501
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next968
+	JB   next1501
 
-done957:
+done1494:
+updated1477:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1798,31 +2722,22 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1504
 	CMPQ         CX, $0x01
-	JE           fp16974
-	JA           fp32975
+	JE           fp161507
+	JA           fp321508
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check978
+	JMP          check1511
 
-next977:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed979
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed979:
+next1510:
 	TESTQ   R8, R8
-	JEQ     kept980
+	JEQ     kept1512
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1836,7 +2751,359 @@ summed979:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept980:
+kept1512:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1511:
+	CMPQ CX, R10
+	JB   next1510
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1510
+	JMP  done1509
+
+fp161507:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1514
+
+next1513:
+	TESTQ   R8, R8
+	JEQ     kept1515
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1515:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1514:
+	CMPQ CX, R10
+	JB   next1513
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1513
+	JMP  done1509
+
+fp321508:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1517
+
+next1516:
+	TESTQ   R8, R8
+	JEQ     kept1518
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1518:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1517:
+	CMPQ CX, R10
+	JB   next1516
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1516
+
+done1509:
+	JMP updated1505
+
+plain1504:
+	CMPQ CX, $0x01
+	JE   fp161520
+	JA   fp321521
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1524
+
+next1523:
+	TESTQ   R8, R8
+	JEQ     kept1525
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1525:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1900,54 +3167,28 @@ kept980:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed981
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed981:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check978:
+check1524:
 	CMPQ CX, R10
-	JB   next977
+	JB   next1523
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next977
-	JMP  done976
+	JB   next1523
+	JMP  done1522
 
-fp16974:
+fp161520:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check983
+	JMP  check1527
 
-next982:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed984
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed984:
+next1526:
 	TESTQ   R8, R8
-	JEQ     kept985
+	JEQ     kept1528
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1961,7 +3202,7 @@ summed984:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept985:
+kept1528:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2023,54 +3264,28 @@ kept985:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed986
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed986:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check983:
+check1527:
 	CMPQ CX, R10
-	JB   next982
+	JB   next1526
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next982
-	JMP  done976
+	JB   next1526
+	JMP  done1522
 
-fp32975:
+fp321521:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check988
+	JMP  check1530
 
-next987:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed989
-	VMOVDQU 128(R12), X5
-	VPADDQ  (BX)(CX*1), X5, X5
-	VMOVDQU X5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed989:
+next1529:
 	TESTQ   R8, R8
-	JEQ     kept990
+	JEQ     kept1531
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2084,7 +3299,7 @@ summed989:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept990:
+kept1531:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -2146,31 +3361,19 @@ kept990:
 	VPACKUSWB      Y5, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVDQU        X5, (BX)(CX*1)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed991
-	VMOVDQU        192(R12), X5
-	VPADDQ         (BX)(CX*1), X5, X5
-	VMOVDQU        X5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed991:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check988:
+check1530:
 	CMPQ CX, R10
-	JB   next987
+	JB   next1529
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next987
+	JB   next1529
 
-done976:
+done1522:
+updated1505:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2195,15 +3398,15 @@ TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16993
-	JA    fp32994
+	JE    fp161533
+	JA    fp321534
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check997
+	JMP   check1537
 
-next996:
+next1536:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2220,23 +3423,23 @@ next996:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check997:
+check1537:
 	CMPQ DX, R8
-	JB   next996
+	JB   next1536
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next996
-	JMP  done995
+	JB   next1536
+	JMP  done1535
 
-fp16993:
+fp161533:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check999
+	JMP  check1539
 
-next998:
+next1538:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2253,23 +3456,23 @@ next998:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check999:
+check1539:
 	CMPQ DX, R8
-	JB   next998
+	JB   next1538
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next998
-	JMP  done995
+	JB   next1538
+	JMP  done1535
 
-fp32994:
+fp321534:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1001
+	JMP  check1541
 
-next1000:
+next1540:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2287,15 +3490,15 @@ next1000:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1001:
+check1541:
 	CMPQ DX, R8
-	JB   next1000
+	JB   next1540
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1000
+	JB   next1540
 
-done995:
+done1535:
 	VZEROUPPER
 	RET
 
@@ -2321,15 +3524,15 @@ TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp161003
-	JA    fp321004
+	JE    fp161543
+	JA    fp321544
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check1007
+	JMP   check1547
 
-next1006:
+next1546:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2351,23 +3554,23 @@ next1006:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1007:
+check1547:
 	CMPQ DX, R9
-	JB   next1006
+	JB   next1546
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1006
-	JMP  done1005
+	JB   next1546
+	JMP  done1545
 
-fp161003:
+fp161543:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1009
+	JMP  check1549
 
-next1008:
+next1548:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2389,23 +3592,23 @@ next1008:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1009:
+check1549:
 	CMPQ DX, R9
-	JB   next1008
+	JB   next1548
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1008
-	JMP  done1005
+	JB   next1548
+	JMP  done1545
 
-fp321004:
+fp321544:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1011
+	JMP  check1551
 
-next1010:
+next1550:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2428,15 +3631,15 @@ next1010:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1011:
+check1551:
 	CMPQ DX, R9
-	JB   next1010
+	JB   next1550
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1010
+	JB   next1550
 
-done1005:
+done1545:
 	VZEROUPPER
 	RET
 
@@ -2483,35 +3686,22 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain1552
 	CMPQ         CX, $0x01
-	JE           fp161013
-	JA           fp321014
+	JE           fp161555
+	JA           fp321556
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check1017
+	JMP          check1559
 
-next1016:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed1018
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (BX)(CX*1), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed1018:
+next1558:
 	TESTQ   R9, R9
-	JEQ     kept1019
+	JEQ     kept1560
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2531,7 +3721,786 @@ summed1018:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1019:
+kept1560:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1559:
+	CMPQ CX, R11
+	JB   next1558
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1558
+	JMP  done1557
+
+fp161555:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1562
+
+next1561:
+	TESTQ   R9, R9
+	JEQ     kept1563
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1563:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1562:
+	CMPQ CX, R11
+	JB   next1561
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1561
+	JMP  done1557
+
+fp321556:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1565
+
+next1564:
+	TESTQ   R9, R9
+	JEQ     kept1566
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1566:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1565:
+	CMPQ CX, R11
+	JB   next1564
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1564
+
+done1557:
+	JMP updated1553
+
+plain1552:
+	CMPQ CX, $0x01
+	JE   fp161568
+	JA   fp321569
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1572
+
+next1571:
+	TESTQ   R9, R9
+	JEQ     kept1573
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1573:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2700,62 +4669,28 @@ kept1019:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed1020
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -16(BX)(CX*1), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed1020:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check1017:
+check1572:
 	CMPQ CX, R11
-	JB   next1016
+	JB   next1571
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1016
-	JMP  done1015
+	JB   next1571
+	JMP  done1570
 
-fp161013:
+fp161568:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1022
+	JMP  check1575
 
-next1021:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed1023
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (BX)(CX*1), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed1023:
+next1574:
 	TESTQ   R9, R9
-	JEQ     kept1024
+	JEQ     kept1576
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2775,7 +4710,7 @@ summed1023:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1024:
+kept1576:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2950,62 +4885,28 @@ kept1024:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed1025
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -16(BX)(CX*1), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed1025:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check1022:
+check1575:
 	CMPQ CX, R11
-	JB   next1021
+	JB   next1574
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1021
-	JMP  done1015
+	JB   next1574
+	JMP  done1570
 
-fp321014:
+fp321569:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1027
+	JMP  check1578
 
-next1026:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed1028
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (BX)(CX*1), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed1028:
+next1577:
 	TESTQ   R9, R9
-	JEQ     kept1029
+	JEQ     kept1579
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -3025,7 +4926,7 @@ summed1028:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept1029:
+kept1579:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -3200,35 +5101,19 @@ kept1029:
 	VPACKUSWB   Y7, Y7, Y7
 	VPERMQ      $0xd8, Y7, Y7
 	VMOVDQU     X7, (BX)(CX*1)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed1030
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -16(BX)(CX*1), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed1030:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check1027:
+check1578:
 	CMPQ CX, R11
-	JB   next1026
+	JB   next1577
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1026
+	JB   next1577
 
-done1015:
+done1570:
+updated1553:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3270,31 +5155,22 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1580
 	CMPQ         CX, $0x01
-	JE           fp161032
-	JA           fp321033
+	JE           fp161583
+	JA           fp321584
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1036
+	JMP          check1587
 
-next1035:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1037
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1037:
+next1586:
 	TESTQ   R8, R8
-	JEQ     kept1038
+	JEQ     kept1588
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3310,7 +5186,684 @@ summed1037:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1038:
+kept1588:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1587:
+	CMPQ CX, R10
+	JB   next1586
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1586
+	JMP  done1585
+
+fp161583:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1590
+
+next1589:
+	TESTQ   R8, R8
+	JEQ     kept1591
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1591:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1590:
+	CMPQ CX, R10
+	JB   next1589
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1589
+	JMP  done1585
+
+fp321584:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1593
+
+next1592:
+	TESTQ   R8, R8
+	JEQ     kept1594
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1594:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1593:
+	CMPQ CX, R10
+	JB   next1592
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1592
+
+done1585:
+	JMP updated1581
+
+plain1580:
+	CMPQ CX, $0x01
+	JE   fp161596
+	JA   fp321597
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1600
+
+next1599:
+	TESTQ   R8, R8
+	JEQ     kept1601
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1601:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3461,54 +6014,28 @@ kept1038:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1039
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1039:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1036:
+check1600:
 	CMPQ CX, R10
-	JB   next1035
+	JB   next1599
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1035
-	JMP  done1034
+	JB   next1599
+	JMP  done1598
 
-fp161032:
+fp161596:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1041
+	JMP  check1603
 
-next1040:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1042
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1042:
+next1602:
 	TESTQ   R8, R8
-	JEQ     kept1043
+	JEQ     kept1604
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3524,7 +6051,7 @@ summed1042:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1043:
+kept1604:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3681,54 +6208,28 @@ kept1043:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1044
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1044:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1041:
+check1603:
 	CMPQ CX, R10
-	JB   next1040
+	JB   next1602
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1040
-	JMP  done1034
+	JB   next1602
+	JMP  done1598
 
-fp321033:
+fp321597:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1046
+	JMP  check1606
 
-next1045:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1047
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1047:
+next1605:
 	TESTQ   R8, R8
-	JEQ     kept1048
+	JEQ     kept1607
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3744,7 +6245,7 @@ summed1047:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1048:
+kept1607:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3901,31 +6402,19 @@ kept1048:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1049
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1049:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1046:
+check1606:
 	CMPQ CX, R10
-	JB   next1045
+	JB   next1605
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1045
+	JB   next1605
 
-done1034:
+done1598:
+updated1581:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3967,31 +6456,22 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1608
 	CMPQ         CX, $0x01
-	JE           fp161051
-	JA           fp321052
+	JE           fp161611
+	JA           fp321612
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1055
+	JMP          check1615
 
-next1054:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1056
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (BX)(CX*1), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed1056:
+next1614:
 	TESTQ   R8, R8
-	JEQ     kept1057
+	JEQ     kept1616
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -4007,7 +6487,624 @@ summed1056:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1057:
+kept1616:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1615:
+	CMPQ CX, R10
+	JB   next1614
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1614
+	JMP  done1613
+
+fp161611:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1618
+
+next1617:
+	TESTQ   R8, R8
+	JEQ     kept1619
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1619:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1618:
+	CMPQ CX, R10
+	JB   next1617
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1617
+	JMP  done1613
+
+fp321612:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1621
+
+next1620:
+	TESTQ   R8, R8
+	JEQ     kept1622
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1622:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1621:
+	CMPQ CX, R10
+	JB   next1620
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1620
+
+done1613:
+	JMP updated1609
+
+plain1608:
+	CMPQ CX, $0x01
+	JE   fp161624
+	JA   fp321625
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1628
+
+next1627:
+	TESTQ   R8, R8
+	JEQ     kept1629
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1629:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4138,54 +7235,28 @@ kept1057:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1058
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -16(BX)(CX*1), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1058:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1055:
+check1628:
 	CMPQ CX, R10
-	JB   next1054
+	JB   next1627
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1054
-	JMP  done1053
+	JB   next1627
+	JMP  done1626
 
-fp161051:
+fp161624:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1060
+	JMP  check1631
 
-next1059:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1061
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (BX)(CX*1), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed1061:
+next1630:
 	TESTQ   R8, R8
-	JEQ     kept1062
+	JEQ     kept1632
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -4201,7 +7272,7 @@ summed1061:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1062:
+kept1632:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4338,54 +7409,28 @@ kept1062:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1063
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -16(BX)(CX*1), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1063:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1060:
+check1631:
 	CMPQ CX, R10
-	JB   next1059
+	JB   next1630
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1059
-	JMP  done1053
+	JB   next1630
+	JMP  done1626
 
-fp321052:
+fp321625:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1065
+	JMP  check1634
 
-next1064:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1066
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (BX)(CX*1), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed1066:
+next1633:
 	TESTQ   R8, R8
-	JEQ     kept1067
+	JEQ     kept1635
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -4401,7 +7446,7 @@ summed1066:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1067:
+kept1635:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4538,31 +7583,19 @@ kept1067:
 	VPACKUSWB   Y3, Y3, Y3
 	VPERMQ      $0xd8, Y3, Y3
 	VMOVDQU     X3, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1068
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -16(BX)(CX*1), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1068:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1065:
+check1634:
 	CMPQ CX, R10
-	JB   next1064
+	JB   next1633
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1064
+	JB   next1633
 
-done1053:
+done1626:
+updated1609:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4604,31 +7637,22 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1636
 	CMPQ         CX, $0x01
-	JE           fp161070
-	JA           fp321071
+	JE           fp161639
+	JA           fp321640
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1074
+	JMP          check1643
 
-next1073:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1075
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1075:
+next1642:
 	TESTQ   R8, R8
-	JEQ     kept1076
+	JEQ     kept1644
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4644,7 +7668,600 @@ summed1075:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1076:
+kept1644:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1643:
+	CMPQ CX, R10
+	JB   next1642
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1642
+	JMP  done1641
+
+fp161639:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1646
+
+next1645:
+	TESTQ   R8, R8
+	JEQ     kept1647
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1647:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1646:
+	CMPQ CX, R10
+	JB   next1645
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1645
+	JMP  done1641
+
+fp321640:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1649
+
+next1648:
+	TESTQ   R8, R8
+	JEQ     kept1650
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1650:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1649:
+	CMPQ CX, R10
+	JB   next1648
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1648
+
+done1641:
+	JMP updated1637
+
+plain1636:
+	CMPQ CX, $0x01
+	JE   fp161652
+	JA   fp321653
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1656
+
+next1655:
+	TESTQ   R8, R8
+	JEQ     kept1657
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1657:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4767,54 +8384,28 @@ kept1076:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1077
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1077:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1074:
+check1656:
 	CMPQ CX, R10
-	JB   next1073
+	JB   next1655
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1073
-	JMP  done1072
+	JB   next1655
+	JMP  done1654
 
-fp161070:
+fp161652:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1079
+	JMP  check1659
 
-next1078:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1080
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1080:
+next1658:
 	TESTQ   R8, R8
-	JEQ     kept1081
+	JEQ     kept1660
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4830,7 +8421,7 @@ summed1080:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1081:
+kept1660:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4959,54 +8550,28 @@ kept1081:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1082
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1082:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1079:
+check1659:
 	CMPQ CX, R10
-	JB   next1078
+	JB   next1658
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1078
-	JMP  done1072
+	JB   next1658
+	JMP  done1654
 
-fp321071:
+fp321653:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1084
+	JMP  check1662
 
-next1083:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed1085
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (BX)(CX*1), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed1085:
+next1661:
 	TESTQ   R8, R8
-	JEQ     kept1086
+	JEQ     kept1663
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -5022,7 +8587,7 @@ summed1085:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept1086:
+kept1663:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -5151,31 +8716,19 @@ kept1086:
 	VPACKUSWB   Y5, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVDQU     X5, (BX)(CX*1)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed1087
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -16(BX)(CX*1), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed1087:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check1084:
+check1662:
 	CMPQ CX, R10
-	JB   next1083
+	JB   next1661
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1083
+	JB   next1661
 
-done1072:
+done1654:
+updated1637:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5200,15 +8753,15 @@ TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp161089
-	JA    fp321090
+	JE    fp161665
+	JA    fp321666
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check1093
+	JMP   check1669
 
-next1092:
+next1668:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5223,23 +8776,23 @@ next1092:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1093:
+check1669:
 	CMPQ DX, R8
-	JB   next1092
+	JB   next1668
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1092
-	JMP  done1091
+	JB   next1668
+	JMP  done1667
 
-fp161089:
+fp161665:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1095
+	JMP  check1671
 
-next1094:
+next1670:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5254,23 +8807,23 @@ next1094:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1095:
+check1671:
 	CMPQ DX, R8
-	JB   next1094
+	JB   next1670
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1094
-	JMP  done1091
+	JB   next1670
+	JMP  done1667
 
-fp321090:
+fp321666:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1097
+	JMP  check1673
 
-next1096:
+next1672:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5286,15 +8839,15 @@ next1096:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1097:
+check1673:
 	CMPQ DX, R8
-	JB   next1096
+	JB   next1672
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1096
+	JB   next1672
 
-done1091:
+done1667:
 	VZEROUPPER
 	RET
 
@@ -5320,15 +8873,15 @@ TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp161099
-	JA    fp321100
+	JE    fp161675
+	JA    fp321676
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check1103
+	JMP   check1679
 
-next1102:
+next1678:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5346,23 +8899,23 @@ next1102:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1103:
+check1679:
 	CMPQ DX, R9
-	JB   next1102
+	JB   next1678
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1102
-	JMP  done1101
+	JB   next1678
+	JMP  done1677
 
-fp161099:
+fp161675:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1105
+	JMP  check1681
 
-next1104:
+next1680:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5380,23 +8933,23 @@ next1104:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1105:
+check1681:
 	CMPQ DX, R9
-	JB   next1104
+	JB   next1680
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1104
-	JMP  done1101
+	JB   next1680
+	JMP  done1677
 
-fp321100:
+fp321676:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1107
+	JMP  check1683
 
-next1106:
+next1682:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5415,15 +8968,15 @@ next1106:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1107:
+check1683:
 	CMPQ DX, R9
-	JB   next1106
+	JB   next1682
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1106
+	JB   next1682
 
-done1101:
+done1677:
 	VZEROUPPER
 	RET
 
@@ -5511,12 +9064,12 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp161109
-	JA           fp321110
+	JE           fp161685
+	JA           fp321686
 
-block1112:
+block1688:
 	TESTQ   R10, R10
-	JEQ     kept1115
+	JEQ     kept1691
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5525,7 +9078,7 @@ block1112:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1115:
+kept1691:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5543,9 +9096,9 @@ kept1115:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1113:
+tile1689:
 	TESTQ   R10, R10
-	JEQ     kept1116
+	JEQ     kept1692
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -5561,7 +9114,7 @@ tile1113:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1116:
+kept1692:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5786,16 +9339,16 @@ kept1116:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1113
+	JNE            tile1689
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded1114
+	JBE            encoded1690
 	SUBQ           $0x00000100, AX
 
-tile1117:
+tile1693:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5880,9 +9433,9 @@ tile1117:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1117
+	JNE         tile1693
 
-encoded1114:
+encoded1690:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -6009,13 +9562,13 @@ encoded1114:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1112
-	JMP          done1111
+	JB           block1688
+	JMP          done1687
 
-fp161109:
-block1118:
+fp161685:
+block1694:
 	TESTQ   R10, R10
-	JEQ     kept1121
+	JEQ     kept1697
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6024,7 +9577,7 @@ block1118:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1121:
+kept1697:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6042,9 +9595,9 @@ kept1121:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1119:
+tile1695:
 	TESTQ   R10, R10
-	JEQ     kept1122
+	JEQ     kept1698
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -6060,7 +9613,7 @@ tile1119:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1122:
+kept1698:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -6291,16 +9844,16 @@ kept1122:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1119
+	JNE            tile1695
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded1120
+	JBE            encoded1696
 	SUBQ           $0x00000100, AX
 
-tile1123:
+tile1699:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6385,9 +9938,9 @@ tile1123:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1123
+	JNE         tile1699
 
-encoded1120:
+encoded1696:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -6514,13 +10067,13 @@ encoded1120:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1118
-	JMP          done1111
+	JB           block1694
+	JMP          done1687
 
-fp321110:
-block1124:
+fp321686:
+block1700:
 	TESTQ   R10, R10
-	JEQ     kept1127
+	JEQ     kept1703
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6529,7 +10082,7 @@ block1124:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1127:
+kept1703:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6547,9 +10100,9 @@ kept1127:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile1125:
+tile1701:
 	TESTQ   R10, R10
-	JEQ     kept1128
+	JEQ     kept1704
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -6565,7 +10118,7 @@ tile1125:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept1128:
+kept1704:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -6796,16 +10349,16 @@ kept1128:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile1125
+	JNE            tile1701
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded1126
+	JBE            encoded1702
 	SUBQ           $0x00000100, AX
 
-tile1129:
+tile1705:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6890,9 +10443,9 @@ tile1129:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1129
+	JNE         tile1705
 
-encoded1126:
+encoded1702:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -7019,10 +10572,10 @@ encoded1126:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1124
+	JB           block1700
 
-done1111:
-tile1130:
+done1687:
+tile1706:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -7107,7 +10660,7 @@ tile1130:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile1130
+	JNE         tile1706
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -7136,15 +10689,15 @@ TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp161132
-	JA    fp321133
+	JE    fp161708
+	JA    fp321709
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check1136
+	JMP   check1712
 
-next1135:
+next1711:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7160,33 +10713,33 @@ next1135:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1137
+	JNE        within1713
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1137:
+within1713:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1136:
+check1712:
 	CMPQ DX, R10
-	JB   next1135
+	JB   next1711
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1135
-	JMP  done1134
+	JB   next1711
+	JMP  done1710
 
-fp161132:
+fp161708:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1139
+	JMP  check1715
 
-next1138:
+next1714:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7202,33 +10755,33 @@ next1138:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1140
+	JNE        within1716
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1140:
+within1716:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1139:
+check1715:
 	CMPQ DX, R10
-	JB   next1138
+	JB   next1714
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1138
-	JMP  done1134
+	JB   next1714
+	JMP  done1710
 
-fp321133:
+fp321709:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1142
+	JMP  check1718
 
-next1141:
+next1717:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7245,24 +10798,24 @@ next1141:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1143
+	JNE        within1719
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1143:
+within1719:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1142:
+check1718:
 	CMPQ DX, R10
-	JB   next1141
+	JB   next1717
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1141
+	JB   next1717
 
-done1134:
+done1710:
 	VZEROUPPER
 	RET

@@ -596,12 +596,12 @@ TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp162917
-	JA           fp322918
+	JE           fp164309
+	JA           fp324310
 
-block2920:
+block4312:
 	TESTQ   R10, R10
-	JEQ     kept2923
+	JEQ     kept4315
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -610,7 +610,7 @@ block2920:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2923:
+kept4315:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -630,9 +630,9 @@ kept2923:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2921:
+tile4313:
 	TESTQ     R10, R10
-	JEQ       kept2924
+	JEQ       kept4316
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -648,7 +648,7 @@ tile2921:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2924:
+kept4316:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -901,12 +901,12 @@ kept2924:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2921
+	JNE            tile4313
 	CMPL           5120(DX), $0x00
-	JEQ            done2926
+	JEQ            done4318
 	SUBQ           $0x00000100, AX
 
-next2925:
+next4317:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -925,9 +925,9 @@ next2925:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2925
+	JNE        next4317
 
-done2926:
+done4318:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -952,11 +952,11 @@ done2926:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2927
+	JEQ           unusual4319
 	CMPL          R13, $0x5f000000
-	JBE           usual2928
+	JBE           usual4320
 
-unusual2927:
+unusual4319:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -965,7 +965,7 @@ unusual2927:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2929:
+next4321:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -974,7 +974,7 @@ next2929:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2929
+	JB            next4321
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -996,7 +996,7 @@ next2929:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2928:
+usual4320:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1111,13 +1111,13 @@ usual2928:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2920
-	JMP          done2919
+	JB           block4312
+	JMP          done4311
 
-fp162917:
-block2930:
+fp164309:
+block4322:
 	TESTQ   R10, R10
-	JEQ     kept2933
+	JEQ     kept4325
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1126,7 +1126,7 @@ block2930:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2933:
+kept4325:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1146,9 +1146,9 @@ kept2933:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2931:
+tile4323:
 	TESTQ     R10, R10
-	JEQ       kept2934
+	JEQ       kept4326
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1164,7 +1164,7 @@ tile2931:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2934:
+kept4326:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1423,12 +1423,12 @@ kept2934:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2931
+	JNE            tile4323
 	CMPL           5120(DX), $0x00
-	JEQ            done2936
+	JEQ            done4328
 	SUBQ           $0x00000100, AX
 
-next2935:
+next4327:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1447,9 +1447,9 @@ next2935:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2935
+	JNE        next4327
 
-done2936:
+done4328:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1474,11 +1474,11 @@ done2936:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2937
+	JEQ           unusual4329
 	CMPL          R13, $0x5f000000
-	JBE           usual2938
+	JBE           usual4330
 
-unusual2937:
+unusual4329:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1487,7 +1487,7 @@ unusual2937:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2939:
+next4331:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1496,7 +1496,7 @@ next2939:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2939
+	JB            next4331
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1518,7 +1518,7 @@ next2939:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2938:
+usual4330:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1633,13 +1633,13 @@ usual2938:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2930
-	JMP          done2919
+	JB           block4322
+	JMP          done4311
 
-fp322918:
-block2940:
+fp324310:
+block4332:
 	TESTQ   R10, R10
-	JEQ     kept2943
+	JEQ     kept4335
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1648,7 +1648,7 @@ block2940:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2943:
+kept4335:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1668,9 +1668,9 @@ kept2943:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2941:
+tile4333:
 	TESTQ     R10, R10
-	JEQ       kept2944
+	JEQ       kept4336
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1686,7 +1686,7 @@ tile2941:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2944:
+kept4336:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1947,12 +1947,12 @@ kept2944:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2941
+	JNE            tile4333
 	CMPL           5120(DX), $0x00
-	JEQ            done2946
+	JEQ            done4338
 	SUBQ           $0x00000100, AX
 
-next2945:
+next4337:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1971,9 +1971,9 @@ next2945:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2945
+	JNE        next4337
 
-done2946:
+done4338:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1998,11 +1998,11 @@ done2946:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2947
+	JEQ           unusual4339
 	CMPL          R13, $0x5f000000
-	JBE           usual2948
+	JBE           usual4340
 
-unusual2947:
+unusual4339:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -2011,7 +2011,7 @@ unusual2947:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2949:
+next4341:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -2020,7 +2020,7 @@ next2949:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2949
+	JB            next4341
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -2042,7 +2042,7 @@ next2949:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2948:
+usual4340:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2157,10 +2157,10 @@ usual2948:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2940
+	JB           block4332
 
-done2919:
-tile2950:
+done4311:
+tile4342:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2237,12 +2237,12 @@ tile2950:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2950
+	JNE            tile4342
 	CMPL           5120(DX), $0x00
-	JEQ            done2952
+	JEQ            done4344
 	SUBQ           $0x00000100, AX
 
-next2951:
+next4343:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2261,9 +2261,9 @@ next2951:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2951
+	JNE        next4343
 
-done2952:
+done4344:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

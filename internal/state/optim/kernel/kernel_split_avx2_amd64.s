@@ -426,35 +426,22 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain1
 	CMPQ    CX, $0x01
-	JE      fp162
-	JA      fp323
+	JE      fp164
+	JA      fp325
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check6
+	JMP     check8
 
-next5:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed7
-	VMOVDQU 128(R13), Y6
-	VPADDQ  (SI)(CX*2), Y6, Y6
-	VMOVDQU Y6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed7:
+next7:
 	TESTQ   R9, R9
-	JEQ     kept8
+	JEQ     kept9
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -472,7 +459,371 @@ summed7:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept8:
+kept9:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check8:
+	CMPQ CX, R11
+	JB   next7
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next7
+	JMP  done6
+
+fp164:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check11
+
+next10:
+	TESTQ   R9, R9
+	JEQ     kept12
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept12:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check11:
+	CMPQ CX, R11
+	JB   next10
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next10
+	JMP  done6
+
+fp325:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check14
+
+next13:
+	TESTQ   R9, R9
+	JEQ     kept15
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept15:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check14:
+	CMPQ CX, R11
+	JB   next13
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next13
+
+done6:
+	JMP updated2
+
+plain1:
+	CMPQ CX, $0x01
+	JE   fp1617
+	JA   fp3218
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check21
+
+next20:
+	TESTQ   R9, R9
+	JEQ     kept22
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept22:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -528,62 +879,28 @@ kept8:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed9
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed9:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check6:
+check21:
 	CMPQ CX, R11
-	JB   next5
+	JB   next20
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next5
-	JMP  done4
+	JB   next20
+	JMP  done19
 
-fp162:
+fp1617:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check11
+	JMP  check24
 
-next10:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed12
-	VMOVDQU 128(R13), Y6
-	VPADDQ  (SI)(CX*2), Y6, Y6
-	VMOVDQU Y6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed12:
+next23:
 	TESTQ   R9, R9
-	JEQ     kept13
+	JEQ     kept25
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -601,7 +918,7 @@ summed12:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept13:
+kept25:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -655,62 +972,28 @@ kept13:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed14
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed14:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check11:
+check24:
 	CMPQ CX, R11
-	JB   next10
+	JB   next23
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next10
-	JMP  done4
+	JB   next23
+	JMP  done19
 
-fp323:
+fp3218:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check16
+	JMP  check27
 
-next15:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed17
-	VMOVDQU 128(R13), Y6
-	VPADDQ  (SI)(CX*2), Y6, Y6
-	VMOVDQU Y6, 128(R13)
-	VMOVDQU 256(R13), Y6
-	VPADDQ  (DI)(CX*4), Y6, Y6
-	VPADDQ  32(DI)(CX*4), Y6, Y6
-	VMOVDQU Y6, 256(R13)
-	VMOVDQU 384(R13), Y6
-	VPADDQ  (R8)(CX*4), Y6, Y6
-	VPADDQ  32(R8)(CX*4), Y6, Y6
-	VMOVDQU Y6, 384(R13)
-
-summed17:
+next26:
 	TESTQ   R9, R9
-	JEQ     kept18
+	JEQ     kept28
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -728,7 +1011,7 @@ summed17:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept18:
+kept28:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -782,35 +1065,19 @@ kept18:
 	VPADDW         Y8, Y6, Y6
 	VMOVDQU        Y6, (BX)(CX*2)
 	VMOVDQU        Y7, (SI)(CX*2)
-	MOVQ           a+0(FP), R13
-	MOVQ           40(R13), R13
-	TESTQ          R13, R13
-	JEQ            summed19
-	VMOVDQU        192(R13), Y6
-	VPADDQ         (SI)(CX*2), Y6, Y6
-	VMOVDQU        Y6, 192(R13)
-	VMOVDQU        320(R13), Y6
-	VPADDQ         (DI)(CX*4), Y6, Y6
-	VPADDQ         32(DI)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 320(R13)
-	VMOVDQU        448(R13), Y6
-	VPADDQ         (R8)(CX*4), Y6, Y6
-	VPADDQ         32(R8)(CX*4), Y6, Y6
-	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
 
-summed19:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check16:
+check27:
 	CMPQ CX, R11
-	JB   next15
+	JB   next26
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next15
+	JB   next26
 
-done4:
+done19:
+updated2:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -848,31 +1115,22 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain29
 	CMPQ    CX, $0x01
-	JE      fp1621
-	JA      fp3222
+	JE      fp1632
+	JA      fp3233
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check25
+	JMP     check36
 
-next24:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed26
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed26:
+next35:
 	TESTQ   R8, R8
-	JEQ     kept27
+	JEQ     kept37
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -886,7 +1144,344 @@ summed26:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept27:
+kept37:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check36:
+	CMPQ CX, R10
+	JB   next35
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next35
+	JMP  done34
+
+fp1632:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check39
+
+next38:
+	TESTQ   R8, R8
+	JEQ     kept40
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept40:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check39:
+	CMPQ CX, R10
+	JB   next38
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next38
+	JMP  done34
+
+fp3233:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check42
+
+next41:
+	TESTQ   R8, R8
+	JEQ     kept43
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept43:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check42:
+	CMPQ CX, R10
+	JB   next41
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next41
+
+done34:
+	JMP updated30
+
+plain29:
+	CMPQ CX, $0x01
+	JE   fp1645
+	JA   fp3246
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check49
+
+next48:
+	TESTQ   R8, R8
+	JEQ     kept50
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept50:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -945,54 +1540,28 @@ kept27:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed28
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed28:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check25:
+check49:
 	CMPQ CX, R10
-	JB   next24
+	JB   next48
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next24
-	JMP  done23
+	JB   next48
+	JMP  done47
 
-fp1621:
+fp1645:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check30
+	JMP  check52
 
-next29:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed31
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed31:
+next51:
 	TESTQ   R8, R8
-	JEQ     kept32
+	JEQ     kept53
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1006,7 +1575,7 @@ summed31:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept32:
+kept53:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1063,54 +1632,28 @@ kept32:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed33
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed33:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check30:
+check52:
 	CMPQ CX, R10
-	JB   next29
+	JB   next51
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next29
-	JMP  done23
+	JB   next51
+	JMP  done47
 
-fp3222:
+fp3246:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check35
+	JMP  check55
 
-next34:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed36
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed36:
+next54:
 	TESTQ   R8, R8
-	JEQ     kept37
+	JEQ     kept56
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1124,7 +1667,7 @@ summed36:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept37:
+kept56:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1181,31 +1724,19 @@ kept37:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed38
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed38:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check35:
+check55:
 	CMPQ CX, R10
-	JB   next34
+	JB   next54
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next34
+	JB   next54
 
-done23:
+done47:
+updated30:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1240,31 +1771,22 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain57
 	CMPQ    CX, $0x01
-	JE      fp1640
-	JA      fp3241
+	JE      fp1660
+	JA      fp3261
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check44
+	JMP     check64
 
-next43:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed45
-	VMOVDQU 128(R12), Y2
-	VPADDQ  (SI)(CX*2), Y2, Y2
-	VMOVDQU Y2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed45:
+next63:
 	TESTQ   R8, R8
-	JEQ     kept46
+	JEQ     kept65
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1278,7 +1800,302 @@ summed45:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept46:
+kept65:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check64:
+	CMPQ CX, R10
+	JB   next63
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next63
+	JMP  done62
+
+fp1660:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check67
+
+next66:
+	TESTQ   R8, R8
+	JEQ     kept68
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept68:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check67:
+	CMPQ CX, R10
+	JB   next66
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next66
+	JMP  done62
+
+fp3261:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check70
+
+next69:
+	TESTQ   R8, R8
+	JEQ     kept71
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept71:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check70:
+	CMPQ CX, R10
+	JB   next69
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next69
+
+done62:
+	JMP updated58
+
+plain57:
+	CMPQ CX, $0x01
+	JE   fp1673
+	JA   fp3274
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check77
+
+next76:
+	TESTQ   R8, R8
+	JEQ     kept78
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept78:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1323,54 +2140,28 @@ kept46:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed47
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed47:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check44:
+check77:
 	CMPQ CX, R10
-	JB   next43
+	JB   next76
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next43
-	JMP  done42
+	JB   next76
+	JMP  done75
 
-fp1640:
+fp1673:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check49
+	JMP  check80
 
-next48:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed50
-	VMOVDQU 128(R12), Y2
-	VPADDQ  (SI)(CX*2), Y2, Y2
-	VMOVDQU Y2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed50:
+next79:
 	TESTQ   R8, R8
-	JEQ     kept51
+	JEQ     kept81
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1384,7 +2175,7 @@ summed50:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept51:
+kept81:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1427,54 +2218,28 @@ kept51:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed52
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed52:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check49:
+check80:
 	CMPQ CX, R10
-	JB   next48
+	JB   next79
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next48
-	JMP  done42
+	JB   next79
+	JMP  done75
 
-fp3241:
+fp3274:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check54
+	JMP  check83
 
-next53:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed55
-	VMOVDQU 128(R12), Y2
-	VPADDQ  (SI)(CX*2), Y2, Y2
-	VMOVDQU Y2, 128(R12)
-	VMOVDQU 256(R12), Y2
-	VPADDQ  (DI)(CX*4), Y2, Y2
-	VPADDQ  32(DI)(CX*4), Y2, Y2
-	VMOVDQU Y2, 256(R12)
-
-summed55:
+next82:
 	TESTQ   R8, R8
-	JEQ     kept56
+	JEQ     kept84
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1488,7 +2253,7 @@ summed55:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept56:
+kept84:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1531,31 +2296,19 @@ kept56:
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        Y2, (BX)(CX*2)
 	VMOVDQU        Y3, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed57
-	VMOVDQU        192(R12), Y2
-	VPADDQ         (SI)(CX*2), Y2, Y2
-	VMOVDQU        Y2, 192(R12)
-	VMOVDQU        320(R12), Y2
-	VPADDQ         (DI)(CX*4), Y2, Y2
-	VPADDQ         32(DI)(CX*4), Y2, Y2
-	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed57:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check54:
+check83:
 	CMPQ CX, R10
-	JB   next53
+	JB   next82
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next53
+	JB   next82
 
-done42:
+done75:
+updated58:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1593,31 +2346,22 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain85
 	CMPQ    CX, $0x01
-	JE      fp1659
-	JA      fp3260
+	JE      fp1688
+	JA      fp3289
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check63
+	JMP     check92
 
-next62:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed64
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed64:
+next91:
 	TESTQ   R8, R8
-	JEQ     kept65
+	JEQ     kept93
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1631,7 +2375,302 @@ summed64:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept65:
+kept93:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check92:
+	CMPQ CX, R10
+	JB   next91
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next91
+	JMP  done90
+
+fp1688:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check95
+
+next94:
+	TESTQ   R8, R8
+	JEQ     kept96
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept96:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check95:
+	CMPQ CX, R10
+	JB   next94
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next94
+	JMP  done90
+
+fp3289:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check98
+
+next97:
+	TESTQ   R8, R8
+	JEQ     kept99
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept99:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check98:
+	CMPQ CX, R10
+	JB   next97
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next97
+
+done90:
+	JMP updated86
+
+plain85:
+	CMPQ CX, $0x01
+	JE   fp16101
+	JA   fp32102
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check105
+
+next104:
+	TESTQ   R8, R8
+	JEQ     kept106
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept106:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1676,54 +2715,28 @@ kept65:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed66
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed66:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check63:
+check105:
 	CMPQ CX, R10
-	JB   next62
+	JB   next104
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next62
-	JMP  done61
+	JB   next104
+	JMP  done103
 
-fp1659:
+fp16101:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check68
+	JMP  check108
 
-next67:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed69
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed69:
+next107:
 	TESTQ   R8, R8
-	JEQ     kept70
+	JEQ     kept109
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1737,7 +2750,7 @@ summed69:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept70:
+kept109:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1780,54 +2793,28 @@ kept70:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed71
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed71:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check68:
+check108:
 	CMPQ CX, R10
-	JB   next67
+	JB   next107
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next67
-	JMP  done61
+	JB   next107
+	JMP  done103
 
-fp3260:
+fp32102:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check73
+	JMP  check111
 
-next72:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed74
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*4), Y5, Y5
-	VPADDQ  32(DI)(CX*4), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed74:
+next110:
 	TESTQ   R8, R8
-	JEQ     kept75
+	JEQ     kept112
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1841,7 +2828,7 @@ summed74:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept75:
+kept112:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1884,31 +2871,19 @@ kept75:
 	VPADDW         Y7, Y5, Y5
 	VMOVDQU        Y5, (BX)(CX*2)
 	VMOVDQU        Y6, (SI)(CX*2)
-	MOVQ           a+0(FP), R12
-	MOVQ           40(R12), R12
-	TESTQ          R12, R12
-	JEQ            summed76
-	VMOVDQU        192(R12), Y5
-	VPADDQ         (SI)(CX*2), Y5, Y5
-	VMOVDQU        Y5, 192(R12)
-	VMOVDQU        320(R12), Y5
-	VPADDQ         (DI)(CX*4), Y5, Y5
-	VPADDQ         32(DI)(CX*4), Y5, Y5
-	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
 
-summed76:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check73:
+check111:
 	CMPQ CX, R10
-	JB   next72
+	JB   next110
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next72
+	JB   next110
 
-done61:
+done103:
+updated86:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1933,15 +2908,15 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp1678
-	JA    fp3279
+	JE    fp16114
+	JA    fp32115
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check82
+	JMP   check118
 
-next81:
+next117:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1958,23 +2933,23 @@ next81:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check82:
+check118:
 	CMPQ DX, R8
-	JB   next81
+	JB   next117
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next81
-	JMP  done80
+	JB   next117
+	JMP  done116
 
-fp1678:
+fp16114:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check84
+	JMP  check120
 
-next83:
+next119:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1991,23 +2966,23 @@ next83:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check84:
+check120:
 	CMPQ DX, R8
-	JB   next83
+	JB   next119
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next83
-	JMP  done80
+	JB   next119
+	JMP  done116
 
-fp3279:
+fp32115:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check86
+	JMP  check122
 
-next85:
+next121:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2025,15 +3000,15 @@ next85:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check86:
+check122:
 	CMPQ DX, R8
-	JB   next85
+	JB   next121
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next85
+	JB   next121
 
-done80:
+done116:
 	VZEROUPPER
 	RET
 
@@ -2059,15 +3034,15 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp1688
-	JA    fp3289
+	JE    fp16124
+	JA    fp32125
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check92
+	JMP   check128
 
-next91:
+next127:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2089,23 +3064,23 @@ next91:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check92:
+check128:
 	CMPQ DX, R9
-	JB   next91
+	JB   next127
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next91
-	JMP  done90
+	JB   next127
+	JMP  done126
 
-fp1688:
+fp16124:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check94
+	JMP  check130
 
-next93:
+next129:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2127,23 +3102,23 @@ next93:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check94:
+check130:
 	CMPQ DX, R9
-	JB   next93
+	JB   next129
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next93
-	JMP  done90
+	JB   next129
+	JMP  done126
 
-fp3289:
+fp32125:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check96
+	JMP  check132
 
-next95:
+next131:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2166,15 +3141,15 @@ next95:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check96:
+check132:
 	CMPQ DX, R9
-	JB   next95
+	JB   next131
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next95
+	JB   next131
 
-done90:
+done126:
 	VZEROUPPER
 	RET
 
@@ -2217,36 +3192,22 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain133
 	CMPQ         CX, $0x01
-	JE           fp1698
-	JA           fp3299
+	JE           fp16136
+	JA           fp32137
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check102
+	JMP          check140
 
-next101:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed103
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (SI)(CX*2), Y7, Y7
-	VPADDQ  32(SI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed103:
+next139:
 	TESTQ   R9, R9
-	JEQ     kept104
+	JEQ     kept141
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2268,7 +3229,708 @@ summed103:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept104:
+kept141:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check140:
+	CMPQ CX, R11
+	JB   next139
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next139
+	JMP  done138
+
+fp16136:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check143
+
+next142:
+	TESTQ   R9, R9
+	JEQ     kept144
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept144:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check143:
+	CMPQ CX, R11
+	JB   next142
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next142
+	JMP  done138
+
+fp32137:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check146
+
+next145:
+	TESTQ   R9, R9
+	JEQ     kept147
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept147:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check146:
+	CMPQ CX, R11
+	JB   next145
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next145
+
+done138:
+	JMP updated134
+
+plain133:
+	CMPQ CX, $0x01
+	JE   fp16149
+	JA   fp32150
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check153
+
+next152:
+	TESTQ   R9, R9
+	JEQ     kept154
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept154:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2409,64 +4071,28 @@ kept104:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed105
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -32(SI)(CX*2), Y7, Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed105:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check102:
+check153:
 	CMPQ CX, R11
-	JB   next101
+	JB   next152
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next101
-	JMP  done100
+	JB   next152
+	JMP  done151
 
-fp1698:
+fp16149:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check107
+	JMP  check156
 
-next106:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed108
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (SI)(CX*2), Y7, Y7
-	VPADDQ  32(SI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed108:
+next155:
 	TESTQ   R9, R9
-	JEQ     kept109
+	JEQ     kept157
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2488,7 +4114,7 @@ summed108:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept109:
+kept157:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2635,64 +4261,28 @@ kept109:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed110
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -32(SI)(CX*2), Y7, Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed110:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check107:
+check156:
 	CMPQ CX, R11
-	JB   next106
+	JB   next155
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next106
-	JMP  done100
+	JB   next155
+	JMP  done151
 
-fp3299:
+fp32150:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check112
+	JMP  check159
 
-next111:
-	MOVQ    a+0(FP), R13
-	MOVQ    40(R13), R13
-	TESTQ   R13, R13
-	JEQ     summed113
-	VMOVDQU 128(R13), Y7
-	VPADDQ  (SI)(CX*2), Y7, Y7
-	VPADDQ  32(SI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 128(R13)
-	VMOVDQU 256(R13), Y7
-	VPADDQ  (DI)(CX*2), Y7, Y7
-	VPADDQ  32(DI)(CX*2), Y7, Y7
-	VMOVDQU Y7, 256(R13)
-	VMOVDQU 384(R13), Y7
-	VPADDQ  (R8)(CX*2), Y7, Y7
-	VPADDQ  32(R8)(CX*2), Y7, Y7
-	VMOVDQU Y7, 384(R13)
-
-summed113:
+next158:
 	TESTQ   R9, R9
-	JEQ     kept114
+	JEQ     kept160
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2714,7 +4304,7 @@ summed113:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept114:
+kept160:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2861,36 +4451,19 @@ kept114:
 	VPBLENDW    $0x55, Y11, Y8, Y8
 	VMOVDQU     Y7, (BX)(CX*2)
 	VMOVDQU     Y8, (SI)(CX*2)
-	MOVQ        a+0(FP), R13
-	MOVQ        40(R13), R13
-	TESTQ       R13, R13
-	JEQ         summed115
-	VMOVDQU     192(R13), Y7
-	VPADDQ      -32(SI)(CX*2), Y7, Y7
-	VPADDQ      (SI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 192(R13)
-	VMOVDQU     320(R13), Y7
-	VPADDQ      -32(DI)(CX*2), Y7, Y7
-	VPADDQ      (DI)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 320(R13)
-	VMOVDQU     448(R13), Y7
-	VPADDQ      -32(R8)(CX*2), Y7, Y7
-	VPADDQ      (R8)(CX*2), Y7, Y7
-	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
 
-summed115:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R12
-
-check112:
+check159:
 	CMPQ CX, R11
-	JB   next111
+	JB   next158
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next111
+	JB   next158
 
-done100:
+done151:
+updated134:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2928,32 +4501,22 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain161
 	CMPQ    CX, $0x01
-	JE      fp16117
-	JA      fp32118
+	JE      fp16164
+	JA      fp32165
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check121
+	JMP     check168
 
-next120:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed122
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed122:
+next167:
 	TESTQ   R8, R8
-	JEQ     kept123
+	JEQ     kept169
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2971,7 +4534,606 @@ summed122:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept123:
+kept169:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check168:
+	CMPQ CX, R10
+	JB   next167
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next167
+	JMP  done166
+
+fp16164:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check171
+
+next170:
+	TESTQ   R8, R8
+	JEQ     kept172
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept172:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check171:
+	CMPQ CX, R10
+	JB   next170
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next170
+	JMP  done166
+
+fp32165:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check174
+
+next173:
+	TESTQ   R8, R8
+	JEQ     kept175
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept175:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check174:
+	CMPQ CX, R10
+	JB   next173
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next173
+
+done166:
+	JMP updated162
+
+plain161:
+	CMPQ CX, $0x01
+	JE   fp16177
+	JA   fp32178
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check181
+
+next180:
+	TESTQ   R8, R8
+	JEQ     kept182
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept182:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3094,56 +5256,28 @@ kept123:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed124
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed124:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check121:
+check181:
 	CMPQ CX, R10
-	JB   next120
+	JB   next180
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next120
-	JMP  done119
+	JB   next180
+	JMP  done179
 
-fp16117:
+fp16177:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check126
+	JMP  check184
 
-next125:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed127
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed127:
+next183:
 	TESTQ   R8, R8
-	JEQ     kept128
+	JEQ     kept185
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3161,7 +5295,7 @@ summed127:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept128:
+kept185:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3290,56 +5424,28 @@ kept128:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed129
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed129:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check126:
+check184:
 	CMPQ CX, R10
-	JB   next125
+	JB   next183
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next125
-	JMP  done119
+	JB   next183
+	JMP  done179
 
-fp32118:
+fp32178:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check131
+	JMP  check187
 
-next130:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed132
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed132:
+next186:
 	TESTQ   R8, R8
-	JEQ     kept133
+	JEQ     kept188
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3357,7 +5463,7 @@ summed132:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept133:
+kept188:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3486,32 +5592,19 @@ kept133:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed134
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed134:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check131:
+check187:
 	CMPQ CX, R10
-	JB   next130
+	JB   next186
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next130
+	JB   next186
 
-done119:
+done179:
+updated162:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3549,32 +5642,22 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain189
 	CMPQ         CX, $0x01
-	JE           fp16136
-	JA           fp32137
+	JE           fp16192
+	JA           fp32193
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check140
+	JMP          check196
 
-next139:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed141
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (SI)(CX*2), Y3, Y3
-	VPADDQ  32(SI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed141:
+next195:
 	TESTQ   R8, R8
-	JEQ     kept142
+	JEQ     kept197
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3592,7 +5675,546 @@ summed141:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept142:
+kept197:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check196:
+	CMPQ CX, R10
+	JB   next195
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next195
+	JMP  done194
+
+fp16192:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check199
+
+next198:
+	TESTQ   R8, R8
+	JEQ     kept200
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept200:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check199:
+	CMPQ CX, R10
+	JB   next198
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next198
+	JMP  done194
+
+fp32193:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check202
+
+next201:
+	TESTQ   R8, R8
+	JEQ     kept203
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept203:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check202:
+	CMPQ CX, R10
+	JB   next201
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next201
+
+done194:
+	JMP updated190
+
+plain189:
+	CMPQ CX, $0x01
+	JE   fp16205
+	JA   fp32206
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check209
+
+next208:
+	TESTQ   R8, R8
+	JEQ     kept210
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept210:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3695,56 +6317,28 @@ kept142:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed143
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -32(SI)(CX*2), Y3, Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed143:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check140:
+check209:
 	CMPQ CX, R10
-	JB   next139
+	JB   next208
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next139
-	JMP  done138
+	JB   next208
+	JMP  done207
 
-fp16136:
+fp16205:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check145
+	JMP  check212
 
-next144:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed146
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (SI)(CX*2), Y3, Y3
-	VPADDQ  32(SI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed146:
+next211:
 	TESTQ   R8, R8
-	JEQ     kept147
+	JEQ     kept213
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3762,7 +6356,7 @@ summed146:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept147:
+kept213:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3871,56 +6465,28 @@ kept147:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed148
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -32(SI)(CX*2), Y3, Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed148:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check145:
+check212:
 	CMPQ CX, R10
-	JB   next144
+	JB   next211
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next144
-	JMP  done138
+	JB   next211
+	JMP  done207
 
-fp32137:
+fp32206:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check150
+	JMP  check215
 
-next149:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed151
-	VMOVDQU 128(R12), Y3
-	VPADDQ  (SI)(CX*2), Y3, Y3
-	VPADDQ  32(SI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 128(R12)
-	VMOVDQU 256(R12), Y3
-	VPADDQ  (DI)(CX*2), Y3, Y3
-	VPADDQ  32(DI)(CX*2), Y3, Y3
-	VMOVDQU Y3, 256(R12)
-
-summed151:
+next214:
 	TESTQ   R8, R8
-	JEQ     kept152
+	JEQ     kept216
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3938,7 +6504,7 @@ summed151:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept152:
+kept216:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4047,32 +6613,19 @@ kept152:
 	VPBLENDW    $0x55, Y7, Y4, Y4
 	VMOVDQU     Y3, (BX)(CX*2)
 	VMOVDQU     Y4, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed153
-	VMOVDQU     192(R12), Y3
-	VPADDQ      -32(SI)(CX*2), Y3, Y3
-	VPADDQ      (SI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 192(R12)
-	VMOVDQU     320(R12), Y3
-	VPADDQ      -32(DI)(CX*2), Y3, Y3
-	VPADDQ      (DI)(CX*2), Y3, Y3
-	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed153:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check150:
+check215:
 	CMPQ CX, R10
-	JB   next149
+	JB   next214
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next149
+	JB   next214
 
-done138:
+done207:
+updated190:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4110,32 +6663,22 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain217
 	CMPQ    CX, $0x01
-	JE      fp16155
-	JA      fp32156
+	JE      fp16220
+	JA      fp32221
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check159
+	JMP     check224
 
-next158:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed160
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed160:
+next223:
 	TESTQ   R8, R8
-	JEQ     kept161
+	JEQ     kept225
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4153,7 +6696,522 @@ summed160:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept161:
+kept225:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check224:
+	CMPQ CX, R10
+	JB   next223
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next223
+	JMP  done222
+
+fp16220:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check227
+
+next226:
+	TESTQ   R8, R8
+	JEQ     kept228
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept228:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check227:
+	CMPQ CX, R10
+	JB   next226
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next226
+	JMP  done222
+
+fp32221:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check230
+
+next229:
+	TESTQ   R8, R8
+	JEQ     kept231
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept231:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check230:
+	CMPQ CX, R10
+	JB   next229
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next229
+
+done222:
+	JMP updated218
+
+plain217:
+	CMPQ CX, $0x01
+	JE   fp16233
+	JA   fp32234
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check237
+
+next236:
+	TESTQ   R8, R8
+	JEQ     kept238
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept238:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4248,56 +7306,28 @@ kept161:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed162
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed162:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check159:
+check237:
 	CMPQ CX, R10
-	JB   next158
+	JB   next236
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next158
-	JMP  done157
+	JB   next236
+	JMP  done235
 
-fp16155:
+fp16233:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check164
+	JMP  check240
 
-next163:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed165
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed165:
+next239:
 	TESTQ   R8, R8
-	JEQ     kept166
+	JEQ     kept241
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4315,7 +7345,7 @@ summed165:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept166:
+kept241:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4416,56 +7446,28 @@ kept166:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed167
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed167:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check164:
+check240:
 	CMPQ CX, R10
-	JB   next163
+	JB   next239
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next163
-	JMP  done157
+	JB   next239
+	JMP  done235
 
-fp32156:
+fp32234:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check169
+	JMP  check243
 
-next168:
-	MOVQ    a+0(FP), R12
-	MOVQ    40(R12), R12
-	TESTQ   R12, R12
-	JEQ     summed170
-	VMOVDQU 128(R12), Y5
-	VPADDQ  (SI)(CX*2), Y5, Y5
-	VPADDQ  32(SI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 128(R12)
-	VMOVDQU 256(R12), Y5
-	VPADDQ  (DI)(CX*2), Y5, Y5
-	VPADDQ  32(DI)(CX*2), Y5, Y5
-	VMOVDQU Y5, 256(R12)
-
-summed170:
+next242:
 	TESTQ   R8, R8
-	JEQ     kept171
+	JEQ     kept244
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -4483,7 +7485,7 @@ summed170:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept171:
+kept244:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -4584,32 +7586,19 @@ kept171:
 	VPBLENDW    $0x55, Y9, Y6, Y6
 	VMOVDQU     Y5, (BX)(CX*2)
 	VMOVDQU     Y6, (SI)(CX*2)
-	MOVQ        a+0(FP), R12
-	MOVQ        40(R12), R12
-	TESTQ       R12, R12
-	JEQ         summed172
-	VMOVDQU     192(R12), Y5
-	VPADDQ      -32(SI)(CX*2), Y5, Y5
-	VPADDQ      (SI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 192(R12)
-	VMOVDQU     320(R12), Y5
-	VPADDQ      -32(DI)(CX*2), Y5, Y5
-	VPADDQ      (DI)(CX*2), Y5, Y5
-	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
 
-summed172:
-	ADDQ $0x00000010, CX
-	ADDQ $0x00000010, R11
-
-check169:
+check243:
 	CMPQ CX, R10
-	JB   next168
+	JB   next242
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next168
+	JB   next242
 
-done157:
+done235:
+updated218:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4634,15 +7623,15 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16174
-	JA    fp32175
+	JE    fp16246
+	JA    fp32247
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check178
+	JMP   check250
 
-next177:
+next249:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -4657,23 +7646,23 @@ next177:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check178:
+check250:
 	CMPQ DX, R8
-	JB   next177
+	JB   next249
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next177
-	JMP  done176
+	JB   next249
+	JMP  done248
 
-fp16174:
+fp16246:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check180
+	JMP  check252
 
-next179:
+next251:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -4688,23 +7677,23 @@ next179:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check180:
+check252:
 	CMPQ DX, R8
-	JB   next179
+	JB   next251
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next179
-	JMP  done176
+	JB   next251
+	JMP  done248
 
-fp32175:
+fp32247:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check182
+	JMP  check254
 
-next181:
+next253:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -4720,15 +7709,15 @@ next181:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check182:
+check254:
 	CMPQ DX, R8
-	JB   next181
+	JB   next253
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next181
+	JB   next253
 
-done176:
+done248:
 	VZEROUPPER
 	RET
 
@@ -4754,15 +7743,15 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16184
-	JA    fp32185
+	JE    fp16256
+	JA    fp32257
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check188
+	JMP   check260
 
-next187:
+next259:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4780,23 +7769,23 @@ next187:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check188:
+check260:
 	CMPQ DX, R9
-	JB   next187
+	JB   next259
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next187
-	JMP  done186
+	JB   next259
+	JMP  done258
 
-fp16184:
+fp16256:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check190
+	JMP  check262
 
-next189:
+next261:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4814,23 +7803,23 @@ next189:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check190:
+check262:
 	CMPQ DX, R9
-	JB   next189
+	JB   next261
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next189
-	JMP  done186
+	JB   next261
+	JMP  done258
 
-fp32185:
+fp32257:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check192
+	JMP  check264
 
-next191:
+next263:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4849,15 +7838,15 @@ next191:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check192:
+check264:
 	CMPQ DX, R9
-	JB   next191
+	JB   next263
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next191
+	JB   next263
 
-done186:
+done258:
 	VZEROUPPER
 	RET
 
@@ -4941,12 +7930,12 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	MOVQ    a+0(FP), AX
 	MOVQ    24(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16194
-	JA      fp32195
+	JE      fp16266
+	JA      fp32267
 
-block197:
+block269:
 	TESTQ   R10, R10
-	JEQ     kept200
+	JEQ     kept272
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -4955,7 +7944,7 @@ block197:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept200:
+kept272:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -4973,9 +7962,9 @@ kept200:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile198:
+tile270:
 	TESTQ   R10, R10
-	JEQ     kept201
+	JEQ     kept273
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -4993,7 +7982,7 @@ tile198:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept201:
+kept273:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5190,16 +8179,16 @@ kept201:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile198
+	JNE            tile270
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded199
+	JBE            encoded271
 	SUBQ           $0x00000100, AX
 
-tile202:
+tile274:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5284,9 +8273,9 @@ tile202:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile202
+	JNE         tile274
 
-encoded199:
+encoded271:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5413,13 +8402,13 @@ encoded199:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block197
-	JMP          done196
+	JB           block269
+	JMP          done268
 
-fp16194:
-block203:
+fp16266:
+block275:
 	TESTQ   R10, R10
-	JEQ     kept206
+	JEQ     kept278
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5428,7 +8417,7 @@ block203:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept206:
+kept278:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5446,9 +8435,9 @@ kept206:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile204:
+tile276:
 	TESTQ   R10, R10
-	JEQ     kept207
+	JEQ     kept279
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -5466,7 +8455,7 @@ tile204:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept207:
+kept279:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5669,16 +8658,16 @@ kept207:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile204
+	JNE            tile276
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded205
+	JBE            encoded277
 	SUBQ           $0x00000100, AX
 
-tile208:
+tile280:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5763,9 +8752,9 @@ tile208:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile208
+	JNE         tile280
 
-encoded205:
+encoded277:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5892,13 +8881,13 @@ encoded205:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block203
-	JMP          done196
+	JB           block275
+	JMP          done268
 
-fp32195:
-block209:
+fp32267:
+block281:
 	TESTQ   R10, R10
-	JEQ     kept212
+	JEQ     kept284
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5907,7 +8896,7 @@ block209:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept212:
+kept284:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5925,9 +8914,9 @@ kept212:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile210:
+tile282:
 	TESTQ   R10, R10
-	JEQ     kept213
+	JEQ     kept285
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -5945,7 +8934,7 @@ tile210:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept213:
+kept285:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -6148,16 +9137,16 @@ kept213:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile210
+	JNE            tile282
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded211
+	JBE            encoded283
 	SUBQ           $0x00000100, AX
 
-tile214:
+tile286:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6242,9 +9231,9 @@ tile214:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile214
+	JNE         tile286
 
-encoded211:
+encoded283:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -6371,10 +9360,10 @@ encoded211:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block209
+	JB           block281
 
-done196:
-tile215:
+done268:
+tile287:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6459,7 +9448,7 @@ tile215:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile215
+	JNE         tile287
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -6488,15 +9477,15 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16217
-	JA    fp32218
+	JE    fp16289
+	JA    fp32290
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check221
+	JMP   check293
 
-next220:
+next292:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6512,33 +9501,33 @@ next220:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within222
+	JNE        within294
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within222:
+within294:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check221:
+check293:
 	CMPQ DX, R10
-	JB   next220
+	JB   next292
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next220
-	JMP  done219
+	JB   next292
+	JMP  done291
 
-fp16217:
+fp16289:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check224
+	JMP  check296
 
-next223:
+next295:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6554,33 +9543,33 @@ next223:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within225
+	JNE        within297
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within225:
+within297:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check224:
+check296:
 	CMPQ DX, R10
-	JB   next223
+	JB   next295
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next223
-	JMP  done219
+	JB   next295
+	JMP  done291
 
-fp32218:
+fp32290:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check227
+	JMP  check299
 
-next226:
+next298:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6597,24 +9586,24 @@ next226:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within228
+	JNE        within300
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within228:
+within300:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check227:
+check299:
 	CMPQ DX, R10
-	JB   next226
+	JB   next298
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next226
+	JB   next298
 
-done219:
+done291:
 	VZEROUPPER
 	RET

@@ -539,12 +539,12 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp162322
-	JA        fp322323
+	JE        fp163354
+	JA        fp323355
 
-block2325:
+block3357:
 	TESTQ   R10, R10
-	JEQ     kept2328
+	JEQ     kept3360
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -553,7 +553,7 @@ block2325:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2328:
+kept3360:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -573,9 +573,9 @@ kept2328:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2326:
+tile3358:
 	TESTQ     R10, R10
-	JEQ       kept2329
+	JEQ       kept3361
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -593,7 +593,7 @@ tile2326:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2329:
+kept3361:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -826,12 +826,12 @@ kept2329:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2326
+	JNE            tile3358
 	CMPL           5120(DX), $0x00
-	JEQ            done2331
+	JEQ            done3363
 	SUBQ           $0x00000100, AX
 
-next2330:
+next3362:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -850,9 +850,9 @@ next2330:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2330
+	JNE        next3362
 
-done2331:
+done3363:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -877,11 +877,11 @@ done2331:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2332
+	JEQ           unusual3364
 	CMPL          R13, $0x5f000000
-	JBE           usual2333
+	JBE           usual3365
 
-unusual2332:
+unusual3364:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -890,7 +890,7 @@ unusual2332:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2334:
+next3366:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -899,7 +899,7 @@ next2334:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2334
+	JB            next3366
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -921,7 +921,7 @@ next2334:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2333:
+usual3365:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1036,13 +1036,13 @@ usual2333:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2325
-	JMP          done2324
+	JB           block3357
+	JMP          done3356
 
-fp162322:
-block2335:
+fp163354:
+block3367:
 	TESTQ   R10, R10
-	JEQ     kept2338
+	JEQ     kept3370
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1051,7 +1051,7 @@ block2335:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2338:
+kept3370:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1071,9 +1071,9 @@ kept2338:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2336:
+tile3368:
 	TESTQ     R10, R10
-	JEQ       kept2339
+	JEQ       kept3371
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1091,7 +1091,7 @@ tile2336:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2339:
+kept3371:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1330,12 +1330,12 @@ kept2339:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2336
+	JNE            tile3368
 	CMPL           5120(DX), $0x00
-	JEQ            done2341
+	JEQ            done3373
 	SUBQ           $0x00000100, AX
 
-next2340:
+next3372:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1354,9 +1354,9 @@ next2340:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2340
+	JNE        next3372
 
-done2341:
+done3373:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1381,11 +1381,11 @@ done2341:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2342
+	JEQ           unusual3374
 	CMPL          R13, $0x5f000000
-	JBE           usual2343
+	JBE           usual3375
 
-unusual2342:
+unusual3374:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1394,7 +1394,7 @@ unusual2342:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2344:
+next3376:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1403,7 +1403,7 @@ next2344:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2344
+	JB            next3376
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1425,7 +1425,7 @@ next2344:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2343:
+usual3375:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1540,13 +1540,13 @@ usual2343:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2335
-	JMP          done2324
+	JB           block3367
+	JMP          done3356
 
-fp322323:
-block2345:
+fp323355:
+block3377:
 	TESTQ   R10, R10
-	JEQ     kept2348
+	JEQ     kept3380
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1555,7 +1555,7 @@ block2345:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2348:
+kept3380:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1575,9 +1575,9 @@ kept2348:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2346:
+tile3378:
 	TESTQ     R10, R10
-	JEQ       kept2349
+	JEQ       kept3381
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1595,7 +1595,7 @@ tile2346:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2349:
+kept3381:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1836,12 +1836,12 @@ kept2349:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2346
+	JNE            tile3378
 	CMPL           5120(DX), $0x00
-	JEQ            done2351
+	JEQ            done3383
 	SUBQ           $0x00000100, AX
 
-next2350:
+next3382:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1860,9 +1860,9 @@ next2350:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2350
+	JNE        next3382
 
-done2351:
+done3383:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1887,11 +1887,11 @@ done2351:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2352
+	JEQ           unusual3384
 	CMPL          R13, $0x5f000000
-	JBE           usual2353
+	JBE           usual3385
 
-unusual2352:
+unusual3384:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1900,7 +1900,7 @@ unusual2352:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2354:
+next3386:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1909,7 +1909,7 @@ next2354:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2354
+	JB            next3386
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1931,7 +1931,7 @@ next2354:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2353:
+usual3385:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2046,10 +2046,10 @@ usual2353:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2345
+	JB           block3377
 
-done2324:
-tile2355:
+done3356:
+tile3387:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2126,12 +2126,12 @@ tile2355:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2355
+	JNE            tile3387
 	CMPL           5120(DX), $0x00
-	JEQ            done2357
+	JEQ            done3389
 	SUBQ           $0x00000100, AX
 
-next2356:
+next3388:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2150,9 +2150,9 @@ next2356:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2356
+	JNE        next3388
 
-done2357:
+done3389:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -14,7 +14,6 @@ type undoLog struct {
 	log     reg.Register
 	streams []stream
 	rings   []int // of the streams
-	summed  []int // their numbers in the sums; -1: not summed
 	headers int   // the ring of the headers
 }
 
@@ -27,11 +26,6 @@ func (s instructionSet) undoLog(state abi.State, moments abi.MomentType, arrays 
 	for i, place := range ring[:abi.UndoHeaders] {
 		if tile[i] > 0 {
 			u.rings = append(u.rings, place)
-			number := i
-			if i == abi.UndoMaster && state != abi.FP32 {
-				number = -1 // the trainer may write parameters
-			}
-			u.summed = append(u.summed, number)
 		}
 	}
 	return u
@@ -85,38 +79,4 @@ func (u undoLog) copy(index, place reg.Register, elements int) {
 			left -= size / from.size
 		}
 	}
-}
-
-// Instants of the sums of streams.
-const (
-	beforeUpdate = iota
-	afterUpdate
-)
-
-// sum adds elements of every stream, offset elements after index, to the sums of the streams, if there are any. The
-// sums are in memory: registers are few, and the next addition to a sum is a tile away.
-func (u undoLog) sum(index reg.Register, offset, elements, instant int) {
-	summed, sums := label("summed"), argument("Sums")
-	TESTQ(sums, sums)
-	JEQ(LabelRef(summed))
-	for i, from := range u.streams {
-		if u.summed[i] < 0 {
-			continue
-		}
-		var x Op = XMM()
-		size := 16
-		switch bytes := elements * from.size; {
-		case u.lanes == 16 && bytes >= 64:
-			x, size = ZMM(), 64
-		case bytes >= 32:
-			x, size = YMM(), 32
-		}
-		total := Mem{Base: sums, Disp: 64 * (2*u.summed[i] + instant)}
-		u.move(total, x)
-		for at := 0; at < elements; at += size / from.size {
-			VPADDQ(from.at(index, offset+at), x, x)
-		}
-		u.move(x, total)
-	}
-	Label(summed)
 }
