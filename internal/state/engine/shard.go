@@ -39,9 +39,9 @@ type Shard struct {
 	takeUrgent                       func(unit int) bool
 	walkArrived                      func(worker int)
 
-	snapshot atomic.Pointer[Snapshot]
-	damage   atomic.Pointer[error]
-	scrubbed int // the chunk that is verified next
+	snapshot  atomic.Pointer[Snapshot]
+	damage    atomic.Pointer[error]
+	scrubbing scrubbing
 }
 
 // update is the update that this process is making or made last.
@@ -204,6 +204,7 @@ func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) { s.EachOf(s
 // EachOf is [Shard.Each] for the chunks with elements of a range. Sums of the chunks
 // are verified before body and renewed after it.
 func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) {
+	defer s.scrubbing.keepOut()()
 	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
 		c := s.chunk(unit)
 		state := c.state()

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -143,28 +144,42 @@ func (s *Shard) damagedAt(damaged uint64) error {
 		"%d: %w; %s", name, unit, c.First, c.End(), len(memory), offset, s.Steps(), ErrDamaged, remedy)
 }
 
-// Scrub verifies the sums of the next chunk, unless the shard is being changed, and returns how many bytes it has
-// read. Any goroutine may call it, one at a time. It takes no lock: what it has read while the chunk was being changed
-// it does not judge.
+// scrubbing keeps the scrubber and those who change the shard apart. Who changes it waits for one chunk at most.
+type scrubbing struct {
+	mutex    sync.Mutex
+	changing bool // other than by an update
+	next     int  // chunk
+}
+
+// keepOut has the scrubber stay away until the function that it returns is called.
+func (s *scrubbing) keepOut() (letIn func()) {
+	s.set(true)
+	return s.letIn
+}
+
+func (s *scrubbing) letIn() { s.set(false) }
+
+func (s *scrubbing) set(changing bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.changing = changing
+}
+
+// Scrub verifies the sums of the next chunk, unless the shard is being changed, and returns how many bytes it has read.
+// Any goroutine may call it.
 func (s *Shard) Scrub() (bytes int64) {
 	defer s.catch()
-	if s.config.Chunks == 0 || s.Err() != nil || s.isUnderway() {
+	s.scrubbing.mutex.Lock()
+	defer s.scrubbing.mutex.Unlock()
+	if s.Err() != nil || s.scrubbing.changing || s.isUnderway() {
 		return 0
 	}
-	began := s.begun.Load()
-	unit := s.scrubbed % s.config.Chunks
-	s.scrubbed = unit + 1
+	unit := s.scrubbing.next % s.config.Chunks
+	s.scrubbing.next = unit + 1
 	state := s.chunk(unit).state()
-	for i, number := range s.chunkSums.streams {
-		sum := &s.chunkSums.of(unit)[i]
-		was := sum.Load()
-		right := was == 0 || was == state.Sum(number)+written
-		if s.isUnderway() || s.begun.Load() != began || sum.Load() != was {
-			return bytes
-		}
-		if bytes += int64(len(state.Summed(number))); !right {
-			s.condemn(unit, i)
-		}
+	s.isSound(unit, &state)
+	for _, number := range s.chunkSums.streams {
+		bytes += int64(len(state.Summed(number)))
 	}
 	return bytes
 }

@@ -106,7 +106,9 @@ func (u *Update) constants(c *kernel.Constants, of row) error {
 // gradients are still arriving, it can do so once they are all there.
 func (s *Shard) update(u Update, then func(), arriving bool) {
 	s.prepareUpdate(u, then, arriving)
+	s.scrubbing.set(true) // it stays away from what is under way
 	s.begun.Add(1)
+	s.scrubbing.set(false)
 	s.run(int64(s.config.Chunks))
 }
 

@@ -18,6 +18,7 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 		s.writing.Store(true)
 		defer s.writing.Store(false)
 	}
+	defer s.scrubbing.keepOut()()
 	all := shard.Range{First: first, Count: int64(len(values))}
 	s.start(s.config.ChunksOf(all), helping, func(worker, unit int) {
 		c := s.chunks[unit]

@@ -42,6 +42,7 @@ type headerFields struct {
 	groupCount uint64
 	leftBytes  uint64 // of the parameters that a prepared step leaves alone
 	pages      uint64 // kind of pages of the shard's arenas
+	sums       uint64 // 1 if the shard has sums of its chunks, else 0
 	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
 	// session, of another rank or job.
 	checksum [sha256.Size]byte
@@ -97,8 +98,11 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*sessionHeader, error) {
+func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool) (*sessionHeader, error) {
 	static := headerFields{document: uint64(len(text)), pages: uint64(pages)}
+	if sums {
+		static.sums = 1
+	}
 	static.groupCount, static.leftBytes = prepares(d)
 	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {
@@ -107,7 +111,7 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
-	fields.pages = static.pages
+	fields.pages, fields.sums = static.pages, static.sums
 	fields.checksum = fields.checksumWith(text)
 	for _, word := range fields.words {
 		word.Store(0)
@@ -119,7 +123,7 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 // checksumWith returns the checksum of what never changes in a header with a document.
 func (h *headerFields) checksumWith(document []byte) [sha256.Size]byte {
 	sum := sha256.New()
-	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages))
+	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages, h.sums))
 	sum.Write(document)
 	return [sha256.Size]byte(sum.Sum(nil))
 }

@@ -38,12 +38,14 @@ type heldShard struct {
 
 	stepIsOver sync.WaitGroup
 	awaitsEnd  bool // of a step whose gradients arrive: stepIsOver counts it
+
+	endScrubbing func()
 }
 
 // newHeldShard makes a shard the contents of a session.
 func newHeldShard(s *session, shard *engine.Shard) *heldShard {
 	useWorkers(shard.Config())
-	held := &heldShard{session: s, document: s.document.(*protocol.Document), shard: shard}
+	held := &heldShard{session: s, document: s.document.(*protocol.Document), shard: shard, endScrubbing: func() {}}
 	s.contents = held
 	return held
 }
@@ -81,6 +83,7 @@ func (s *heldShard) underway() (number uint64, left int64) {
 }
 
 func (s *heldShard) giveBack() error {
+	s.endScrubbing()
 	s.dropWindow()
 	leaveWorkers(s.shard.Config())
 	return s.shard.Close()

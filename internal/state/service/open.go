@@ -221,7 +221,8 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	planned, err := s.design(d, d.Of().CPUs)
+	sums := s.wantsSums(d)
+	planned, err := s.design(d, d.Of().CPUs, sums)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +234,7 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err := s.checkKept(name, len(planned.arenas)); err != nil {
 		return nil, err
 	}
-	header, err := newHeader(d, text, pages)
+	header, err := newHeader(d, text, pages, sums)
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
@@ -271,7 +272,7 @@ type design struct {
 
 // design returns the design of a session whose workers have the CPUs that are named, or else the rank's share of the
 // CPUs that this process may use.
-func (s *Server) design(d protocol.AnyDocument, named []int) (*design, error) {
+func (s *Server) design(d protocol.AnyDocument, named []int, sums bool) (*design, error) {
 	cpus, err := s.cpus(d.Of(), named)
 	if err != nil {
 		return nil, err
@@ -279,7 +280,7 @@ func (s *Server) design(d protocol.AnyDocument, named []int) (*design, error) {
 	if held, ok := d.(*protocol.HoldDocument); ok {
 		return designStates(held, cpus), nil
 	}
-	return s.designShard(d.(*protocol.Document), cpus)
+	return s.designShard(d.(*protocol.Document), cpus, sums)
 }
 
 // expected returns how many sessions like this one are still to be opened on this host,

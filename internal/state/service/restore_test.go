@@ -23,6 +23,7 @@ import (
 
 	"plimsoll/internal/machine/arena"
 	"plimsoll/internal/state/checked"
+	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/service/servicetest"
@@ -288,7 +289,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
-	header, err := newHeader(d, text, arena.BasePages)
+	header, err := newHeader(d, text, arena.BasePages, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -438,6 +439,11 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	set, err := kernel.Select()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Sums = set.SumsAreFree(config.Format)
 	arenas := config.Arenas()
 	const chunks = 2
 	slots := chunks * (64 + config.Format.UndoBytes())    // size of the end of the journal

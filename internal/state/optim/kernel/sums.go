@@ -56,6 +56,12 @@ func wordSum(bytes []byte) (sum uint64) {
 	return sum + sums[0] + sums[1] + sums[2] + sums[3] + binary.LittleEndian.Uint64(last[:])
 }
 
+// SumsAreFree reports whether an update sums its streams in the registers that it has them in, in no time that can be
+// measured. Others read each chunk twice more. Masters of 24 bits take 5 % longer.
+func (s Set) SumsAreFree(f Format) bool {
+	return s.inRegisters() && f.Moments != MomentsInt8 && f.State != Split24
+}
+
 // UpdateSummed is [Set.Update], with an undo log if u is not empty. It sets the sums of the streams that it reads and
 // overwrites. The bits are the same.
 func (s Set) UpdateSummed(f Format, constants *Constants, c Chunk, u Undo, sums *Sums) {
