@@ -200,7 +200,13 @@ func (c *connection) step(r request) (reply, error) {
 		return at, err
 	}
 	c.answering.Add(1)
-	begun, err := shard.step(body, func(took time.Duration) {
+	begun := false
+	defer func() { // also if the step finds damage, with which it panics
+		if !begun {
+			c.answering.Done()
+		}
+	}()
+	begun, err = shard.step(body, func(took time.Duration) {
 		status, result := protocol.Done, protocol.Encode(body.Step, took.Seconds())
 		if err := shard.refuseDamaged(r.Kind); err != nil {
 			status, result = protocol.Refused, []byte(err.Error())
@@ -211,7 +217,6 @@ func (c *connection) step(r request) (reply, error) {
 	if begun {
 		return reply{}, errLater
 	}
-	c.answering.Done()
 	return at, err
 }
 

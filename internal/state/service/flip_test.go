@@ -81,9 +81,15 @@ func imageOf(t *testing.T, file *os.File) []byte {
 	return image
 }
 
-// told is what a service tells the client that opens a session.
+// told is what a service tells the client that opens a session, and what it would make a prepared step with.
 func told(s *session) (welcome string, err error) {
-	err = s.guard(func() { welcome = fmt.Sprintf("%+v", s.contents.welcome(true, nil)) })
+	err = s.guard(func() {
+		welcome = fmt.Sprintf("%+v", s.contents.welcome(true, nil))
+		if s.header.preparedStep.Load() != 0 {
+			groups, left := s.header.prepared()
+			welcome += fmt.Sprint(groups, left)
+		}
+	})
 	return welcome, err
 }
 
