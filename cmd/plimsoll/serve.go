@@ -61,8 +61,8 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
 	reserveFlag(command, &options.reserve)
 	hostProfileFlag(command, &options.hostProfile)
-	choiceFlag(command, &options.sums, "sums", cmp.Or(os.Getenv(sumsVariable), service.SumsNames[0]), "sums of the state, "+
-		"by which each step finds bits that have flipped in memory: VALUES. auto has them where they take no time. "+
+	sums := cmp.Or(os.Getenv(sumsVariable), service.SumsNames[0])
+	choiceFlag(command, &options.sums, "sums", sums, "sums of the state, by which each step finds bits that have flipped in memory: VALUES. auto has them where they take no time. "+
 		sumsVariable+" says the same, also to the service of plimsoll run", service.SumsNames)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
 		"end when stdin closes, as it does when the process at its other end dies")

@@ -95,7 +95,8 @@ func (c ShardConfig) whySums() string {
 	if !c.Sums {
 		return ""
 	}
-	return fmt.Sprintf("; 8 B x %d streams x %s chunks: sums of the state", len(c.summed()), ledger.Count(int64(c.Chunks)))
+	return fmt.Sprintf("; 8 B x %d streams x %s chunks: sums of the state", len(c.summed()),
+		ledger.Count(int64(c.Chunks)))
 }
 
 // fingerprint identifies everything that the layout and the meaning of the journal

@@ -86,8 +86,8 @@ func BenchmarkOrder(b *testing.B) {
 	b.ReportMetric(100*(took[2][len(took[2])/2]/plain-1), "%-awaited")
 }
 
-// BenchmarkSums makes steps of two shards, one with sums and one without, in turns. It reports how much longer the median
-// and the lowest decile of the steps with sums are, in percent.
+// BenchmarkSums makes steps of two shards, one with sums and one without, in turns. It reports how much longer the
+// median and the lowest decile of the steps with sums are, in percent.
 func BenchmarkSums(b *testing.B) {
 	for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
 		for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {

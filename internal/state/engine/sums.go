@@ -12,8 +12,8 @@ import (
 	"plimsoll/internal/state/shard"
 )
 
-// A shard may have a sum of every stream of every chunk ([kernel.Sums]). An update sums what it reads and what it writes,
-// in the same pass over memory. If what it has read has another sum than the update before has written, a bit has
+// A shard may have a sum of every stream of every chunk ([kernel.Sums]). An update sums what it reads and what it
+// writes, in the same pass over memory. If what it has read has another sum than the update before has written, a bit has
 // flipped in between: the step is never finished. [Shard.Scrub] finds that earlier.
 //
 // The trainer maps the parameters, and a program may write them in place at any time. So the stream that it maps has no
@@ -184,8 +184,8 @@ func (s *Shard) Scrub() (bytes int64) {
 	return bytes
 }
 
-// ViewOf has the workers call body for the chunks with elements of a range, as [Shard.EachOf] does. body only reads, and
-// only chunks whose sums are right. ViewOf returns the damage that it finds.
+// ViewOf has the workers call body for the chunks with elements of a range, as [Shard.EachOf] does. body only reads,
+// and only chunks whose sums are right. ViewOf returns the damage that it finds.
 func (s *Shard) ViewOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) error {
 	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
 		c := s.chunk(unit)

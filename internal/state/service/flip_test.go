@@ -153,8 +153,8 @@ func release(t *testing.T, s *Server) {
 	}
 }
 
-// TestFlipWhileServing flips a bit of every kind of memory under a service with a client. The step, or the request, that
-// reads it is refused and says where. So is everything after it, until the user frees the memory.
+// TestFlipWhileServing flips a bit of every kind of memory under a service with a client. The step, or the request,
+// that reads it is refused and says where. So is everything after it, until the user frees the memory.
 func TestFlipWhileServing(t *testing.T) {
 	for name, flip := range map[string]struct {
 		arena string
@@ -211,7 +211,8 @@ func wantDamage(t *testing.T, err error, place, field string) {
 	if !errors.As(err, &wrong) || wrong.Status != protocol.Refused {
 		t.Fatalf("the error is %v", err)
 	}
-	for _, want := range []string{place, field, "memory has changed since it was written", "last checkpoint", "--discard"} {
+	all := []string{place, field, "memory has changed since it was written", "last checkpoint", "--discard"}
+	for _, want := range all {
 		if !strings.Contains(wrong.Message, want) {
 			t.Errorf("the error is %q, want %q", wrong.Message, want)
 		}

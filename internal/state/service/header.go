@@ -187,8 +187,8 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	}
 	a, err := arena.Attach(name, fields.size(), arena.BasePages, file)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the session header %s says that it is larger than its file, or smaller: %w; begin "+
-			"again from the last checkpoint", name, err)
+		return nil, nil, fmt.Errorf("the session header %s says that it is larger than its file, or smaller: %w; "+
+			"begin again from the last checkpoint", name, err)
 	}
 	text := a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)]
 	if fields.checksum != fields.checksumWith(text) {
