@@ -62,8 +62,9 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 	reserveFlag(command, &options.reserve)
 	hostProfileFlag(command, &options.hostProfile)
 	sums := cmp.Or(os.Getenv(sumsVariable), service.SumsNames[0])
-	choiceFlag(command, &options.sums, "sums", sums, "sums of the state, by which each step finds bits that have flipped in memory: VALUES. auto has them where they take no time. "+
-		sumsVariable+" says the same, also to the service of plimsoll run", service.SumsNames)
+	choiceFlag(command, &options.sums, "sums", sums, "sums of the state, by which each step finds bits that have "+
+		"flipped in memory: VALUES. auto has them where they take no time. "+sumsVariable+" says the same, also to "+
+		"the service of plimsoll run", service.SumsNames)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
 		"end when stdin closes, as it does when the process at its other end dies")
 	return command

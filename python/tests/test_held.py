@@ -219,17 +219,19 @@ def children(process):
 
 
 def test_numbers_that_have_changed_in_memory_decide_nothing(service):
-    with HeldStates(service.socket, document()) as held:
-        held.control.settings = b"{}"
-        for offset, read in (
-            (64, lambda: held.moment), (128, lambda: held.control.gradients_of), (136, lambda: held.control.settings),
-            (144, lambda: held.control.settings), (192, lambda: held.wait_until_read(1)),
-        ):  # fmt: skip
-            for bit in range(64):
-                held.control.memory[offset + bit // 8] ^= 1 << bit % 8
-                with pytest.raises(StateDamaged, match="memory has changed since it was written; begin again from"):
-                    read()
-                held.control.memory[offset + bit // 8] ^= 1 << bit % 8
-        held.control.memory[held.control._settings] ^= 1
-        with pytest.raises(StateDamaged, match="the hyperparameters, 2 bytes at offset .*, have another checksum"):
-            held.control.settings
+    held = HeldStates(service.socket, document())
+    held.control.settings = b"{}"
+    for offset, read in (
+        (64, lambda: held.moment), (128, lambda: held.control.gradients_of), (136, lambda: held.control.settings),
+        (144, lambda: held.control.settings), (192, lambda: held.wait_until_read(1)),
+    ):  # fmt: skip
+        for bit in range(64):
+            held.control.memory[offset + bit // 8] ^= 1 << bit % 8
+            with pytest.raises(StateDamaged, match="memory has changed since it was written; begin again from"):
+                read()
+            held.control.memory[offset + bit // 8] ^= 1 << bit % 8
+    held.control.memory[held.control._settings] ^= 1
+    with pytest.raises(StateDamaged, match="the hyperparameters, 2 bytes at offset .*, have another checksum"):
+        held.control.settings
+    held.control.memory[held.control._settings] ^= 1
+    held.close(give_back=True)

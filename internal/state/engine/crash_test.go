@@ -69,7 +69,8 @@ func (c crashCase) with(cpus []int, set kernel.Set) ShardConfig {
 	if sections == nil {
 		sections = shard.Uniform(c.format, crashElements)
 	}
-	return ShardConfig{Layout: layout(c.format, c.chunk, sections), CPUs: cpus, Kernel: set, Journal: true, Sums: c.sums}
+	return ShardConfig{Layout: layout(c.format, c.chunk, sections), CPUs: cpus, Kernel: set, Journal: true,
+		Sums: c.sums}
 }
 
 // newShard returns a shard of the case. Its weights and gradients depend on their place.

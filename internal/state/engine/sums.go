@@ -13,8 +13,8 @@ import (
 )
 
 // A shard may have a sum of every stream of every chunk ([kernel.Sums]). An update sums what it reads and what it
-// writes, in the same pass over memory. If what it has read has another sum than the update before has written, a bit has
-// flipped in between: the step is never finished. [Shard.Scrub] finds that earlier.
+// writes, in the same pass over memory. If what it has read has another sum than the update before has written, a bit
+// has flipped in between: the step is never finished. [Shard.Scrub] finds that earlier.
 //
 // The trainer maps the parameters, and a program may write them in place at any time. So the stream that it maps has no
 // sums. Neither have gradients.
