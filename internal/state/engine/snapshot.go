@@ -89,7 +89,7 @@ func (x *Snapshot) copyOnWrite(unit int) bool {
 		x.mutex.Unlock()
 		c := x.shard.chunk(unit)
 		state := c.state()
-		err := x.shard.Err()
+		var err error
 		if x.shard.isSound(unit, &state) {
 			err = x.copy(c.Chunk, state)
 		} else {
