@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type serveOptions struct {
 	socket, metrics  string
 	reserve          int
 	hostProfile      string
+	sums             string
 	untilStdinCloses bool
 }
 
@@ -59,12 +61,22 @@ inherits its socket (ListenSequentialPacket=) and keeps its memory
 		"(http://ADDRESS/metrics), such as :9464 (for this host alone) or 10.0.0.5:9464")
 	reserveFlag(command, &options.reserve)
 	hostProfileFlag(command, &options.hostProfile)
+	sums := cmp.Or(os.Getenv(sumsVariable), service.SumsNames[0])
+	choiceFlag(command, &options.sums, "sums", sums, "sums of the state, by which each step finds bits that have "+
+		"flipped in memory: VALUES. auto has them where they take no time. "+sumsVariable+" says the same, also to "+
+		"the service of plimsoll run", service.SumsNames)
 	flags.BoolVar(&options.untilStdinCloses, "until-stdin-closes", false,
 		"end when stdin closes, as it does when the process at its other end dies")
 	return command
 }
 
+// sumsVariable is the variable of the environment that says which sessions have sums.
+const sumsVariable = "PLIMSOLL_SUMS"
+
 func runServe(c *cobra.Command, o serveOptions) error {
+	if _, err := service.ParseSums(o.sums); err != nil {
+		return fault.Inputf("--sums (or %s) is %v", sumsVariable, err)
+	}
 	ctx := interruptible(c)
 	given, err := service.Inherit()
 	if err != nil {
@@ -93,7 +105,7 @@ func runServe(c *cobra.Command, o serveOptions) error {
 		return err
 	}
 	keeper, err := keeperWith(o.socket, o.metrics, logTo(c), "--reserve", strconv.Itoa(o.reserve),
-		"--"+hostProfileFlagName, o.hostProfile)
+		"--"+hostProfileFlagName, o.hostProfile, "--sums", o.sums)
 	if err != nil {
 		return err
 	}
@@ -183,6 +195,8 @@ func serve(ctx context.Context, c *cobra.Command, given *service.Inherited, o se
 	if err != nil {
 		return err
 	}
+	sums, _ := service.ParseSums(o.sums) // was checked
+	server.SetSums(sums)
 	if o.metrics != "" {
 		stop, err := server.ServeMetrics(o.metrics)
 		switch {

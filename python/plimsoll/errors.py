@@ -22,5 +22,9 @@ class ProtocolError(PlimsollError):
     """The other side of the socket does not speak this version of the protocol."""
 
 
+class StateDamaged(PlimsollError):
+    """Memory that decides something has changed since it was written: its checksum is another."""
+
+
 class StateLost(PlimsollError):
     """The service was started anew without the state that it held."""

@@ -4,16 +4,20 @@ The regions of chunks lie one behind the other, with a gap before or behind all 
 gap, in the order of :meth:`Layout.next`, so that a region only overwrites what chunks before it have left.
 """
 
+import binascii
 import ctypes
 import itertools
+import zlib
 from typing import Any, Dict, NamedTuple, Sequence
 
 import numpy as np
 
+from plimsoll.errors import StateDamaged
+
 ALIGNMENT = 256
 _HEAD = 512
 _SCALAR = 8
-_MAXIMUM_STEPS = 1 << 40
+_MAXIMUM_STEPS = 1 << 27
 
 
 class Moment(NamedTuple):
@@ -79,17 +83,44 @@ def _scalars(chunks: Sequence[Dict[str, Any]]) -> int:
     return sum(len(c.get("scalars", ())) for c in chunks)
 
 
+#: The largest number in a word of the control arena.
+MOST = (1 << 48) - 1
+
+
+def sealed(number: int) -> int:
+    """A number with its checksum, as it is in the control arena: one word, which one store writes."""
+    return number << 16 | binascii.crc_hqx(number.to_bytes(6, "little"), 0xFFFF)
+
+
 class _Word:
-    """A number in the head of the control arena, read and written at once."""
+    """A number in the head of the control arena, read and written at once, with its checksum."""
 
     def __init__(self, offset: int):
         self.offset = offset
 
+    def __set_name__(self, of: type, name: str) -> None:
+        self._name = name.lstrip("_")
+
     def __get__(self, control: "Control", of: type) -> int:
-        return ctypes.c_uint64.from_buffer(control.memory, self.offset).value
+        word = ctypes.c_uint64.from_buffer(control.memory, self.offset).value
+        if sealed(word >> 16) != word:
+            raise _damaged(f"{self._name}, at offset {self.offset}, is {word:#018x}")
+        return word >> 16
 
     def __set__(self, control: "Control", value: int) -> None:
-        ctypes.c_uint64.from_buffer(control.memory, self.offset).value = value
+        ctypes.c_uint64.from_buffer(control.memory, self.offset).value = sealed(value)
+
+
+def signed(number: int) -> int:
+    """The sealed number as a device holds it, whose words have a sign."""
+    word = sealed(number)
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _damaged(what: str) -> StateDamaged:
+    return StateDamaged(
+        f"the control arena: {what}: memory has changed since it was written; begin again from the last checkpoint"
+    )
 
 
 class Control:
@@ -100,13 +131,14 @@ class Control:
     #: Where ``gradients_of`` is.
     GRADIENTS_OF_OFFSET = 128
     #: ``read`` while nothing is being saved.
-    NOTHING_IS_READ = (1 << 64) - 1
+    NOTHING_IS_READ = MOST
 
     #: Written behind the region of each chunk.
     position = _Word(POSITION_OFFSET)
     #: The step whose gradients are held, written before the first region of the step.
     gradients_of = _Word(GRADIENTS_OF_OFFSET)
     _settings_length = _Word(136)
+    _settings_sum = _Word(144)
     #: Written by the service: no region may be written at a greater position.
     read = _Word(192)
     #: The position at which this process waits for ``read``.
@@ -118,6 +150,11 @@ class Control:
         self._settings = _HEAD + 2 * _SCALAR * self._count
         self._room = document["settings_bytes"]
 
+    def begin(self) -> None:
+        """Writes the numbers of an arena that no service has made."""
+        self.position = self.gradients_of = self._settings_length = self._settings_sum = self.wanted = 0
+        self.read = self.NOTHING_IS_READ
+
     def scalars(self, steps: int) -> np.ndarray:
         """The numbers of the state after so many steps: 8 bytes for each, which begin with those of its type."""
         table = np.frombuffer(self.memory, np.uint8, 2 * _SCALAR * self._count, _HEAD).reshape(2, self._count, _SCALAR)
@@ -126,11 +163,14 @@ class Control:
     @property
     def settings(self) -> bytes:
         """The hyperparameters of the step of ``gradients_of``."""
-        return bytes(self.memory[self._settings : self._settings + min(self._settings_length, self._room)])
+        text = bytes(self.memory[self._settings : self._settings + min(self._settings_length, self._room)])
+        if zlib.crc32(text) != self._settings_sum:
+            raise _damaged(f"the hyperparameters, {len(text)} bytes at offset {self._settings}, have another checksum")
+        return text
 
     @settings.setter
     def settings(self, text: bytes) -> None:
         if len(text) > self._room:
             raise ValueError(f"hyperparameters of {len(text)} bytes: settings_bytes of the document is {self._room}")
         self.memory[self._settings : self._settings + len(text)] = text
-        self._settings_length = len(text)
+        self._settings_length, self._settings_sum = len(text), zlib.crc32(text)

@@ -13,6 +13,7 @@ import pytest
 
 from awaited import answers
 from plimsoll import ProtocolError, ServiceError, protocol
+from plimsoll.errors import StateDamaged
 from plimsoll.held import HeldStates
 from plimsoll.service import find_program
 from plimsoll.states import Layout, Moment
@@ -215,3 +216,22 @@ def test_an_interrupted_request_hides_no_service_that_has_died(service):
 def children(process):
     tasks = pathlib.Path(f"/proc/{process}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_numbers_that_have_changed_in_memory_decide_nothing(service):
+    held = HeldStates(service.socket, document())
+    held.control.settings = b"{}"
+    for offset, read in (
+        (64, lambda: held.moment), (128, lambda: held.control.gradients_of), (136, lambda: held.control.settings),
+        (144, lambda: held.control.settings), (192, lambda: held.wait_until_read(1)),
+    ):  # fmt: skip
+        for bit in range(64):
+            held.control.memory[offset + bit // 8] ^= 1 << bit % 8
+            with pytest.raises(StateDamaged, match="memory has changed since it was written; begin again from"):
+                read()
+            held.control.memory[offset + bit // 8] ^= 1 << bit % 8
+    held.control.memory[held.control._settings] ^= 1
+    with pytest.raises(StateDamaged, match="the hyperparameters, 2 bytes at offset .*, have another checksum"):
+        held.control.settings
+    held.control.memory[held.control._settings] ^= 1
+    held.close(give_back=True)

@@ -23,7 +23,7 @@ func (a Accumulation) String() string {
 // begun, and whether that one is half added: the process that added it was killed.
 func (s *Shard) Accumulations() (finished, cleared int64, last Accumulation, half bool) {
 	a := s.accumulations
-	return a.finished.Load(), a.cleared.Load(), a.last, s.isAccumulating()
+	return a.finished.Load(), a.cleared.Load(), a.last(), s.isAccumulating()
 }
 
 // Accumulate adds a gradient of any type to the shard's gradients, beginning at
@@ -39,10 +39,10 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 	switch {
 	case s.isUnderway():
 		return fmt.Errorf("gradients cannot be accumulated: step %d is under way", s.Steps()+1)
-	case s.isAccumulating() && now != a.last:
+	case s.isAccumulating() && now != a.last():
 		return fmt.Errorf("a gradient of %v cannot be accumulated: the accumulation of one of %v is half done: "+
 			"accumulate that again, or clear all gradients",
-			now, a.last)
+			now, a.last())
 	case s.isAccumulating():
 		for _, slot := range s.slots {
 			s.resumeAccumulation(slot, gradient)
@@ -62,9 +62,9 @@ func (s *Shard) Accumulate(first int64, gradient kernel.Array) error {
 // on, another process can go on with it.
 func (s *Shard) beginAccumulation(now Accumulation) {
 	s.clearLogs()
-	s.accumulations.last = now
+	s.accumulations.setLast(now)
 	s.accumulations.marks.Add(1)
-	s.accumulations.begun.Add(1)
+	s.accumulations.begun.Store(s.accumulations.begun.Load() + 1)
 }
 
 func (s *Shard) addUnit(worker, unit int, gradient kernel.Array) {
@@ -96,7 +96,7 @@ func (s *Shard) resumeAccumulation(slot slot, gradient kernel.Array) {
 // sumOf returns the part of a chunk that the accumulation begun last adds to, and
 // the part of the gradient that it adds.
 func (s *Shard) sumOf(unit int, gradient kernel.Array) (sum, part kernel.Array) {
-	all := s.accumulations.last.Range
+	all := s.accumulations.last().Range
 	own := s.chunks[unit].Intersect(all)
 	from, to := int(own.First), int(own.End())
 	return s.gradient.Slice(from, to), gradient.Slice(from-int(all.First), to-int(all.First))

@@ -110,7 +110,7 @@ func breakOffAccumulation(s *Shard, random *rand.Rand, gradient kernel.Array) {
 		}
 		s.resumeAccumulation(slot, gradient)
 	}
-	chunks := s.config.ChunksOf(s.accumulations.last.Range)
+	chunks := s.config.ChunksOf(s.accumulations.last().Range)
 	units := int(chunks.Count)
 	free := 0
 	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
@@ -256,6 +256,7 @@ func breakOffWrite(s *Shard, random *rand.Rand, number, first int, values []floa
 	for _, unit := range random.Perm(units)[:random.IntN(units+1)] {
 		unit += int(chunks.First)
 		c := s.chunk(unit)
+		s.chunkSums.void(unit)
 		own := c.Intersect(all)
 		place, from, to := int(c.First), int(own.First), int(own.End())
 		if free == len(s.slots) {

@@ -25,7 +25,7 @@ type arrivals struct {
 	busy   time.Duration // how long there were such chunks, up to then
 
 	missing atomic.Int64    // chunks whose gradients have not all arrived; 0 if the update was begun with all of them
-	marks   []atomic.Uint32 // by chunk: the mark of the last update in which all of its gradients have arrived
+	marks   []atomic.Uint64 // by chunk: the mark of the last update in which all of its gradients have arrived
 	called  []atomic.Bool   // by worker: whether a call has not been followed
 }
 
@@ -34,7 +34,7 @@ func (a *arrivals) begin(chunks, workers int) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if a.marks == nil {
-		a.marks, a.called = make([]atomic.Uint32, chunks), make([]atomic.Bool, workers)
+		a.marks, a.called = make([]atomic.Uint64, chunks), make([]atomic.Bool, workers)
 		a.ready = make([]uint64, (chunks+63)/64)
 	}
 	clear(a.ready)
@@ -202,6 +202,7 @@ func (s *Shard) callWorkers() {
 // then those that the order has first. In the order of the next forward pass, what is left after the backward pass is
 // what that pass needs last. In the order in which gradients arrive it would be what it needs first.
 func (s *Shard) updateArrived(worker int) {
+	defer s.catch()
 	s.arrivals.called[worker].Store(false) // before it looks: later gradients call it again
 	for {
 		s.updateUrgent(worker)
@@ -235,7 +236,7 @@ func (s *Shard) Abandon() (torn bool) {
 	}
 	steps := s.Steps()
 	s.arrivals.missing.Store(0)
-	copy(s.own.after(s.begun.Load()), s.own.after(s.begun.Load()-1))
+	copyNumbers(s.own.after(s.begun.Load()), s.own.after(s.begun.Load()-1))
 	s.finished.Store(s.begun.Load())
 	s.before.Store(steps - int64(s.finished.Load()))
 	s.current.watchers.wake()

@@ -29,6 +29,9 @@ type ShardConfig struct {
 	// Journal lets another process finish a step that this process has begun.
 	// It costs an arena, and some time of every step.
 	Journal bool
+	// Sums has a sum of every stream of every chunk that the trainer does not map. Every step verifies and renews
+	// them.
+	Sums bool
 	// Observe is called by a worker after each chunk that it has updated and each norm
 	// block that it has read, with the time when it began. It may be nil.
 	Observe func(worker int, work Work, began time.Time)

@@ -31,6 +31,7 @@ type crashCase struct {
 	format   kernel.Format
 	chunk    int64
 	sections []shard.Section // nil for one
+	sums     bool
 }
 
 // crashCases have every algorithm and format of state; sections with moments of
@@ -43,17 +44,21 @@ func crashCases() []crashCase {
 		{Elements: 30_001, Moments: kernel.MomentsInt8}, {Elements: 70, Group: 1}, {},
 		{Elements: 20_000, Moments: kernel.MomentsBF16}, {Elements: 39_930, Moments: kernel.MomentsInt8, Group: 1},
 	}
-	return []crashCase{
-		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil},
-		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil},
-		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil},
-		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed},
-		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed},
-		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil},
-		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil},
-		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil},
-		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil},
+	cases := []crashCase{
+		{"adamw split fp32", format(kernel.Adam, kernel.Split, kernel.MomentsFP32), 7000, nil, false},
+		{"adamw split bf16", format(kernel.Adam, kernel.Split, kernel.MomentsBF16), 16 << 10, nil, false},
+		{"adamw split int8", format(kernel.Adam, kernel.Split, kernel.MomentsInt8), shard.DefaultChunk, nil, false},
+		{"adamw fp32 mixed", format(kernel.Adam, kernel.FP32, kernel.MomentsInt8), 5000, mixed, false},
+		{"adamw split24 int8", format(kernel.Adam, kernel.Split24, kernel.MomentsInt8), 20_000, mixed, false},
+		{"lion split24 bf16", format(kernel.Lion, kernel.Split24, kernel.MomentsBF16), 700, nil, false},
+		{"lion split bf16", format(kernel.Lion, kernel.Split, kernel.MomentsBF16), 300, nil, false},
+		{"adagrad fp32 bf16", format(kernel.Adagrad, kernel.FP32, kernel.MomentsBF16), 9999, nil, false},
+		{"sgd fp32 fp32", format(kernel.SGD, kernel.FP32, kernel.MomentsFP32), 4096, nil, false},
 	}
+	for i := range cases {
+		cases[i].sums = i%2 == 0
+	}
+	return cases
 }
 
 const crashElements = 90_001
@@ -64,7 +69,8 @@ func (c crashCase) with(cpus []int, set kernel.Set) ShardConfig {
 	if sections == nil {
 		sections = shard.Uniform(c.format, crashElements)
 	}
-	return ShardConfig{Layout: layout(c.format, c.chunk, sections), CPUs: cpus, Kernel: set, Journal: true}
+	return ShardConfig{Layout: layout(c.format, c.chunk, sections), CPUs: cpus, Kernel: set, Journal: true,
+		Sums: c.sums}
 }
 
 // newShard returns a shard of the case. Its weights and gradients depend on their place.
@@ -154,10 +160,14 @@ func imageOf(s *Shard) []byte {
 	return image
 }
 
-// restoreImage copies an image back.
+// restoreImage copies an image back, and gives the shard the sums of it.
 func restoreImage(s *Shard, image []byte) {
 	for i := range s.config.Streams {
 		image = image[copy(s.arenas[i].Bytes(), image):]
+	}
+	for unit := range s.done {
+		state := s.chunk(unit).state()
+		s.chunkSums.renew(unit, &state)
 	}
 }
 

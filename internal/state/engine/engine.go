@@ -10,6 +10,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -75,7 +76,8 @@ type Result struct {
 	// every state and the step counter unchanged.
 	Skipped bool
 	// Err says that binary32 cannot hold the hyperparameters or the gradient
-	// scale. Such a step leaves everything unchanged, too.
+	// scale. Such a step leaves everything unchanged, too. Or it says that memory was
+	// found damaged ([ErrDamaged]): then the state cannot go on.
 	Err error
 }
 
@@ -103,6 +105,7 @@ func (e *Engine) Step(lossScale float64) Result {
 	}
 	for _, s := range e.shards {
 		s.Wait()
+		result.Err = errors.Join(result.Err, s.Err())
 	}
 	result.UpdateTime = time.Since(begin)
 	return result

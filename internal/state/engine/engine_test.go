@@ -468,7 +468,8 @@ func TestMoreElementsThan31BitsCount(t *testing.T) {
 				s.gradient.Put(first+i, float32(i%1000-500)*1e-5)
 			}
 			s.begun.Store(1)
-			optim.DefaultAdamW().Constants(&s.constants[0], 1, 1)
+			optim.DefaultAdamW().Constants(&s.constants[0].Constants, 1, 1)
+			s.constants[0].sum.Write(memoryOf(&s.constants[0].Constants))
 			chunks := int64(s.config.Chunks)
 			s.start(shard.Between(chunks-tail/shard.DefaultChunk-1, chunks), helping, s.updateChunk)
 			s.wait()

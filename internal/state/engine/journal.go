@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/optim/kernel"
 )
 
@@ -32,7 +34,7 @@ const (
 	journalSlots = 256
 
 	journalMagic   = 0x6c616e72756f6a50 // "Pjournal"
-	journalVersion = 5
+	journalVersion = 6
 
 	cacheLine = 64
 )
@@ -44,16 +46,16 @@ type journalHead struct {
 	counters
 	accumulations accumulations
 	// writing is true while slots are the undo logs of a write of moments.
-	writing atomic.Bool
+	writing checked.Flag
 }
 
 // journalLayout holds the offsets of the parts of a journal.
 type journalLayout struct {
 	slots, slotSize int64
 	// Offsets.
-	constants, rows, done, slotsBegin int64
-	own                               [2]int64
-	size                              int64
+	constants, rows, done, sums, slotsBegin int64
+	own                                     [2]int64
+	size                                    int64
 }
 
 func (c ShardConfig) journalLayout() journalLayout {
@@ -63,11 +65,12 @@ func (c ShardConfig) journalLayout() journalLayout {
 	}
 	sections := int64(len(c.Sections()))
 	l.constants = wholeLines(int64(unsafe.Sizeof(journalHead{})))
-	l.rows = l.constants + wholeLines(sections*int64(unsafe.Sizeof(kernel.Constants{})))
-	l.own[0] = l.rows + wholeLines(4*sections)
+	l.rows = l.constants + wholeLines(sections*int64(unsafe.Sizeof(constants{})))
+	l.own[0] = l.rows + wholeLines(8*sections)
 	l.own[1] = l.own[0] + wholeLines(8*sections)
 	l.done = l.own[1] + wholeLines(8*sections)
-	l.slotsBegin = l.done + wholeLines(4*int64(c.Chunks))
+	l.sums = l.done + wholeLines(8*int64(c.Chunks))
+	l.slotsBegin = l.sums + wholeLines(8*int64(c.Chunks)*int64(len(c.summed())))
 	l.size = l.slotsBegin + l.slots*l.slotSize
 	return l
 }
@@ -80,11 +83,20 @@ func (c ShardConfig) journalArena() arena.Plan {
 	return arena.Plan{
 		Component: ledger.StepJournal,
 		Size:      ledger.Bytes(l.size),
-		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 4 B x %s chunks: which of them "+
-			"are done; %d B: step, and the constants and steps of %s parameters; rounded up to lines of %d B",
+		Why: fmt.Sprintf("%d B x %d slots: undo logs of what each worker is changing; 8 B x %s chunks: which of them "+
+			"are done; %d B: step, and the constants and steps of %s parameters%s; rounded up to lines of %d B",
 			l.slotSize, l.slots, ledger.Count(int64(c.Chunks)), l.done, ledger.Count(int64(len(c.Sections()))),
-			cacheLine),
+			c.whySums(), cacheLine),
 	}
+}
+
+// whySums says what sums take.
+func (c ShardConfig) whySums() string {
+	if !c.Sums {
+		return ""
+	}
+	return fmt.Sprintf("; 8 B x %d streams x %s chunks: sums of the state", len(c.summed()),
+		ledger.Count(int64(c.Chunks)))
 }
 
 // fingerprint identifies everything that the layout and the meaning of the journal
@@ -100,16 +112,20 @@ func (p *progress) openJournal(c ShardConfig, a *arena.Arena) *journalHead {
 	head := at[journalHead](bytes, 0)
 	p.counters, p.accumulations, p.writing = &head.counters, &head.accumulations, &head.writing
 	sections := len(c.Sections())
-	p.constants = unsafe.Slice(at[kernel.Constants](bytes, l.constants), sections)
-	p.rows = unsafe.Slice(at[uint32](bytes, l.rows), sections)
+	p.constants = unsafe.Slice(at[constants](bytes, l.constants), sections)
+	p.rows = unsafe.Slice(at[checked.Word](bytes, l.rows), sections)
 	for i := range p.own {
-		p.own[i] = unsafe.Slice(at[int64](bytes, l.own[i]), sections)
+		p.own[i] = unsafe.Slice(at[checked.Int](bytes, l.own[i]), sections)
 	}
-	p.done = unsafe.Slice(at[atomic.Uint32](bytes, l.done), c.Chunks)
+	p.done = unsafe.Slice(at[checked.Word](bytes, l.done), c.Chunks)
+	p.chunkSums.streams = c.summed()
+	if n := c.Chunks * len(p.chunkSums.streams); n > 0 {
+		p.chunkSums.list = unsafe.Slice(at[atomic.Uint64](bytes, l.sums), n)
+	}
 	for i := range l.slots {
 		begin := l.slotsBegin + i*l.slotSize
 		p.slots = append(p.slots, slot{
-			at[atomic.Int64](bytes, begin),
+			at[checked.Int](bytes, begin),
 			kernel.UndoIn(bytes[begin+cacheLine : begin+l.slotSize]),
 		})
 	}
@@ -124,20 +140,60 @@ func (h *journalHead) init(c ShardConfig) {
 	h.magic, h.version, h.layout = journalMagic, journalVersion, c.fingerprint()
 }
 
-// check refuses the journal of another shard, or a damaged one.
+// checkJournal refuses the journal of another shard, or a damaged one.
+func (s *Shard) checkJournal(head *journalHead) error {
+	if err := head.check(s.config); err != nil {
+		return fmt.Errorf("arena %s: %w", s.journal().Name(), err)
+	}
+	if damage := s.progress.check(); damage != nil {
+		return s.named(damage)
+	}
+	if damaged := s.damaged.Load(); damaged != 0 {
+		return fmt.Errorf("arena %s: it says that a chunk has another sum (place %d of the list): %w; %s",
+			s.journal().Name(), damaged-1, ErrDamaged, remedy)
+	}
+	err := cmp.Or(s.progress.checkCounts(), s.progress.checkUpdate(), s.checkSlots())
+	if damage := (*checked.Damage)(nil); errors.As(err, &damage) {
+		return s.named(damage)
+	}
+	if err != nil {
+		return fmt.Errorf("arena %s: %w", s.journal().Name(), err)
+	}
+	return nil
+}
+
+// check refuses a head that is of another shard or release.
 func (h *journalHead) check(c ShardConfig) error {
 	switch {
 	case h.magic != journalMagic:
-		return errors.New("it is no journal")
+		return errors.New("it is no journal: its first 8 bytes are others")
 	case h.version != journalVersion:
-		return fmt.Errorf("its version is %d, expected %d", h.version, journalVersion)
+		return fmt.Errorf("its version is %d, expected %d: another release has written it, or memory has changed; "+
+			"end the job with that release, or begin again from the last checkpoint", h.version, journalVersion)
 	case h.layout != c.fingerprint():
 		return errors.New("it was written for a shard of other sections, format or chunks")
-	case h.begun.Load()-h.finished.Load() > 1:
-		return fmt.Errorf("%d updates were begun and %d finished", h.begun.Load(), h.finished.Load())
-	case h.accumulations.begun.Load()-h.accumulations.finished.Load() > 1 && !h.accumulations.clearing.Load():
+	}
+	return nil
+}
+
+// checkCounts refuses counts that do not go together.
+func (p *progress) checkCounts() error {
+	switch {
+	case p.begun.Load()-p.finished.Load() > 1:
+		return fmt.Errorf("%d updates were begun and %d finished", p.begun.Load(), p.finished.Load())
+	case p.accumulations.begun.Load()-p.accumulations.finished.Load() > 1 && !p.accumulations.clearing.Load():
 		return fmt.Errorf("%d accumulations of gradients were begun and %d finished",
-			h.accumulations.begun.Load(), h.accumulations.finished.Load())
+			p.accumulations.begun.Load(), p.accumulations.finished.Load())
+	}
+	return nil
+}
+
+// checkSlots refuses slots that name a place in a chunk that there is not.
+func (s *Shard) checkSlots() error {
+	for i, slot := range s.slots {
+		if err := slot.undo.Check(int(s.config.Chunk(int(slot.unit.Load())).Count)); err != nil {
+			return fmt.Errorf("slot %d: %w", i, err)
+		}
 	}
 	return nil
 }

@@ -2,7 +2,8 @@ package engine
 
 import (
 	"fmt"
-	"slices"
+
+	"plimsoll/internal/state/checked"
 )
 
 // A step may leave sections alone, because they have no gradients: they keep their weights and moments, and the step is
@@ -13,15 +14,15 @@ import (
 // leaves alone, and an update that is given up counts for no section.
 
 // lists are the numbers of steps that sections have had: after an even number of updates, and after an odd one.
-type lists [2][]int64
+type lists [2][]checked.Int
 
 // after returns the list after a number of updates.
-func (l *lists) after(updates uint64) []int64 { return l[updates&1] }
+func (l *lists) after(updates uint64) []checked.Int { return l[updates&1] }
 
 // ownSteps are the steps of sections, and the constants that their updates take.
 type ownSteps struct {
 	own  lists
-	rows []uint32 // by section: which of the constants it takes
+	rows []checked.Word // by section: which of the constants it takes
 }
 
 // row says what constants are computed from, beside what is the same for all sections.
@@ -45,8 +46,9 @@ func (s *Shard) assign() {
 	}
 	clear(a.number)
 	a.list = a.list[:0]
-	for i, had := range s.own.after(s.begun.Load()) {
-		of := row{s.sections[i].group, had}
+	own := s.own.after(s.begun.Load())
+	for i := range own {
+		of := row{s.sections[i].group, own[i].Load()}
 		number, found := a.number[of]
 		if !found {
 			number = uint32(len(a.list))
@@ -60,18 +62,18 @@ func (s *Shard) assign() {
 // countSteps counts the update that begins next for all sections but those that it leaves alone.
 func (s *Shard) countSteps(leftAlone []int) {
 	before, after := s.own.after(s.begun.Load()), s.own.after(s.begun.Load()+1)
-	for section, had := range before {
-		after[section] = had + 1
+	for section := range before {
+		after[section].Store(before[section].Load() + 1)
 	}
 	for _, section := range leftAlone {
-		after[section] = before[section]
+		after[section].Store(before[section].Load())
 	}
 }
 
 // isLeft reports whether the update that was begun last leaves a section alone.
 func (s *Shard) isLeft(section int) bool {
 	begun := s.begun.Load()
-	return s.own.after(begun)[section] == s.own.after(begun - 1)[section]
+	return s.own.after(begun)[section].Load() == s.own.after(begun - 1)[section].Load()
 }
 
 // LeaveMissing has the step under way, which was begun before its gradients were there, leave sections alone that will
@@ -86,14 +88,22 @@ func (s *Shard) LeaveMissing(sections ...int) error {
 		if s.arrivals.hasSome(all) {
 			return fmt.Errorf("section %d is to be left alone, but gradients of it have arrived", section)
 		}
-		s.own.after(begun)[section]--
+		own := &s.own.after(begun)[section]
+		own.Store(own.Load() - 1)
 		s.arrive(all)
 	}
 	return nil
 }
 
 // OwnSteps returns how many steps each section has had.
-func (s *Shard) OwnSteps() []int64 { return slices.Clone(s.own.after(s.finished.Load())) }
+func (s *Shard) OwnSteps() []int64 {
+	own := s.own.after(s.finished.Load())
+	steps := make([]int64, len(own))
+	for section := range own {
+		steps[section] = own[section].Load()
+	}
+	return steps
+}
 
 // SetSteps sets the number of steps that the state has seen, all sections of it, for a state that was loaded. A step
 // that another process has begun is forgotten.
@@ -101,7 +111,7 @@ func (s *Shard) SetSteps(n int64) {
 	s.forgetBegun(n)
 	own := s.own.after(s.finished.Load())
 	for section := range own {
-		own[section] = n
+		own[section].Store(n)
 	}
 }
 
@@ -116,7 +126,10 @@ func (s *Shard) SetOwnSteps(first int, had []int64) error {
 		}
 	}
 	s.forgetBegun(s.Steps())
-	copy(s.own.after(s.finished.Load())[first:], had)
+	own := s.own.after(s.finished.Load())[first:]
+	for i, n := range had {
+		own[i].Store(n)
+	}
 	return nil
 }
 
@@ -137,8 +150,15 @@ func (s *Shard) SetStepsOnly(n int64) error {
 func (s *Shard) forgetBegun(n int64) {
 	s.Wait()
 	if s.isUnderway() {
-		copy(s.own.after(s.begun.Load()), s.own.after(s.finished.Load()))
+		copyNumbers(s.own.after(s.begun.Load()), s.own.after(s.finished.Load()))
 	}
 	s.finished.Store(s.begun.Load())
 	s.before.Store(n - int64(s.finished.Load()))
+}
+
+// copyNumbers copies a list over another.
+func copyNumbers(to, from []checked.Int) {
+	for i := range from {
+		to[i].Store(from[i].Load())
+	}
 }

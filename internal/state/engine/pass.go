@@ -13,6 +13,7 @@ type pass struct {
 	body    func(worker, unit int)
 	cursors []cursor
 	walk    func(worker int) // walkUnits, bound once: a step allocates nothing
+	caught  func()           // deferred by every walk: records the damage that it finds
 }
 
 // sharing says how workers share the units of a pass.
@@ -65,6 +66,7 @@ func (p *pass) start(units shard.Range, sharing sharing, body func(worker, unit 
 func (p *pass) wait() { p.workers.Wait() }
 
 func (p *pass) walkUnits(worker int) {
+	defer p.caught()
 	first, cursors := worker, 1
 	switch p.sharing {
 	case helping:

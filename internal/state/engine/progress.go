@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"fmt"
 	"sync/atomic"
 
+	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
 )
 
 // progress is how far updates, accumulations and writes of moments have come. It
@@ -12,35 +16,57 @@ import (
 // A chunk is done when its mark equals the mark of the update or accumulation that
 // was begun last. Marks of updates are even, those of accumulations are odd, and
 // neither is ever set back.
+//
+// Every number carries its checksum (package checked), which every read of it verifies.
 type progress struct {
 	*counters
 	accumulations *accumulations
 	ownSteps
-	constants []kernel.Constants // in the update begun last; at most one for each section
-	done      []atomic.Uint32    // by chunk: the mark of the last update or accumulation that it has had
-	slots     []slot             // of each worker; none without a journal
-	writing   *atomic.Bool       // whether slots are undo logs of a write of moments
+	constants []constants    // in the update begun last; at most one for each section
+	done      []checked.Word // by chunk: the mark of the last update or accumulation that it has had
+	slots     []slot         // of each worker; none without a journal
+	writing   *checked.Flag  // whether slots are undo logs of a write of moments
+	chunkSums sums
+}
+
+// constants are the constants of an update, with their checksum.
+type constants struct {
+	kernel.Constants
+	sum checked.Sum
 }
 
 // counters count updates.
 type counters struct {
-	begun, finished atomic.Uint64 // they differ by one while an update is under way
-	before          atomic.Int64  // the step of the state before the first update
-	arriving        atomic.Uint64 // the number of the last update that was begun before its gradients were there
+	begun, finished checked.Word // they differ by one while an update is under way
+	before          checked.Int  // the step of the state before the first update
+	arriving        checked.Word // the number of the last update that was begun before its gradients were there
+	damaged         checked.Word // 1 more than the place in the checksums of one that was found wrong; 0 for none
 }
 
 // accumulations count gradients that were added since all gradients were cleared.
 type accumulations struct {
-	begun, finished atomic.Int64 // they differ by one while an accumulation is under way
-	clearing        atomic.Bool  // gradients are being cleared, and the counts are void
-	cleared         atomic.Int64 // the step of the state when they were cleared
-	marks           atomic.Uint32
-	last            Accumulation // the one begun last, written before it is counted
+	begun, finished checked.Int  // they differ by one while an accumulation is under way
+	clearing        checked.Flag // gradients are being cleared, and the counts are void
+	cleared         checked.Int  // the step of the state when they were cleared
+	marks           checked.Word
+	first, count    checked.Int // of the one begun last, written before it is counted
+	of              checked.Word
+}
+
+// last returns the accumulation that was begun last.
+func (a *accumulations) last() Accumulation {
+	return Accumulation{shard.Range{First: a.first.Load(), Count: a.count.Load()}, dtype.Type(a.of.Load())}
+}
+
+func (a *accumulations) setLast(last Accumulation) {
+	a.first.Store(last.First)
+	a.count.Store(last.Count)
+	a.of.Store(uint64(last.Type))
 }
 
 // slot is a worker's part of the journal: the undo log of a chunk.
 type slot struct {
-	unit *atomic.Int64 // the chunk, if undo has begun
+	unit *checked.Int // the chunk, if undo has begun
 	undo kernel.Undo
 }
 
@@ -53,12 +79,83 @@ func (s slot) begin(unit int) {
 // newProgress returns progress on the heap.
 func newProgress(c ShardConfig) progress {
 	sections := len(c.Sections())
-	return progress{
+	numbers := func() []checked.Int { return make([]checked.Int, sections) }
+	p := progress{
 		counters:      &counters{},
 		accumulations: &accumulations{},
-		ownSteps:      ownSteps{lists{make([]int64, sections), make([]int64, sections)}, make([]uint32, sections)},
-		constants:     make([]kernel.Constants, sections),
-		done:          make([]atomic.Uint32, c.Chunks),
+		ownSteps:      ownSteps{lists{numbers(), numbers()}, make([]checked.Word, sections)},
+		constants:     make([]constants, sections),
+		done:          make([]checked.Word, c.Chunks),
+		writing:       &checked.Flag{},
+	}
+	p.chunkSums.streams = c.summed()
+	p.chunkSums.list = make([]atomic.Uint64, c.Chunks*len(p.chunkSums.streams))
+	p.init()
+	return p
+}
+
+// place names a number of the progress, and its place if it is in a list.
+type place struct {
+	name   string
+	number int // -1: in no list
+}
+
+func (p place) String() string {
+	if p.number < 0 {
+		return p.name
+	}
+	return fmt.Sprintf("%s %d", p.name, p.number)
+}
+
+// words calls yield for every number.
+func (p *progress) words(yield func(at place, word *checked.Word) bool) {
+	a := p.accumulations
+	heads := []struct {
+		name string
+		word *checked.Word
+	}{
+		{"updates begun", &p.begun}, {"updates finished", &p.finished}, {"steps before", &p.before.Word},
+		{"update whose gradients arrive", &p.arriving}, {"chunk found damaged", &p.damaged},
+		{"accumulations begun", &a.begun.Word},
+		{"accumulations finished", &a.finished.Word}, {"gradients are being cleared", &a.clearing.Word},
+		{"step of the clearing", &a.cleared.Word}, {"mark of accumulations", &a.marks},
+		{"first element accumulated", &a.first.Word}, {"elements accumulated", &a.count.Word},
+		{"type accumulated", &a.of}, {"moments are being written", &p.writing.Word},
+	}
+	for _, head := range heads {
+		if !yield(place{head.name, -1}, head.word) {
+			return
+		}
+	}
+	p.listed(yield)
+}
+
+// listed is words for the numbers that are in lists.
+func (p *progress) listed(yield func(at place, word *checked.Word) bool) {
+	for i := range p.rows {
+		if !yield(place{"constants of section", i}, &p.rows[i]) ||
+			!yield(place{"steps of section after even updates", i}, &p.own[0][i].Word) ||
+			!yield(place{"steps of section after odd updates", i}, &p.own[1][i].Word) ||
+			!yield(place{"checksum of constants", i}, &p.constants[i].sum.Word) {
+			return
+		}
+	}
+	for i := range p.done {
+		if !yield(place{"mark of chunk", i}, &p.done[i]) {
+			return
+		}
+	}
+	for i := range p.slots {
+		if !yield(place{"chunk of slot", i}, &p.slots[i].unit.Word) {
+			return
+		}
+	}
+}
+
+// init writes 0 to every number.
+func (p *progress) init() {
+	for _, word := range p.words {
+		word.Store(0)
 	}
 }
 
@@ -77,9 +174,9 @@ func (p *progress) isAccumulating() bool {
 	return p.accumulations.begun.Load() != p.accumulations.finished.Load()
 }
 
-func (c *counters) mark() uint32 { return uint32(c.begun.Load()) << 1 }
+func (c *counters) mark() uint64 { return c.begun.Load() << 1 }
 
-func (a *accumulations) mark() uint32 { return a.marks.Load()<<1 | 1 }
+func (a *accumulations) mark() uint64 { return a.marks.Load()<<1 | 1 }
 
 // isDone reports whether a chunk has had the update that was begun last.
 func (p *progress) isDone(unit int) bool { return p.done[unit].Load() == p.counters.mark() }

@@ -10,7 +10,7 @@ import (
 
 // queue says which chunks of an update the workers take before all others, and lets each chunk be taken once.
 type queue struct {
-	taken  []atomic.Uint32 // by chunk: the mark of the last update for which a worker has taken it
+	taken  []atomic.Uint64 // by chunk: the mark of the last update for which a worker has taken it
 	order  *order          // of the update under way; nil: each worker walks its own range
 	wanted *order          // from the next update on
 	urgent urgent
@@ -45,7 +45,7 @@ func (o *order) place(chunk int) int {
 }
 
 // newQueue returns the queue of a shard without an order.
-func newQueue(chunks int) queue { return queue{taken: make([]atomic.Uint32, chunks)} }
+func newQueue(chunks int) queue { return queue{taken: make([]atomic.Uint64, chunks)} }
 
 // begin readies the queue for the next update. No worker uses it.
 func (q *queue) begin() {
@@ -56,7 +56,7 @@ func (q *queue) begin() {
 }
 
 // take reports whether the caller is the first that takes a chunk in the update of a mark.
-func (q *queue) take(unit int, mark uint32) bool {
+func (q *queue) take(unit int, mark uint64) bool {
 	before := q.taken[unit].Load()
 	return before != mark && q.taken[unit].CompareAndSwap(before, mark)
 }

@@ -39,14 +39,17 @@ type Shard struct {
 	takeUrgent                       func(unit int) bool
 	walkArrived                      func(worker int)
 
-	snapshot atomic.Pointer[Snapshot]
+	snapshot  atomic.Pointer[Snapshot]
+	damage    atomic.Pointer[error]
+	scrubbing scrubbing
 }
 
 // update is the update that this process is making or made last.
 type update struct {
 	underway atomic.Uint64 // its number
 	left     atomic.Int64  // chunks that are still to be done
-	then     func()        // called by the worker that does the last chunk; may be nil
+	then     func()        // called by the worker that does the last chunk, or finds damage; may be nil
+	untold   atomic.Bool   // then is still to be called
 	watchers watchers
 	awaited  []atomic.Bool // by chunk: whether a goroutine sleeps until it is done
 }
@@ -56,9 +59,10 @@ type update struct {
 func NewShard(c ShardConfig) (*Shard, error) {
 	return open(c, func(plan arena.Plan) (*arena.Arena, error) {
 		return arena.New(plan.Name, plan.Size, c.Pages)
-	}, func(head *journalHead, bytes []byte) error {
-		clear(bytes)
+	}, func(s *Shard, head *journalHead) error {
+		clear(s.journal().Bytes())
 		head.init(c)
+		s.progress.init()
 		return nil
 	})
 }
@@ -74,7 +78,7 @@ func AttachShard(c ShardConfig, files map[string]*os.File) (*Shard, error) {
 			return nil, fmt.Errorf("arena %s of %v: there is no file of that name", plan.Name, plan.Size)
 		}
 		return arena.Attach(plan.Name, plan.Size, c.Pages, file)
-	}, func(head *journalHead, _ []byte) error { return head.check(c) })
+	}, func(s *Shard, head *journalHead) error { return s.checkJournal(head) })
 }
 
 // Adopt makes the files of an attached shard its own: Close closes them.
@@ -89,7 +93,7 @@ func (s *Shard) Adopt() {
 func open(
 	c ShardConfig,
 	arenaOf func(arena.Plan) (*arena.Arena, error),
-	journal func(*journalHead, []byte) error,
+	journal func(*Shard, *journalHead) error,
 ) (*Shard, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("rank %d: %w", c.Rank, err)
@@ -104,7 +108,7 @@ func open(
 	return s, nil
 }
 
-func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*journalHead, []byte) error) error {
+func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal func(*Shard, *journalHead) error) error {
 	for _, plan := range s.config.Arenas() {
 		a, err := arenaOf(plan)
 		if err != nil {
@@ -112,8 +116,8 @@ func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal fun
 		}
 		s.arenas = append(s.arenas, a)
 		if plan.Component == ledger.StepJournal {
-			if err := journal(s.progress.openJournal(s.config, a), a.Bytes()); err != nil {
-				return fmt.Errorf("arena %s: %w", a.Name(), err)
+			if err := journal(s, s.progress.openJournal(s.config, a)); err != nil {
+				return err
 			}
 		}
 	}
@@ -129,6 +133,7 @@ func (s *Shard) open(arenaOf func(arena.Plan) (*arena.Arena, error), journal fun
 	if s.config.Journal {
 		cpus = cpus[:min(len(cpus), len(s.slots))]
 	}
+	s.pass.caught = s.catch
 	return s.pass.open(s.config.Rank, cpus)
 }
 
@@ -194,10 +199,21 @@ func (s *Shard) startChunks(sharing sharing, body func(worker, unit int)) {
 // Each has the workers call body for every chunk of the shard. A worker calls it for
 // the chunks of its own range. If pages are first written this way, each lies on the
 // NUMA node of the worker that will update it.
-func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) {
-	s.startChunks(apart, func(_, unit int) {
+func (s *Shard) Each(body func(at shard.Chunk, state kernel.Chunk)) { s.EachOf(s.config.Range(), body) }
+
+// EachOf is [Shard.Each] for the chunks with elements of a range. Sums of the chunks
+// are verified before body and renewed after it.
+func (s *Shard) EachOf(r shard.Range, body func(at shard.Chunk, state kernel.Chunk)) {
+	defer s.scrubbing.keepOut()()
+	s.start(s.config.ChunksOf(r), apart, func(_, unit int) {
 		c := s.chunk(unit)
-		body(c.Chunk, c.state())
+		state := c.state()
+		if !s.isSound(unit, &state) {
+			return
+		}
+		s.chunkSums.void(unit)
+		body(c.Chunk, state)
+		s.chunkSums.renew(unit, &state)
 	})
 	s.wait()
 }

@@ -88,7 +88,13 @@ func (x *Snapshot) copyOnWrite(unit int) bool {
 		x.copying++
 		x.mutex.Unlock()
 		c := x.shard.chunk(unit)
-		err := x.copy(c.Chunk, c.state())
+		state := c.state()
+		var err error
+		if x.shard.isSound(unit, &state) {
+			err = x.copy(c.Chunk, state)
+		} else {
+			err = x.shard.Err()
+		}
 		x.mutex.Lock()
 		x.states[unit] = copied
 		x.copying--

@@ -85,3 +85,50 @@ func BenchmarkOrder(b *testing.B) {
 	b.ReportMetric(100*(took[1][len(took[1])/2]/plain-1), "%-ordered")
 	b.ReportMetric(100*(took[2][len(took[2])/2]/plain-1), "%-awaited")
 }
+
+// BenchmarkSums makes steps of two shards, one with sums and one without, in turns. It reports how much longer the
+// median and the lowest decile of the steps with sums are, in percent.
+func BenchmarkSums(b *testing.B) {
+	for _, state := range []kernel.State{kernel.Split, kernel.FP32, kernel.Split24} {
+		for _, moments := range []kernel.MomentType{kernel.MomentsFP32, kernel.MomentsBF16, kernel.MomentsInt8} {
+			f := split
+			f.State, f.Moments = state, moments
+			b.Run(fmt.Sprint(f), func(b *testing.B) { benchmarkSums(b, f) })
+		}
+	}
+}
+
+func benchmarkSums(b *testing.B, f kernel.Format) {
+	const elements = 48 * shard.DefaultChunk
+	available := kernel.Available()
+	var shards [2]*Shard
+	for i := range shards {
+		s, err := NewShard(ShardConfig{Layout: uniform(f, elements), Kernel: available[len(available)-1],
+			CPUs: cpus(b, 2), Journal: true, Sums: i == 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close()
+		fillShard(s)
+		shards[i] = s
+	}
+	optimizers := []optim.Optimizer{optim.DefaultAdamW()}
+	var took [2][]float64
+	for b.Loop() {
+		for way, s := range shards {
+			begin := time.Now()
+			if err := s.Begin(s.Steps()+1, 1, optimizers); err != nil {
+				b.Fatal(err)
+			}
+			s.Wait()
+			took[way] = append(took[way], time.Since(begin).Seconds())
+		}
+	}
+	for way := range took {
+		slices.Sort(took[way])
+	}
+	at := func(way, part int) float64 { return took[way][len(took[way])/part] }
+	b.ReportMetric(1000*at(0, 2), "ms/step")
+	b.ReportMetric(100*(at(1, 2)/at(0, 2)-1), "%-sums")
+	b.ReportMetric(100*(at(1, 10)/at(0, 10)-1), "%-sums-decile")
+}

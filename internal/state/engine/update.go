@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"sync"
+	"unsafe"
 
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/optim/kernel"
@@ -40,6 +41,9 @@ func (s *Shard) BeginThen(u Update, then func()) error {
 
 // MayBegin refuses a step that is not the next, or whose numbers make no sense.
 func (s *Shard) MayBegin(u Update) error {
+	if err := s.Err(); err != nil {
+		return fmt.Errorf("step %d cannot begin: %w", u.Step, err)
+	}
 	switch next := s.Steps() + 1; {
 	case s.isUnderway():
 		return fmt.Errorf("step %d cannot begin: step %d is under way", u.Step, next)
@@ -101,21 +105,32 @@ func (u *Update) constants(c *kernel.Constants, of row) error {
 // comes last: from then on, any process that attaches the shard can finish it. If
 // gradients are still arriving, it can do so once they are all there.
 func (s *Shard) update(u Update, then func(), arriving bool) {
+	s.prepareUpdate(u, then, arriving)
+	s.scrubbing.set(true) // it stays away from what is under way
+	s.begun.Add(1)
+	s.scrubbing.set(false)
+	s.run(int64(s.config.Chunks))
+}
+
+// prepareUpdate writes what an update is made with, all but its number.
+func (s *Shard) prepareUpdate(u Update, then func(), arriving bool) {
 	s.ForgetArrived()
 	s.wait() // for the worker that tells of the last step
 	s.current.then = then
+	s.current.untold.Store(then != nil)
 	for i, of := range s.assigned.list {
-		_ = u.constants(&s.constants[i], of) // was checked
+		_ = u.constants(&s.constants[i].Constants, of) // was checked
+		s.constants[i].sum.Write(memoryOf(&s.constants[i].Constants))
 	}
-	copy(s.rows, s.assigned.of)
+	for section, row := range s.assigned.of {
+		s.rows[section].Store(uint64(row))
+	}
 	s.countSteps(u.LeftAlone)
 	s.clearLogs()
 	s.arriving.Store(0)
 	if arriving {
 		s.arriving.Store(s.begun.Load() + 1)
 	}
-	s.begun.Add(1)
-	s.run(int64(s.config.Chunks))
 }
 
 // Finish finishes what another process has begun: a step, and clearing the
@@ -148,7 +163,7 @@ func (s *Shard) Finish() bool {
 		return false
 	}
 	s.Wait()
-	return true
+	return s.Err() == nil
 }
 
 // run has the workers update all chunks that lack the update begun last; left is how
@@ -163,6 +178,7 @@ func (s *Shard) run(left int64) {
 		return
 	}
 	if s.current.then != nil && s.config.Chunks == 1 {
+		defer s.catch()
 		s.updateUnit(0, 0)
 		return
 	}
@@ -180,15 +196,15 @@ func (s *Shard) updateUnit(worker, unit int) {
 	if s.isDone(unit) {
 		return // another process has updated it
 	}
-	s.makeUpdate(worker, unit)
+	if !s.makeUpdate(worker, unit) {
+		return
+	}
 	if s.isArriving() {
 		s.arrivals.done()
 	}
 	if s.current.left.Add(-1) == 0 {
 		s.end()
-		if s.current.then != nil {
-			s.current.then()
-		}
+		s.tell()
 	}
 }
 
@@ -198,23 +214,31 @@ func (s *Shard) end() {
 	s.current.watchers.wake()
 }
 
-func (s *Shard) makeUpdate(worker, unit int) {
+// makeUpdate updates a chunk. It reports whether the chunk had the sums that it should have had.
+func (s *Shard) makeUpdate(worker, unit int) bool {
 	c := s.chunk(unit)
 	if s.isLeft(c.Section) {
 		s.setDone(unit)
-		return
+		return true
 	}
+	state := c.state()
 	if x := s.snapshot.Load(); x != nil {
 		x.copyOnWrite(unit)
 	}
 	began := s.config.begin()
-	if s.slots == nil {
-		s.config.Kernel.Update(c.section.format, s.constantsOf(c), c.state())
-	} else {
+	switch {
+	case s.chunkSums.any():
+		if !s.updateSummed(worker, unit, c, &state) {
+			return false
+		}
+	case s.slots == nil:
+		s.config.Kernel.Update(c.section.format, s.constantsOf(c), state)
+	default:
 		s.change(s.slots[worker], unit)
 	}
 	s.config.observe(worker, Work{Elements: c.Range}, began) // before the end is told: then nobody is observed any more
 	s.setDone(unit)
+	return true
 }
 
 func (s *Shard) setDone(unit int) {
@@ -225,8 +249,10 @@ func (s *Shard) setDone(unit int) {
 	}
 }
 
-// isOver reports whether the update that this process began last is finished.
-func (s *Shard) isOver() bool { return s.finished.Load() >= s.current.underway.Load() }
+// isOver reports whether the update that this process began last is finished, or was stopped by damage.
+func (s *Shard) isOver() bool {
+	return s.damage.Load() != nil || s.finished.Load() >= s.current.underway.Load()
+}
 
 // Underway returns the number of the update that this process is making, and how many
 // of its chunks are left. It returns 0 and 0 if no update is under way, or if it can
@@ -311,7 +337,16 @@ func (s *Shard) updateFrom(slot slot, unit, first int) {
 }
 
 // constantsOf returns the constants of a chunk in the update that was begun last.
-func (s *Shard) constantsOf(c chunk) *kernel.Constants { return &s.constants[s.rows[c.Section]] }
+func (s *Shard) constantsOf(c chunk) *kernel.Constants {
+	constants := &s.constants[s.rows[c.Section].Load()]
+	constants.sum.Verify(memoryOf(&constants.Constants))
+	return &constants.Constants
+}
+
+// memoryOf returns the memory of a value.
+func memoryOf[T any](value *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(value)), unsafe.Sizeof(*value))
+}
 
 // resume finishes the chunk of a slot's undo log. If this process is killed, too,
 // the slot still says where to go on.
@@ -321,6 +356,8 @@ func (s *Shard) resume(slot slot) {
 		return
 	}
 	c := s.chunk(unit)
-	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, c.state()))
+	state := c.state()
+	s.updateFrom(slot, unit, slot.undo.Restore(c.section.format, state))
+	s.chunkSums.renew(unit, &state)
 	s.setDone(unit)
 }

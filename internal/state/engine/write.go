@@ -18,6 +18,7 @@ func (s *Shard) WriteMoment(number int, first int64, values []float32) {
 		s.writing.Store(true)
 		defer s.writing.Store(false)
 	}
+	defer s.scrubbing.keepOut()()
 	all := shard.Range{First: first, Count: int64(len(values))}
 	s.start(s.config.ChunksOf(all), helping, func(worker, unit int) {
 		c := s.chunks[unit]
@@ -35,7 +36,13 @@ func (s *Shard) writeUnit(worker, unit, number, from int, values []float32) {
 		s.slots[worker].begin(unit)
 	}
 	c := s.chunk(unit)
-	c.state().PutMoment(c.section.format, number, from, values, undo)
+	state := c.state()
+	if !s.isSound(unit, &state) {
+		return
+	}
+	s.chunkSums.void(unit)
+	state.PutMoment(c.section.format, number, from, values, undo)
+	s.chunkSums.renew(unit, &state)
 }
 
 // undoWrite restores the blocks that a killed process was writing.
@@ -46,7 +53,9 @@ func (s *Shard) undoWrite() {
 	for _, slot := range s.slots {
 		if slot.undo.Begun() {
 			c := s.chunk(int(slot.unit.Load()))
-			slot.undo.RestoreMoments(c.section.format, c.state())
+			state := c.state()
+			slot.undo.RestoreMoments(c.section.format, state)
+			s.chunkSums.renew(int(slot.unit.Load()), &state)
 		}
 	}
 	s.writing.Store(false)

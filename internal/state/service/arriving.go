@@ -25,9 +25,12 @@ func (s *heldShard) notArriving(kind protocol.Kind) error {
 
 // isArrivingStep reports whether a request repeats the step that waits for gradients.
 func (s *heldShard) isArrivingStep(b protocol.StepBody) bool {
+	if !s.shard.MissesGradients() || b.Flags != protocol.ArrivingStep {
+		return false
+	}
 	step, gradScale := s.header.asked()
-	return s.shard.MissesGradients() && b.Flags == protocol.ArrivingStep && b.Step == step &&
-		b.GradScale == gradScale && slices.Equal(b.Hyperparameters, s.header.groups)
+	groups, _ := s.header.prepared()
+	return b.Step == step && b.GradScale == gradScale && slices.Equal(b.Hyperparameters, groups)
 }
 
 // arrive takes gradients of a step that was begun before they were there, or hears that there are none.

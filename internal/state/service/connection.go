@@ -200,15 +200,23 @@ func (c *connection) step(r request) (reply, error) {
 		return at, err
 	}
 	c.answering.Add(1)
-	begun, err := shard.step(body, func(took time.Duration) {
-		_ = c.answer(r.Packet, protocol.Done, protocol.Encode(body.Step,
-			took.Seconds())) // if the client is gone, run notices
+	begun := false
+	defer func() { // also if the step finds damage, with which it panics
+		if !begun {
+			c.answering.Done()
+		}
+	}()
+	begun, err = shard.step(body, func(took time.Duration) {
+		status, result := protocol.Done, protocol.Encode(body.Step, took.Seconds())
+		if err := shard.refuseDamaged(r.Kind); err != nil {
+			status, result = protocol.Refused, []byte(err.Error())
+		}
+		_ = c.answer(r.Packet, status, result) // if the client is gone, run notices
 		c.answering.Done()
 	})
 	if begun {
 		return reply{}, errLater
 	}
-	c.answering.Done()
 	return at, err
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
+	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/service/protocol"
 )
 
@@ -29,7 +31,10 @@ type sessionHeader struct {
 // headerComponent ends the name of the session header's arena.
 const headerComponent = string(ledger.SessionHeader)
 
-const headerMagic = 0x366e6f6973736573 // "session6"
+const (
+	headerMagic = 0x376e6f6973736573 // "session7"
+	headerKind  = headerMagic & (1<<56 - 1)
+)
 
 type headerFields struct {
 	magic      uint64
@@ -37,19 +42,34 @@ type headerFields struct {
 	groupCount uint64
 	leftBytes  uint64 // of the parameters that a prepared step leaves alone
 	pages      uint64 // kind of pages of the shard's arenas
+	sums       uint64 // 1 if the shard has sums of its chunks, else 0
 	// checksum is that of the document and the fields before it: a flipped bit in them could make this another
 	// session, of another rank or job.
 	checksum [sha256.Size]byte
 	// attempts is how many services in a row have died while they restored the session.
-	attempts atomic.Uint64
+	attempts checked.Word
 	// condition is one of the conditions of a state, below.
-	condition atomic.Uint64
-	// preparedStep is the step whose hyperparameters are here and whose gradients are final, or 0.
-	preparedStep atomic.Uint64
-	// askedStep is the step that a client asked for last. gradScale is the factor of its gradients, as binary64.
-	askedStep, gradScale atomic.Uint64
+	condition checked.Word
+	// preparedStep is the step whose hyperparameters are here and whose gradients are final, or 0. groupsSum is the
+	// checksum of those and of the parameters that it leaves alone. It is written before the number of a step that
+	// needs them.
+	preparedStep checked.Word
+	groupsSum    checked.Sum
+	// askedStep is the step that a client asked for last. gradScale is the factor of its gradients, as binary64, and
+	// has a checksum as it takes a word itself. Both are written before askedStep.
+	askedStep checked.Word
+	gradScale atomic.Uint64
+	scaleSum  checked.Sum
 	// arrivingClient is the process that writes the gradients of a step that was begun before they were there.
-	arrivingClient atomic.Uint64
+	arrivingClient checked.Word
+}
+
+// words calls yield for every number that changes, with its name.
+func (h *headerFields) words(yield func(name string, word *checked.Word) bool) {
+	_ = yield("attempts to restore it", &h.attempts) && yield("condition of the state", &h.condition) &&
+		yield("prepared step", &h.preparedStep) && yield("checksum of hyperparameters", &h.groupsSum.Word) &&
+		yield("step asked for", &h.askedStep) && yield("checksum of the factor of gradients", &h.scaleSum.Word) &&
+		yield("process whose gradients arrive", &h.arrivingClient)
 }
 
 // Conditions of a state.
@@ -78,8 +98,11 @@ func (h *headerFields) size() ledger.Bytes {
 
 // newHeader makes the header of a session. It holds the original text of the document:
 // a restoring service parses the same text, and so refuses it only if open would have.
-func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*sessionHeader, error) {
+func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages, sums bool) (*sessionHeader, error) {
 	static := headerFields{document: uint64(len(text)), pages: uint64(pages)}
+	if sums {
+		static.sums = 1
+	}
 	static.groupCount, static.leftBytes = prepares(d)
 	a, err := arena.New(keyOf(d).String()+"/"+headerComponent, static.size(), arena.BasePages)
 	if err != nil {
@@ -88,8 +111,11 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 	copy(a.Bytes()[headerFieldsSize:], text)
 	fields := fieldsOf(a.Bytes())
 	fields.document, fields.groupCount, fields.leftBytes = static.document, static.groupCount, static.leftBytes
-	fields.pages = static.pages
+	fields.pages, fields.sums = static.pages, static.sums
 	fields.checksum = fields.checksumWith(text)
+	for _, word := range fields.words {
+		word.Store(0)
+	}
 	fields.magic = headerMagic
 	return overlay(a), nil
 }
@@ -97,7 +123,7 @@ func newHeader(d protocol.AnyDocument, text []byte, pages arena.Pages) (*session
 // checksumWith returns the checksum of what never changes in a header with a document.
 func (h *headerFields) checksumWith(document []byte) [sha256.Size]byte {
 	sum := sha256.New()
-	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages))
+	sum.Write(protocol.Encode(h.document, h.groupCount, h.leftBytes, h.pages, h.sums))
 	sum.Write(document)
 	return [sha256.Size]byte(sum.Sum(nil))
 }
@@ -130,8 +156,12 @@ func overlay(a *arena.Arena) *sessionHeader {
 // check reports what is wrong with a head that an earlier service wrote.
 func (h *headerFields) check() error {
 	switch {
+	case h.magic != headerMagic && h.magic&(1<<56-1) == headerKind:
+		return fmt.Errorf("it has version %q and this release reads version %q: end the job with the release that "+
+			"began it, or begin again from the last checkpoint", rune(h.magic>>56), rune(headerMagic>>56))
 	case h.magic != headerMagic:
-		return errors.New("this release did not write it")
+		return errors.New("this release did not write it, or its first 8 bytes have changed in memory; begin again " +
+			"from the last checkpoint")
 	case protocol.CheckDocumentLength(h.document) != nil:
 		return protocol.CheckDocumentLength(h.document)
 	case h.groupCount > protocol.MaximumGroups:
@@ -157,12 +187,18 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 	}
 	a, err := arena.Attach(name, fields.size(), arena.BasePages, file)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("the session header %s says that it is larger than its file, or smaller: %w; "+
+			"begin again from the last checkpoint", name, err)
 	}
 	text := a.Bytes()[headerFieldsSize : headerFieldsSize+int(fields.document)]
 	if fields.checksum != fields.checksumWith(text) {
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s has changed in memory since a service wrote "+
-			"it: its checksum is another", name), a.Close())
+			"it: its checksum is another; begin again from the last checkpoint", name), a.Close())
+	}
+	for _, word := range fieldsOf(a.Bytes()).words {
+		if damage := word.Check(); damage != nil {
+			return nil, nil, errors.Join(overlay(a).named(damage), a.Close())
+		}
 	}
 	d, err := protocol.ReadDocument(text)
 	if err == nil {
@@ -175,6 +211,18 @@ func readHeader(name string, file *os.File) (*sessionHeader, protocol.AnyDocumen
 		return nil, nil, errors.Join(fmt.Errorf("the session header %s cannot be read: %w", name, err), a.Close())
 	}
 	return overlay(a), d, nil
+}
+
+// named returns the error about a damaged number of the header, or nil if it is not there.
+func (h *sessionHeader) named(d *checked.Damage) error {
+	for name, word := range h.words {
+		if unsafe.Pointer(word) == d.At {
+			offset := uintptr(d.At) - uintptr(unsafe.Pointer(unsafe.SliceData(h.Bytes())))
+			return fmt.Errorf("the session header %s: %s, at offset %d, is %#016x: %w; begin again from the last "+
+				"checkpoint", h.Name(), name, offset, d.Found, engine.ErrDamaged)
+		}
+	}
+	return nil
 }
 
 // kindOfPages returns the kind of pages of the shard's arenas.
@@ -205,7 +253,20 @@ func (h *sessionHeader) prepare(b protocol.StepBody) {
 	copy(h.groups, b.Hyperparameters)
 	clear(h.left)
 	copy(h.left, b.LeftAlone)
+	h.groupsSum.Write(h.kept()...)
 	h.preparedStep.Store(b.Step)
+}
+
+// kept returns the memory of what a prepared step, or one whose gradients arrive, is made with.
+func (h *sessionHeader) kept() [][]byte {
+	begin, end := groupsBegin(int(h.document)), leftBegins(int(h.document), int(h.groupCount))
+	return [][]byte{h.Bytes()[begin:end], h.left}
+}
+
+// prepared returns what a prepared step is made with.
+func (h *sessionHeader) prepared() (groups []protocol.Hyperparameters, leftAlone []byte) {
+	h.groupsSum.Verify(h.kept()...)
+	return h.groups, h.left
 }
 
 // forgetPrepared discards the prepared step. Every change of state or gradients calls
@@ -222,6 +283,7 @@ func (h *sessionHeader) forgetSteps() {
 func (h *sessionHeader) ask(step uint64, gradScale float64) {
 	h.askedStep.Store(0)
 	h.gradScale.Store(math.Float64bits(gradScale))
+	h.scaleSum.Write(protocol.Encode(h.gradScale.Load()))
 	h.askedStep.Store(step)
 }
 
@@ -229,11 +291,16 @@ func (h *sessionHeader) ask(step uint64, gradScale float64) {
 func (h *sessionHeader) askArriving(b protocol.StepBody, client int64) {
 	h.forgetPrepared()
 	copy(h.groups, b.Hyperparameters)
+	h.groupsSum.Write(h.kept()...)
 	h.arrivingClient.Store(uint64(client))
 	h.ask(b.Step, b.GradScale)
 }
 
 // asked returns the step that a client asked for last, and the factor of its gradients.
 func (h *sessionHeader) asked() (step uint64, gradScale float64) {
-	return h.askedStep.Load(), math.Float64frombits(h.gradScale.Load())
+	if step = h.askedStep.Load(); step == 0 {
+		return 0, 0
+	}
+	h.scaleSum.Verify(protocol.Encode(h.gradScale.Load()))
+	return step, math.Float64frombits(h.gradScale.Load())
 }

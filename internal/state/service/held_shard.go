@@ -11,6 +11,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/optim"
 	"plimsoll/internal/state/service/protocol"
@@ -37,12 +38,14 @@ type heldShard struct {
 
 	stepIsOver sync.WaitGroup
 	awaitsEnd  bool // of a step whose gradients arrive: stepIsOver counts it
+
+	endScrubbing func()
 }
 
 // newHeldShard makes a shard the contents of a session.
 func newHeldShard(s *session, shard *engine.Shard) *heldShard {
 	useWorkers(shard.Config())
-	held := &heldShard{session: s, document: s.document.(*protocol.Document), shard: shard}
+	held := &heldShard{session: s, document: s.document.(*protocol.Document), shard: shard, endScrubbing: func() {}}
 	s.contents = held
 	return held
 }
@@ -65,18 +68,29 @@ func (s *heldShard) memory() []*arena.Arena { return s.shard.Arenas() }
 
 func (s *heldShard) adopt() { s.shard.Adopt() }
 
-func (s *heldShard) steps() int64 { return s.shard.Steps() }
+func (s *heldShard) err() error { return s.shard.Err() }
 
-func (s *heldShard) underway() (number uint64, left int64) { return s.shard.Underway() }
+func (s *heldShard) named(d *checked.Damage) error { return s.shard.Fail(d) }
+
+func (s *heldShard) steps() (step int64) {
+	_ = s.guard(func() { step = s.shard.Steps() }) // others ask for damage
+	return step
+}
+
+func (s *heldShard) underway() (number uint64, left int64) {
+	_ = s.guard(func() { number, left = s.shard.Underway() })
+	return number, left
+}
 
 func (s *heldShard) giveBack() error {
+	s.endScrubbing()
 	s.dropWindow()
 	leaveWorkers(s.shard.Config())
 	return s.shard.Close()
 }
 
 func (s *heldShard) letGo() {
-	s.settle()
+	_ = s.guard(s.settle)   // others ask for damage
 	s.shard.ForgetArrived() // another client may write other gradients
 	s.dropWindow()
 	s.order = nil
@@ -85,7 +99,9 @@ func (s *heldShard) letGo() {
 
 // settle waits for the step that is under way, unless that waits for gradients.
 func (s *heldShard) settle() {
-	if s.shard.MissesGradients() {
+	arriving := false
+	_ = s.guard(func() { arriving = s.shard.MissesGradients() }) // others ask for damage
+	if arriving {
 		return
 	}
 	s.shard.Wait()
@@ -286,7 +302,7 @@ func (s *heldShard) prepared(b protocol.StepBody) (protocol.StepBody, error) {
 	if prepared := s.header.preparedStep.Load(); prepared != b.Step {
 		return b, protocol.OutOfOrder.Errorf("step %d as prepared: the prepared step is %d (0: none)", b.Step, prepared)
 	}
-	b.Hyperparameters, b.LeftAlone = s.header.groups, s.header.left
+	b.Hyperparameters, b.LeftAlone = s.header.prepared()
 	return b, nil
 }
 
@@ -335,7 +351,9 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 	begin := time.Now()
 	s.stepIsOver.Add(1)
 	s.awaitsEnd = arriving
-	err = start(update, func() {
+	var told atomic.Bool
+	then := func() {
+		told.Store(true)
 		took := time.Since(begin)
 		if arriving {
 			took = s.shard.UpdateTime() // not the time of the backward pass
@@ -345,7 +363,11 @@ func (s *heldShard) step(b protocol.StepBody, done func(took time.Duration)) (be
 		if done != nil {
 			done(took)
 		}
-	})
+	}
+	if err := s.shard.Guard(func() { err = start(update, then) }); err != nil && !told.Load() {
+		s.stepIsOver.Done()
+		return false, s.refuseDamaged(protocol.Step)
+	}
 	if err != nil {
 		s.stepIsOver.Done()
 		return false, protocol.Refused.Errorf("step: %v", err)
@@ -441,4 +463,4 @@ func (s *heldShard) setStep(b protocol.SetStepBody) error {
 	return nil
 }
 
-const maximumStep = 1 << 62
+const maximumStep = checked.Most / 4

@@ -11,6 +11,7 @@ import (
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/engine"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/shard"
@@ -103,6 +104,12 @@ func (s *heldStates) adopt() {
 func (s *heldStates) resume() {}
 
 func (s *heldStates) openedBy(int) {}
+
+func (s *heldStates) err() error { return nil } // the session has it
+
+func (s *heldStates) named(d *checked.Damage) error {
+	return fmt.Errorf("arena %s: %w", s.arenas[1].Name(), s.control.Named(d))
+}
 
 func (s *heldStates) steps() int64 { return s.layout.At(s.control.Position.Load()).Steps }
 

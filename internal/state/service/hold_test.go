@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
@@ -513,7 +514,7 @@ func TestTornStatesAreNotSaved(t *testing.T) {
 		"other for *: finish the step, or load a checkpoint")
 	wantError(t, h.SaveStep(t.TempDir(), 1), protocol.OutOfOrder,
 		"save of step 1: the states have had step 1, and 2 of 3 chunks the next")
-	h.Control.Position.Store(1 << 63) // no trainer does
+	h.Control.Position.Store(checked.Most) // no trainer does
 	if o := server.Overview(); o.Sessions[0].Step != states.MaximumSteps {
 		t.Errorf("%+v", o.Sessions[0])
 	}

@@ -474,7 +474,7 @@ func FuzzRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	header, err := newHeader(testDocument(), text, arena.BasePages)
+	header, err := newHeader(testDocument(), text, arena.BasePages, false)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -486,7 +486,7 @@ func FuzzRecord(f *testing.F) {
 	fieldsOf(groups).groupCount = 1
 	f.Add(groups)
 	f.Add([]byte{})
-	pages, err := newHeader(testDocument(), text, 200) // no such kind of pages exists
+	pages, err := newHeader(testDocument(), text, 200, false) // no such kind of pages exists
 	if err != nil {
 		f.Fatal(err)
 	}

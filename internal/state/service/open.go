@@ -33,11 +33,18 @@ func (c *connection) openSession(r request) (reply, error) {
 	if err != nil {
 		return reply{}, prefixed(r.Kind, err)
 	}
+	out, err := found.answer(r.Kind, func() (reply, error) {
+		found.contents.openedBy(c.process)
+		return found.welcome(attached)
+	})
+	if err != nil {
+		c.server.letGo(found)
+		return reply{}, err
+	}
 	c.session = found
 	found.forgetFailures()
-	found.contents.openedBy(c.process)
 	found.holder.Store(int64(c.process))
-	return c.welcome(attached)
+	return out, nil
 }
 
 // prefixed names the request in an answer that refuses it.
@@ -84,15 +91,15 @@ func readDocument(r request) (protocol.AnyDocument, []byte, error) {
 }
 
 // welcome is the answer to open or hold.
-func (c *connection) welcome(attached bool) (reply, error) {
+func (s *session) welcome(attached bool) (reply, error) {
 	var files []*os.File
 	var arenas []protocol.WelcomeArena
-	for _, a := range c.session.contents.shared() {
+	for _, a := range s.contents.shared() {
 		arenas = append(arenas, protocol.WelcomeArena{Name: a.Name(), Component: a.component, Type: a.of,
 			Bytes: a.Size(), Mapped: a.Mapped()})
 		files = append(files, a.File())
 	}
-	text, err := json.Marshal(c.session.contents.welcome(attached, arenas))
+	text, err := json.Marshal(s.contents.welcome(attached, arenas))
 	if err == nil && len(text) > protocol.MaximumPacket/2 {
 		err = fmt.Errorf("an answer of %d bytes", len(text))
 	}
@@ -214,7 +221,8 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	planned, err := s.design(d, d.Of().CPUs)
+	sums := s.wantsSums(d)
+	planned, err := s.design(d, d.Of().CPUs, sums)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +234,7 @@ func (s *Server) make(d protocol.AnyDocument, text []byte) (*session, error) {
 	if err := s.checkKept(name, len(planned.arenas)); err != nil {
 		return nil, err
 	}
-	header, err := newHeader(d, text, pages)
+	header, err := newHeader(d, text, pages, sums)
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
@@ -264,7 +272,7 @@ type design struct {
 
 // design returns the design of a session whose workers have the CPUs that are named, or else the rank's share of the
 // CPUs that this process may use.
-func (s *Server) design(d protocol.AnyDocument, named []int) (*design, error) {
+func (s *Server) design(d protocol.AnyDocument, named []int, sums bool) (*design, error) {
 	cpus, err := s.cpus(d.Of(), named)
 	if err != nil {
 		return nil, err
@@ -272,7 +280,7 @@ func (s *Server) design(d protocol.AnyDocument, named []int) (*design, error) {
 	if held, ok := d.(*protocol.HoldDocument); ok {
 		return designStates(held, cpus), nil
 	}
-	return s.designShard(d.(*protocol.Document), cpus)
+	return s.designShard(d.(*protocol.Document), cpus, sums)
 }
 
 // expected returns how many sessions like this one are still to be opened on this host,

@@ -52,6 +52,10 @@ func (s *Server) Overview() *protocol.Overview {
 	})
 	var planned, measured []ledger.Device
 	for _, session := range sessions {
+		if session.err() != nil {
+			status.SetAside = append(status.SetAside, session.setAside())
+			continue
+		}
 		status.Sessions = append(status.Sessions, session.status())
 		planned = append(planned, session.planned())
 		measured = append(measured, session.measured())

@@ -87,12 +87,26 @@ func (c *connection) handle(r request) (reply, error) {
 	case kind.is(inSession) && c.session == nil:
 		return reply{}, protocol.OutOfOrder.Errorf("%v: there is no session; open one first", r.Kind)
 	}
-	if kind.is(inSession) {
+	if !kind.is(inSession) || kind.is(last) {
+		return kind.handle(c, r)
+	}
+	return c.session.answer(r.Kind, func() (reply, error) {
 		if err := c.session.contents.before(r.Kind, kind.traits); err != nil {
 			return reply{}, err
 		}
+		return kind.handle(c, r)
+	})
+}
+
+// answer returns the answer to a request, or the damage that is found.
+func (s *session) answer(kind protocol.Kind, handle func() (reply, error)) (out reply, err error) {
+	if err := s.refuseDamaged(kind); err != nil {
+		return reply{}, err
 	}
-	return kind.handle(c, r)
+	if s.guard(func() { out, err = handle() }) != nil && err != errLater {
+		return reply{}, s.refuseDamaged(kind)
+	}
+	return out, err
 }
 
 // change returns the handler of a request that has no result.

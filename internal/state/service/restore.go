@@ -237,7 +237,7 @@ func (s *Server) attachContents(l *leftSession) error {
 // attachWith attaches to contents whose workers get the CPUs named, or else the rank's
 // share of the CPUs that this process may use.
 func (s *Server) attachWith(l *leftSession, named []int) error {
-	planned, err := s.design(l.document, named)
+	planned, err := s.design(l.document, named, l.header.sums == 1)
 	if err != nil {
 		return err
 	}
@@ -276,8 +276,7 @@ func (s *Server) restoreAside(b protocol.RestoreBody) error {
 	l := s.aside[b.Session]
 	s.mu.Unlock()
 	if l == nil {
-		return protocol.Refused.Errorf("restore: no session is set aside as %q: there are %q", b.Session,
-			s.asideNames())
+		return s.discardDamaged(b)
 	}
 	if b.Discard {
 		s.noLongerAside(l)

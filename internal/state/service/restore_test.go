@@ -22,6 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
+	"plimsoll/internal/state/optim/kernel"
 	"plimsoll/internal/state/service/client"
 	"plimsoll/internal/state/service/protocol"
 	"plimsoll/internal/state/service/servicetest"
@@ -287,7 +289,7 @@ func TestRecordHasTheDocumentAsItCame(t *testing.T) {
 	if err != nil || len(text) == len(whole) {
 		t.Fatal(err, len(text))
 	}
-	header, err := newHeader(d, text, arena.BasePages)
+	header, err := newHeader(d, text, arena.BasePages, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,12 +439,18 @@ func TestPanicSetsASessionAside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	set, err := kernel.Select()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Sums = set.SumsAreFree(config.Format)
 	arenas := config.Arenas()
 	const chunks = 2
-	slots := chunks * (64 + config.Format.UndoBytes()) // size of the end of the journal
-	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), bytes.Repeat([]byte{0x70}, slots))
+	slots := chunks * (64 + config.Format.UndoBytes())    // size of the end of the journal
+	beyond := protocol.Encode(checked.Seal(checked.Most)) // no flip writes the checksum of another number
+	mendSlots := spoil(t, file, int64(arenas[len(arenas)-1].Size)-int64(slots), beyond)
 	const begun = 48 // offset of the number of updates in the journal
-	mend := spoil(t, file, begun, []byte{4})
+	mend := spoil(t, file, begun, protocol.Encode(checked.Seal(4)))
 	r.killAndWait(t)
 	o := r.overview(t)
 	if len(o.Sessions) != 3 || len(o.SetAside) != 1 || o.SetAside[0].Rank != 2 ||

@@ -188,7 +188,8 @@ func (s *heldShard) load(until context.Context, b protocol.LoadBody) (int64, jso
 		s.giveUp()
 	}
 	// From here to the end, a restarted service must not take the state for complete, or for new.
-	was := s.header.condition.Swap(stateIsInParts)
+	was := s.header.condition.Load()
+	s.header.condition.Store(stateIsInParts)
 	asked, gradScale := s.header.asked()
 	s.header.forgetSteps()
 	load := found.LoadNew

@@ -57,6 +57,7 @@ type Server struct {
 	share    func(h *host.Host, ranks int) binding.TrainerShare
 	given    *Inherited
 	until    context.Context // of Serve
+	sums     Sums
 	began    time.Time
 	requests atomic.Int64
 	refused  atomic.Int64
@@ -104,6 +105,9 @@ func NewServer(version string, given *Inherited, findHost func() (*host.Host, er
 	s.restore()
 	return s, nil
 }
+
+// SetSums says which sessions that are opened from now on have sums of their state.
+func (s *Server) SetSums(sums Sums) { s.sums = sums }
 
 // Serve answers clients until the context ends. Then it finishes the requests and
 // checkpoints under way and returns.

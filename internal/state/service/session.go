@@ -13,6 +13,7 @@ import (
 
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/machine/arena"
+	"plimsoll/internal/state/checked"
 	"plimsoll/internal/state/checkpoint"
 	"plimsoll/internal/state/service/protocol"
 )
@@ -41,6 +42,8 @@ type session struct {
 	saveIsOver sync.WaitGroup
 
 	watched stepWatch // used by Server.stuckStep
+
+	damage atomic.Pointer[error] // what was found damaged
 }
 
 // newSession returns a session without its contents.
@@ -69,6 +72,11 @@ type contents interface {
 	setStep(b protocol.SetStepBody) error
 	save(until context.Context, b protocol.SaveBody) (*checkpoint.Saving, error)
 	load(until context.Context, b protocol.LoadBody) (step int64, training jsontext.Value, err error)
+
+	// err returns what was found damaged in the contents, or nil.
+	err() error
+	// named returns the error about a damaged number of the contents.
+	named(d *checked.Damage) error
 
 	// steps returns the last finished step.
 	steps() int64

@@ -17,11 +17,12 @@ import (
 )
 
 // designShard returns the design of a shard.
-func (s *Server) designShard(d *protocol.Document, cpus []int) (*design, error) {
+func (s *Server) designShard(d *protocol.Document, cpus []int, sums bool) (*design, error) {
 	config, err := shardConfig(d, s.kernel, arena.BasePages, cpus)
 	if err != nil {
 		return nil, protocol.Refused.Errorf("%v", err)
 	}
+	config.Sums = sums
 	return &design{
 		document: d, arenas: config.Arenas(), workers: len(cpus),
 		what:    fmt.Sprintf("the state of %d parameters in %v", config.Elements, config.Format),
@@ -32,14 +33,19 @@ func (s *Server) designShard(d *protocol.Document, cpus []int) (*design, error) 
 			if err != nil {
 				return nil, err
 			}
-			newHeldShard(of, shard)
-			return func() { shard.Populate(context.Background(), func(ledger.Bytes) {}) }, nil
+			held := newHeldShard(of, shard)
+			return func() {
+				shard.Populate(context.Background(), func(ledger.Bytes) {})
+				held.endScrubbing = held.startScrubbing()
+			}, nil
 		},
 		attach: func(of *session, files map[string]*os.File) error {
 			config.Pages = of.pages
 			shard, err := engine.AttachShard(config, files)
 			if err == nil {
-				newHeldShard(of, shard).finish()
+				held := newHeldShard(of, shard)
+				held.finish()
+				held.endScrubbing = held.startScrubbing()
 			}
 			return err
 		},

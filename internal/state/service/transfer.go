@@ -85,11 +85,11 @@ func (s *heldShard) write(t protocol.TransferBody) error {
 		return nil
 	}
 	format := s.shard.Config().Format
-	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
+	s.shard.EachOf(all, within(all, func(c kernel.Chunk, from, end int, at int) {
 		for i, w := range numbers[at : at+end-from] {
 			c.PutMasterWeight(format, from+i, w)
 		}
-	})
+	}))
 	return nil
 }
 
@@ -100,7 +100,7 @@ func (s *heldShard) read(t protocol.TransferBody) error {
 		return err
 	}
 	format := s.shard.Config().Format
-	s.eachOf(all, func(c kernel.Chunk, from, end int, at int) {
+	return s.shard.ViewOf(all, within(all, func(c kernel.Chunk, from, end int, at int) {
 		for i := from; i < end; i++ {
 			if t.What == protocol.MasterWeights {
 				numbers[at+i-from] = c.MasterWeight(format, i)
@@ -108,18 +108,17 @@ func (s *heldShard) read(t protocol.TransferBody) error {
 				numbers[at+i-from] = c.Moment(int(t.What)-protocol.FirstMoment, i)
 			}
 		}
-	})
-	return nil
+	}))
 }
 
-// eachOf has the workers call body for each chunk with elements of a range. They are elements from to end of the
-// chunk, and begin at position at of the range.
-func (s *heldShard) eachOf(all shard.Range, body func(c kernel.Chunk, from, end, at int)) {
-	s.shard.Each(func(chunk shard.Chunk, c kernel.Chunk) {
+// within returns a function of chunks that calls body for those with elements of a range. They are elements from to end
+// of the chunk, and begin at position at of the range.
+func within(all shard.Range, body func(c kernel.Chunk, from, end, at int)) func(shard.Chunk, kernel.Chunk) {
+	return func(chunk shard.Chunk, c kernel.Chunk) {
 		if own := chunk.Intersect(all); own.Count > 0 {
 			body(c, int(own.First-chunk.First), int(own.End()-chunk.First), int(own.First-all.First))
 		}
-	})
+	}
 }
 
 // accumulate adds the numbers in the window to the gradients. It does so once for each

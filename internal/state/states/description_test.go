@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"plimsoll/internal/base/dtype"
+	"plimsoll/internal/state/checked"
 )
 
 func description(change ...func(*Description)) *Description {
@@ -102,8 +103,9 @@ func TestControlIsAsDocumented(t *testing.T) {
 	c.SettingsLength.Store(7)
 	c.Wanted.Store(8)
 	c.Scalars(2)[0], c.Scalars(3)[0] = 9, 10
-	for offset, want := range map[int]uint64{0: controlMagic, 8: 2, 64: 5, 128: 6, 136: 7, 192: NothingIsRead, 256: 8,
-		512: 9, 520: 10} {
+	for offset, want := range map[int]uint64{0: controlMagic, 8: 2, 64: checked.Seal(5), 128: checked.Seal(6),
+		136: checked.Seal(7), 144: checked.Seal(0), 192: checked.Seal(NothingIsRead), 256: checked.Seal(8), 512: 9,
+		520: 10} {
 		if got := binary.LittleEndian.Uint64(memory[offset:]); got != want {
 			t.Errorf("offset %d has %#x, want %#x", offset, got, want)
 		}

@@ -39,8 +39,8 @@ type Moment struct {
 	Committed int
 }
 
-// MaximumSteps keeps every position within 64 bits.
-const MaximumSteps = 1 << 40
+// MaximumSteps keeps every position within a word of the control arena ([checked.Most]).
+const MaximumSteps = 1 << 27
 
 // Position returns a moment in the form that is in the control arena.
 func (l *Layout) Position(m Moment) uint64 {

@@ -11,7 +11,7 @@ from plimsoll.torch.regions import Held, Layout, Scalar
 from plimsoll.torch.wrapped import encoded, options_of
 
 class Control:
-    """A view of the control arena. Words that a device writes are tensors."""
+    """A view of the control arena. Words that a device writes are tensors, of numbers with their checksums."""
 
     def __init__(self, control: states.Control, layout: Layout, wait: Callable[[int], None]):
         self._control, self._layout, self._wait = control, layout, wait
@@ -25,6 +25,11 @@ class Control:
     def moment(self) -> states.Moment:
         """How many steps all regions have made, and how many regions one more."""
         return self._layout.places.at(self._control.position)
+
+    @property
+    def step_of_gradients(self) -> int:
+        """The step whose gradients are held."""
+        return self._control.gradients_of
 
     @property
     def step(self) -> int:

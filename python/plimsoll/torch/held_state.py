@@ -53,7 +53,7 @@ class HeldState:
         if self._layout.is_empty:
             document = regions.document(self._layout)
             control = states.Control(bytearray(states.sizes_of(document)["held_control"]), document)
-            control.read = control.NOTHING_IS_READ
+            control.begin()
             self._use(control, bytearray(1), None, lambda position: None)
             return
         try:
@@ -88,7 +88,7 @@ class HeldState:
     def begin(self) -> "Found":
         """Begins with a new state, or goes on from the one that was found."""
         torn = self._begin()
-        return Found(self.session is not None, self.steps, int(self._control.gradients_of), torn)
+        return Found(self.session is not None, self.steps, self._control.step_of_gradients, torn)
 
     def _begin(self) -> Optional[str]:
         """The same. Returns why it cannot, if so."""

@@ -5,6 +5,7 @@ from typing import Any, Iterator, List, Sequence
 
 import torch
 
+from plimsoll import states
 from plimsoll.client import Arena
 from plimsoll.torch.regions import Region
 from plimsoll.torch.transfer import pinned_arenas, runtime_of
@@ -45,8 +46,8 @@ class HostStreams:
         """Keeps the memory of a tensor that is let go until the copies out that were begun are done."""
 
     def set_word(self, word: torch.Tensor, value: int) -> None:
-        """Writes a number to the host behind the copies out that were begun."""
-        word.fill_(value)
+        """Writes a number, with its checksum, to the host behind the copies out that were begun."""
+        word.fill_(states.signed(value))
 
     def finish(self, event: Any) -> None:
         """Waits for an event on the host."""
@@ -107,7 +108,7 @@ class DeviceStreams(HostStreams):
 
     def set_word(self, word: torch.Tensor, value: int) -> None:
         # The word comes from the device: only so it is written behind the copies, without a thread of the host.
-        word.copy_(self._number.fill_(value), non_blocking=True)
+        word.copy_(self._number.fill_(states.signed(value)), non_blocking=True)
 
     def finish(self, event: Any) -> None:
         if event is not None:

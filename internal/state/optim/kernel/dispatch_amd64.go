@@ -84,10 +84,10 @@ func prefetching(n int, stream Array, ahead int) int {
 }
 
 // update updates elements first to n, both at the beginning of a tile, with an
-// undo log or nil.
-func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte) {
+// undo log or nil, and with sums or nil.
+func (s Set) update(first, n int, f Format, constants *Constants, c *Chunk, undo *byte, sums *abi.Sums) {
 	a := s.arguments(n, f, c)
-	a.Start, a.Undo = first, undo
+	a.Start, a.Undo, a.Sums = first, undo, sums
 	a.Table, a.Dither = &constants.table, constants.ditherOf(c.First+int64(first))
 	a.MasterDither = constants.masterDitherOf(c.First + int64(first))
 	if f.Moments == MomentsInt8 {

@@ -11,9 +11,11 @@ func hasAVX2() bool       { return false }
 
 // There are no kernels that work in registers: nothing calls these.
 
-func (s Set) update(int, int, Format, *Constants, *Chunk, *byte) { panic("kernel: no " + s.String()) }
-func (s Set) traffic(int, Format, *Chunk)                        { panic("kernel: no " + s.String()) }
-func (s Set) sumWideSquares(int, Array, *[abi.Group]float64)     { panic("kernel: no " + s.String()) }
+func (s Set) update(int, int, Format, *Constants, *Chunk, *byte, *abi.Sums) {
+	panic("kernel: no " + s.String())
+}
+func (s Set) traffic(int, Format, *Chunk)                    { panic("kernel: no " + s.String()) }
+func (s Set) sumWideSquares(int, Array, *[abi.Group]float64) { panic("kernel: no " + s.String()) }
 func (s Set) sumSquares(int, int, Array, *[abi.Parts][abi.Group]float64) {
 	panic("kernel: no " + s.String())
 }

@@ -242,7 +242,7 @@ func (s Set) Update(f Format, constants *Constants, c Chunk) {
 		whole = n - n%f.granule()
 	}
 	if whole > 0 {
-		s.update(0, whole, f, constants, &c, nil)
+		s.update(0, whole, f, constants, &c, nil, nil)
 	}
 	s.updateInTiles(f, constants, &c, whole, nil)
 }

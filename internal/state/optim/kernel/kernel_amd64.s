@@ -118,18 +118,18 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161001
-	JA      fp321002
+	JE      fp161721
+	JA      fp321722
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1004:
+run1724:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1005:
+part1725:
 	VBROADCASTI128 (BX)(AX*2), Y0
 	VPSHUFB        spread<>+0(SB), Y0, Y0
 	VBROADCASTI128 16(BX)(AX*2), Y1
@@ -195,23 +195,23 @@ part1005:
 	ADDQ           R9, BX
 	ADDQ           $0x00000080, DI
 	DECQ           R8
-	JNE            part1005
+	JNE            part1725
 	ADDQ           $0x00000080, AX
 	CMPQ           AX, DX
-	JB             run1004
-	JMP            done1003
+	JB             run1724
+	JMP            done1723
 
-fp161001:
+fp161721:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1006:
+run1726:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1007:
+part1727:
 	VCVTPH2PS    (BX)(AX*2), Y0
 	VCVTPH2PS    16(BX)(AX*2), Y1
 	VMULPS       Y0, Y0, Y0
@@ -261,23 +261,23 @@ part1007:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1007
+	JNE          part1727
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1006
-	JMP          done1003
+	JB           run1726
+	JMP          done1723
 
-fp321002:
+fp321722:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1008:
+run1728:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1009:
+part1729:
 	VMOVUPS      (BX)(AX*4), Y0
 	VMOVUPS      32(BX)(AX*4), Y1
 	VMULPS       Y0, Y0, Y0
@@ -327,12 +327,12 @@ part1009:
 	ADDQ         R9, BX
 	ADDQ         $0x00000080, DI
 	DECQ         R8
-	JNE          part1009
+	JNE          part1729
 	ADDQ         $0x00000080, AX
 	CMPQ         AX, DX
-	JB           run1008
+	JB           run1728
 
-done1003:
+done1723:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -351,9 +351,9 @@ TEXT ·sumPairsAVX2(SB), NOSPLIT, $8-32
 	MOVQ    prefetching+8(FP), BX
 	XORQ    SI, SI
 	LEAQ    2048(SI), DI
-	JMP     check1011
+	JMP     check1731
 
-next1010:
+next1730:
 	PREFETCHT0   (AX)(DI*2)
 	VMOVDQU      (AX)(SI*2), Y1
 	VPSLLD       $0x10, Y1, Y0
@@ -473,13 +473,13 @@ next1010:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x00000100, DI
 
-check1011:
+check1731:
 	CMPQ    SI, BX
-	JB      next1010
+	JB      next1730
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1010
+	JB      next1730
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -502,13 +502,13 @@ TEXT ·sumWideSquaresAVX2(SB), NOSPLIT, $8-40
 	VMOVUPD 64(DX), Y2
 	VMOVUPD 96(DX), Y3
 	CMPQ    AX, $0x01
-	JE      fp161013
-	JA      fp321014
+	JE      fp161733
+	JA      fp321734
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1017
+	JMP     check1737
 
-next1016:
+next1736:
 	PREFETCHT0     (CX)(DI*2)
 	VBROADCASTI128 (CX)(AX*2), Y4
 	VPSHUFB        spread<>+0(SB), Y4, Y4
@@ -527,21 +527,21 @@ next1016:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, DI
 
-check1017:
+check1737:
 	CMPQ AX, SI
-	JB   next1016
+	JB   next1736
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1016
-	JMP  done1015
+	JB   next1736
+	JMP  done1735
 
-fp161013:
+fp161733:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1019
+	JMP  check1739
 
-next1018:
+next1738:
 	PREFETCHT0   (CX)(DI*2)
 	VCVTPH2PS    (CX)(AX*2), Y4
 	VCVTPH2PS    16(CX)(AX*2), Y5
@@ -558,21 +558,21 @@ next1018:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1019:
+check1739:
 	CMPQ AX, SI
-	JB   next1018
+	JB   next1738
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1018
-	JMP  done1015
+	JB   next1738
+	JMP  done1735
 
-fp321014:
+fp321734:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1021
+	JMP  check1741
 
-next1020:
+next1740:
 	PREFETCHT0   (CX)(DI*4)
 	VMOVUPS      (CX)(AX*4), Y4
 	VMOVUPS      32(CX)(AX*4), Y5
@@ -589,15 +589,15 @@ next1020:
 	ADDQ         $0x00000010, AX
 	ADDQ         $0x00000010, DI
 
-check1021:
+check1741:
 	CMPQ AX, SI
-	JB   next1020
+	JB   next1740
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1020
+	JB   next1740
 
-done1015:
+done1735:
 	VMOVUPD Y0, (DX)
 	VMOVUPD Y1, 32(DX)
 	VMOVUPD Y2, 64(DX)
@@ -621,16 +621,16 @@ TEXT ·accumulateAVX2(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp161023
-	JA      fp321024
+	JE      fp161743
+	JA      fp321744
 	CMPQ    CX, $0x01
-	JE      fp161027
-	JA      fp321028
+	JE      fp161747
+	JA      fp321748
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check1031
+	JMP     check1751
 
-next1030:
+next1750:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -663,21 +663,21 @@ next1030:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1031:
+check1751:
 	CMPQ AX, DI
-	JB   next1030
+	JB   next1750
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1030
-	JMP  done1029
+	JB   next1750
+	JMP  done1749
 
-fp161027:
+fp161747:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1033
+	JMP  check1753
 
-next1032:
+next1752:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -708,21 +708,21 @@ next1032:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1033:
+check1753:
 	CMPQ AX, DI
-	JB   next1032
+	JB   next1752
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1032
-	JMP  done1029
+	JB   next1752
+	JMP  done1749
 
-fp321028:
+fp321748:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1035
+	JMP  check1755
 
-next1034:
+next1754:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*4)
 	VBROADCASTI128 (DX)(AX*2), Y0
@@ -753,26 +753,26 @@ next1034:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1035:
+check1755:
 	CMPQ AX, DI
-	JB   next1034
+	JB   next1754
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1034
+	JB   next1754
 
-done1029:
-	JMP done1025
+done1749:
+	JMP done1745
 
-fp161023:
+fp161743:
 	CMPQ CX, $0x01
-	JE   fp161037
-	JA   fp321038
+	JE   fp161757
+	JA   fp321758
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1041
+	JMP  check1761
 
-next1040:
+next1760:
 	PREFETCHT0     (DX)(CX*2)
 	PREFETCHT0     (BX)(CX*2)
 	VCVTPH2PS      (DX)(AX*2), Y0
@@ -791,21 +791,21 @@ next1040:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1041:
+check1761:
 	CMPQ AX, DI
-	JB   next1040
+	JB   next1760
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1040
-	JMP  done1039
+	JB   next1760
+	JMP  done1759
 
-fp161037:
+fp161757:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1043
+	JMP  check1763
 
-next1042:
+next1762:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*2)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -822,21 +822,21 @@ next1042:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1043:
+check1763:
 	CMPQ AX, DI
-	JB   next1042
+	JB   next1762
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1042
-	JMP  done1039
+	JB   next1762
+	JMP  done1759
 
-fp321038:
+fp321758:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1045
+	JMP  check1765
 
-next1044:
+next1764:
 	PREFETCHT0  (DX)(CX*2)
 	PREFETCHT0  (BX)(CX*4)
 	VCVTPH2PS   (DX)(AX*2), Y0
@@ -853,26 +853,26 @@ next1044:
 	ADDQ        $0x00000010, AX
 	ADDQ        $0x00000010, CX
 
-check1045:
+check1765:
 	CMPQ AX, DI
-	JB   next1044
+	JB   next1764
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1044
+	JB   next1764
 
-done1039:
-	JMP done1025
+done1759:
+	JMP done1745
 
-fp321024:
+fp321744:
 	CMPQ CX, $0x01
-	JE   fp161047
-	JA   fp321048
+	JE   fp161767
+	JA   fp321768
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1051
+	JMP  check1771
 
-next1050:
+next1770:
 	PREFETCHT0     (DX)(CX*4)
 	PREFETCHT0     (BX)(CX*2)
 	VMOVUPS        (DX)(AX*4), Y0
@@ -888,21 +888,21 @@ next1050:
 	ADDQ           $0x00000010, AX
 	ADDQ           $0x00000010, CX
 
-check1051:
+check1771:
 	CMPQ AX, DI
-	JB   next1050
+	JB   next1770
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1050
-	JMP  done1049
+	JB   next1770
+	JMP  done1769
 
-fp161047:
+fp161767:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1053
+	JMP  check1773
 
-next1052:
+next1772:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -916,21 +916,21 @@ next1052:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1053:
+check1773:
 	CMPQ AX, DI
-	JB   next1052
+	JB   next1772
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1052
-	JMP  done1049
+	JB   next1772
+	JMP  done1769
 
-fp321048:
+fp321768:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check1055
+	JMP  check1775
 
-next1054:
+next1774:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Y0
@@ -944,16 +944,16 @@ next1054:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check1055:
+check1775:
 	CMPQ AX, DI
-	JB   next1054
+	JB   next1774
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next1054
+	JB   next1774
 
-done1049:
-done1025:
+done1769:
+done1745:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -972,18 +972,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp161978
-	JA      fp321979
+	JE      fp163298
+	JA      fp323299
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run1981:
+run3301:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1982:
+part3302:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -1018,23 +1018,23 @@ part1982:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1982
+	JNE           part3302
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1981
-	JMP           done1980
+	JB            run3301
+	JMP           done3300
 
-fp161978:
+fp163298:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run1983:
+run3303:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1984:
+part3304:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -1061,23 +1061,23 @@ part1984:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1984
+	JNE           part3304
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1983
-	JMP           done1980
+	JB            run3303
+	JMP           done3300
 
-fp321979:
+fp323299:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run1985:
+run3305:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part1986:
+part3306:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -1104,12 +1104,12 @@ part1986:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part1986
+	JNE           part3306
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run1985
+	JB            run3305
 
-done1980:
+done3300:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1129,9 +1129,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check1988
+	JMP       check3308
 
-next1987:
+next3307:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -1197,13 +1197,13 @@ next1987:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check1988:
+check3308:
 	CMPQ    SI, BX
-	JB      next1987
+	JB      next3307
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next1987
+	JB      next3307
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1224,13 +1224,13 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp161990
-	JA      fp321991
+	JE      fp163310
+	JA      fp323311
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check1994
+	JMP     check3314
 
-next1993:
+next3313:
 	PREFETCHT0    (CX)(DI*2)
 	VPMOVZXWD     (CX)(AX*2), Z2
 	VPSLLD        $0x10, Z2, Z2
@@ -1242,21 +1242,21 @@ next1993:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1994:
+check3314:
 	CMPQ AX, SI
-	JB   next1993
+	JB   next3313
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1993
-	JMP  done1992
+	JB   next3313
+	JMP  done3312
 
-fp161990:
+fp163310:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1996
+	JMP  check3316
 
-next1995:
+next3315:
 	PREFETCHT0    (CX)(DI*2)
 	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1267,21 +1267,21 @@ next1995:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1996:
+check3316:
 	CMPQ AX, SI
-	JB   next1995
+	JB   next3315
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1995
-	JMP  done1992
+	JB   next3315
+	JMP  done3312
 
-fp321991:
+fp323311:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
-	JMP  check1998
+	JMP  check3318
 
-next1997:
+next3317:
 	PREFETCHT0    (CX)(DI*4)
 	VMOVUPS       (CX)(AX*4), Z2
 	VCVTPS2PD     Y2, Z3
@@ -1292,15 +1292,15 @@ next1997:
 	ADDQ          $0x00000010, AX
 	ADDQ          $0x00000010, DI
 
-check1998:
+check3318:
 	CMPQ AX, SI
-	JB   next1997
+	JB   next3317
 	MOVQ AX, DI
 	CMPQ SI, BX
 	MOVQ BX, SI
-	JB   next1997
+	JB   next3317
 
-done1992:
+done3312:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -1322,16 +1322,16 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp162000
-	JA      fp322001
+	JE      fp163320
+	JA      fp323321
 	CMPQ    CX, $0x01
-	JE      fp162004
-	JA      fp322005
+	JE      fp163324
+	JA      fp323325
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check2008
+	JMP     check3328
 
-next2007:
+next3327:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1350,21 +1350,21 @@ next2007:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2008:
+check3328:
 	CMPQ AX, DI
-	JB   next2007
+	JB   next3327
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2007
-	JMP  done2006
+	JB   next3327
+	JMP  done3326
 
-fp162004:
+fp163324:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2010
+	JMP  check3330
 
-next2009:
+next3329:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1382,21 +1382,21 @@ next2009:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2010:
+check3330:
 	CMPQ AX, DI
-	JB   next2009
+	JB   next3329
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2009
-	JMP  done2006
+	JB   next3329
+	JMP  done3326
 
-fp322005:
+fp323325:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2012
+	JMP  check3332
 
-next2011:
+next3331:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VPMOVZXWD  (DX)(AX*2), Z0
@@ -1414,26 +1414,26 @@ next2011:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2012:
+check3332:
 	CMPQ AX, DI
-	JB   next2011
+	JB   next3331
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2011
+	JB   next3331
 
-done2006:
-	JMP done2002
+done3326:
+	JMP done3322
 
-fp162000:
+fp163320:
 	CMPQ CX, $0x01
-	JE   fp162014
-	JA   fp322015
+	JE   fp163334
+	JA   fp323335
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2018
+	JMP  check3338
 
-next2017:
+next3337:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1446,21 +1446,21 @@ next2017:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2018:
+check3338:
 	CMPQ AX, DI
-	JB   next2017
+	JB   next3337
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2017
-	JMP  done2016
+	JB   next3337
+	JMP  done3336
 
-fp162014:
+fp163334:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2020
+	JMP  check3340
 
-next2019:
+next3339:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1472,21 +1472,21 @@ next2019:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2020:
+check3340:
 	CMPQ AX, DI
-	JB   next2019
+	JB   next3339
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2019
-	JMP  done2016
+	JB   next3339
+	JMP  done3336
 
-fp322015:
+fp323335:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2022
+	JMP  check3342
 
-next2021:
+next3341:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*4)
 	VCVTPH2PS  (DX)(AX*2), Z0
@@ -1498,26 +1498,26 @@ next2021:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2022:
+check3342:
 	CMPQ AX, DI
-	JB   next2021
+	JB   next3341
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2021
+	JB   next3341
 
-done2016:
-	JMP done2002
+done3336:
+	JMP done3322
 
-fp322001:
+fp323321:
 	CMPQ CX, $0x01
-	JE   fp162024
-	JA   fp322025
+	JE   fp163344
+	JA   fp323345
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2028
+	JMP  check3348
 
-next2027:
+next3347:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1528,21 +1528,21 @@ next2027:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2028:
+check3348:
 	CMPQ AX, DI
-	JB   next2027
+	JB   next3347
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2027
-	JMP  done2026
+	JB   next3347
+	JMP  done3346
 
-fp162024:
+fp163344:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2030
+	JMP  check3350
 
-next2029:
+next3349:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1552,21 +1552,21 @@ next2029:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2030:
+check3350:
 	CMPQ AX, DI
-	JB   next2029
+	JB   next3349
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2029
-	JMP  done2026
+	JB   next3349
+	JMP  done3346
 
-fp322025:
+fp323345:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check2032
+	JMP  check3352
 
-next2031:
+next3351:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*4)
 	VMOVUPS    (DX)(AX*4), Z0
@@ -1576,16 +1576,16 @@ next2031:
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check2032:
+check3352:
 	CMPQ AX, DI
-	JB   next2031
+	JB   next3351
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next2031
+	JB   next3351
 
-done2026:
-done2002:
+done3346:
+done3322:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -443,26 +443,26 @@ TEXT ·adamFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned181
+	JEQ     aligned301
 	ORQ     $0x04, DI
 
-aligned181:
+aligned301:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -477,18 +477,22 @@ aligned181:
 	MOVQ    8(R12), R12
 	MOVQ    a+0(FP), R13
 	MOVQ    24(R13), R13
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	TESTQ   R14, R14
+	JEQ     plain302
 	CMPQ    CX, $0x01
-	JE      fp16183
-	JA      fp32184
+	JE      fp16305
+	JA      fp32306
 	MOVQ    R13, CX
 	MOVQ    a+0(FP), R13
 	MOVQ    16(R13), R13
 	ADDQ    CX, R13
-	JMP     check187
+	JMP     check309
 
-next186:
+next308:
 	TESTQ   R10, R10
-	JEQ     kept188
+	JEQ     kept310
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -506,7 +510,551 @@ next186:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept188:
+kept310:
+	PREFETCHT0     (SI)(R13*4)
+	PREFETCHT0     (R8)(R13*4)
+	PREFETCHT0     (R9)(R13*4)
+	MOVQ           a+0(FP), R14
+	MOVQ           40(R14), R14
+	VMOVDQU        (R14), Y6
+	VPADDQ         (SI)(CX*4), Y6, Y6
+	VPADDQ         32(SI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, (R14)
+	VMOVDQU        256(R14), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R14)
+	VMOVDQU        384(R14), Y6
+	VPADDQ         (R9)(CX*4), Y6, Y6
+	VPADDQ         32(R9)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R14)
+	PREFETCHT0     (DX)(R13*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VMOVUPS        (SI)(CX*4), Y8
+	VMOVUPS        32(SI)(CX*4), Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(R8)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R9)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R9)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (R8)(CX*4)
+	VMOVUPS        Y11, 32(R8)(CX*4)
+	VMOVUPS        Y12, (R9)(CX*4)
+	VMOVUPS        Y6, 32(R9)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVUPS        Y8, (SI)(CX*4)
+	VMOVUPS        Y9, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual311
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y9, Y7
+	VPAND          pattern00000001<>+0(SB), Y7, Y7
+	VPADDD         pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD         Y9, Y7, Y7
+	VCMPPS         $0x03, Y9, Y9, Y8
+	VBLENDVPS      Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVNTDQ       Y6, (BX)(CX*2)
+	JMP            stored312
+
+unusual311:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16314
+	JA        fp32315
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary318
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored317
+
+ordinary318:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored317:
+	JMP done316
+
+fp16314:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary320
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored319
+
+ordinary320:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored319:
+	JMP done316
+
+fp32315:
+done316:
+stored312:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check309:
+	CMPQ CX, R12
+	JB   next308
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next308
+	JMP  done307
+
+fp16305:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check322
+
+next321:
+	TESTQ   R10, R10
+	JEQ     kept323
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept323:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y6
+	VPADDQ      (SI)(CX*4), Y6, Y6
+	VPADDQ      32(SI)(CX*4), Y6, Y6
+	VMOVDQU     Y6, (R14)
+	VMOVDQU     256(R14), Y6
+	VPADDQ      (R8)(CX*4), Y6, Y6
+	VPADDQ      32(R8)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 256(R14)
+	VMOVDQU     384(R14), Y6
+	VPADDQ      (R9)(CX*4), Y6, Y6
+	VPADDQ      32(R9)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y6
+	VCVTPH2PS   16(DX)(CX*2), Y7
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMULPS      Y6, Y6, Y6
+	VMULPS      Y7, Y7, Y7
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
+	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual324
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored325
+
+unusual324:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16327
+	JA        fp32328
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary331
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored330
+
+ordinary331:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored330:
+	JMP done329
+
+fp16327:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary333
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored332
+
+ordinary333:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored332:
+	JMP done329
+
+fp32328:
+done329:
+stored325:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check322:
+	CMPQ CX, R12
+	JB   next321
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next321
+	JMP  done307
+
+fp32306:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check335
+
+next334:
+	TESTQ   R10, R10
+	JEQ     kept336
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept336:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*4)
+	PREFETCHT0  (R9)(R13*4)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y6
+	VPADDQ      (SI)(CX*4), Y6, Y6
+	VPADDQ      32(SI)(CX*4), Y6, Y6
+	VMOVDQU     Y6, (R14)
+	VMOVDQU     256(R14), Y6
+	VPADDQ      (R8)(CX*4), Y6, Y6
+	VPADDQ      32(R8)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 256(R14)
+	VMOVDQU     384(R14), Y6
+	VPADDQ      (R9)(CX*4), Y6, Y6
+	VPADDQ      32(R9)(CX*4), Y6, Y6
+	VMOVDQU     Y6, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y6
+	VMOVUPS     32(DX)(CX*4), Y7
+	VMOVUPS     (SI)(CX*4), Y8
+	VMOVUPS     32(SI)(CX*4), Y9
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMULPS      (R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMULPS      32(R8)(CX*4), Y0, Y11
+	VFMADD231PS Y1, Y7, Y11
+	VMULPS      Y6, Y6, Y6
+	VMULPS      Y7, Y7, Y7
+	VMULPS      (R9)(CX*4), Y2, Y12
+	VFMADD231PS Y3, Y6, Y12
+	VMULPS      32(R9)(CX*4), Y2, Y6
+	VFMADD231PS Y3, Y7, Y6
+	VMOVUPS     Y10, (R8)(CX*4)
+	VMOVUPS     Y11, 32(R8)(CX*4)
+	VMOVUPS     Y12, (R9)(CX*4)
+	VMOVUPS     Y6, 32(R9)(CX*4)
+	VSQRTPS     Y12, Y12
+	VSQRTPS     Y6, Y6
+	VFMADD213PS 448(AX), Y4, Y12
+	VDIVPS      Y12, Y10, Y10
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y5, Y10, Y8
+	VFMADD213PS 448(AX), Y4, Y6
+	VDIVPS      Y6, Y11, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y5, Y11, Y9
+	VMOVUPS     Y8, (SI)(CX*4)
+	VMOVUPS     Y9, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual337
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y9, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y9, Y7, Y7
+	VCMPPS      $0x03, Y9, Y9, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y6, Y6
+	VPSRLD      $0x10, Y7, Y7
+	VPACKUSDW   Y7, Y6, Y6
+	VPERMQ      $0xd8, Y6, Y6
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored338
+
+unusual337:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16340
+	JA        fp32341
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y9, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VCMPPS    $0x03, Y9, Y9, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y6, Y6
+	VPSRLD    $0x10, Y7, Y7
+	VPACKUSDW Y7, Y6, Y6
+	VPERMQ    $0xd8, Y6, Y6
+	TESTQ     $0x00000004, DI
+	JNE       ordinary344
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored343
+
+ordinary344:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored343:
+	JMP done342
+
+fp16340:
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y8, X6
+	VCVTPS2PH   $0x00, Y9, X7
+	VINSERTI128 $0x01, X7, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary346
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored345
+
+ordinary346:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored345:
+	JMP done342
+
+fp32341:
+done342:
+stored338:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y6
+	VPADDQ  (SI)(CX*4), Y6, Y6
+	VPADDQ  32(SI)(CX*4), Y6, Y6
+	VMOVDQU Y6, 64(R14)
+	VMOVDQU 320(R14), Y6
+	VPADDQ  (R8)(CX*4), Y6, Y6
+	VPADDQ  32(R8)(CX*4), Y6, Y6
+	VMOVDQU Y6, 320(R14)
+	VMOVDQU 448(R14), Y6
+	VPADDQ  (R9)(CX*4), Y6, Y6
+	VPADDQ  32(R9)(CX*4), Y6, Y6
+	VMOVDQU Y6, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check335:
+	CMPQ CX, R12
+	JB   next334
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next334
+
+done307:
+	JMP updated303
+
+plain302:
+	CMPQ CX, $0x01
+	JE   fp16348
+	JA   fp32349
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check352
+
+next351:
+	TESTQ   R10, R10
+	JEQ     kept353
+	MOVQ    CX, R14
+	ANDQ    $0x0000003f, R14
+	VMOVDQU (SI)(CX*4), Y6
+	VMOVDQU Y6, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y6
+	VMOVDQU Y6, 96(R10)(R14*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 320(R10)(R14*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 352(R10)(R14*4)
+	VMOVDQU (R9)(CX*4), Y6
+	VMOVDQU Y6, 576(R10)(R14*4)
+	VMOVDQU 32(R9)(CX*4), Y6
+	VMOVDQU Y6, 608(R10)(R14*4)
+	LEAQ    16(CX), R14
+	MOVQ    R14, (R10)
+
+kept353:
 	PREFETCHT0     (SI)(R13*4)
 	PREFETCHT0     (R8)(R13*4)
 	PREFETCHT0     (R9)(R13*4)
@@ -548,7 +1096,7 @@ kept188:
 	VMOVUPS        Y8, (SI)(CX*4)
 	VMOVUPS        Y9, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual189
+	JNE            unusual354
 	VPSRLD         $0x10, Y8, Y6
 	VPAND          pattern00000001<>+0(SB), Y6, Y6
 	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
@@ -566,14 +1114,14 @@ kept188:
 	VPACKUSDW      Y7, Y6, Y6
 	VPERMQ         $0xd8, Y6, Y6
 	VMOVNTDQ       Y6, (BX)(CX*2)
-	JMP            stored190
+	JMP            stored355
 
-unusual189:
+unusual354:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16192
-	JA        fp32193
+	JE        fp16357
+	JA        fp32358
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -591,57 +1139,57 @@ unusual189:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary196
+	JNE       ordinary361
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored195
+	JMP       stored360
 
-ordinary196:
+ordinary361:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored195:
-	JMP done194
+stored360:
+	JMP done359
 
-fp16192:
+fp16357:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary198
+	JNE         ordinary363
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored197
+	JMP         stored362
 
-ordinary198:
+ordinary363:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored197:
-	JMP done194
+stored362:
+	JMP done359
 
-fp32193:
-done194:
-stored190:
+fp32358:
+done359:
+stored355:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check187:
+check352:
 	CMPQ CX, R12
-	JB   next186
+	JB   next351
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next186
-	JMP  done185
+	JB   next351
+	JMP  done350
 
-fp16183:
+fp16348:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check200
+	JMP  check365
 
-next199:
+next364:
 	TESTQ   R10, R10
-	JEQ     kept201
+	JEQ     kept366
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -659,7 +1207,7 @@ next199:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept201:
+kept366:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -699,7 +1247,7 @@ kept201:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual202
+	JNE         unusual367
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -717,14 +1265,14 @@ kept201:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored203
+	JMP         stored368
 
-unusual202:
+unusual367:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16205
-	JA        fp32206
+	JE        fp16370
+	JA        fp32371
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -742,57 +1290,57 @@ unusual202:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary209
+	JNE       ordinary374
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored208
+	JMP       stored373
 
-ordinary209:
+ordinary374:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored208:
-	JMP done207
+stored373:
+	JMP done372
 
-fp16205:
+fp16370:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary211
+	JNE         ordinary376
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored210
+	JMP         stored375
 
-ordinary211:
+ordinary376:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored210:
-	JMP done207
+stored375:
+	JMP done372
 
-fp32206:
-done207:
-stored203:
+fp32371:
+done372:
+stored368:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check200:
+check365:
 	CMPQ CX, R12
-	JB   next199
+	JB   next364
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next199
-	JMP  done185
+	JB   next364
+	JMP  done350
 
-fp32184:
+fp32349:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check213
+	JMP  check378
 
-next212:
+next377:
 	TESTQ   R10, R10
-	JEQ     kept214
+	JEQ     kept379
 	MOVQ    CX, R14
 	ANDQ    $0x0000003f, R14
 	VMOVDQU (SI)(CX*4), Y6
@@ -810,7 +1358,7 @@ next212:
 	LEAQ    16(CX), R14
 	MOVQ    R14, (R10)
 
-kept214:
+kept379:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*4)
 	PREFETCHT0  (R9)(R13*4)
@@ -850,7 +1398,7 @@ kept214:
 	VMOVUPS     Y8, (SI)(CX*4)
 	VMOVUPS     Y9, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual215
+	JNE         unusual380
 	VPSRLD      $0x10, Y8, Y6
 	VPAND       pattern00000001<>+0(SB), Y6, Y6
 	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
@@ -868,14 +1416,14 @@ kept214:
 	VPACKUSDW   Y7, Y6, Y6
 	VPERMQ      $0xd8, Y6, Y6
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored216
+	JMP         stored381
 
-unusual215:
+unusual380:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16218
-	JA        fp32219
+	JE        fp16383
+	JA        fp32384
 	VPSRLD    $0x10, Y8, Y6
 	VPAND     pattern00000001<>+0(SB), Y6, Y6
 	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
@@ -893,47 +1441,48 @@ unusual215:
 	VPACKUSDW Y7, Y6, Y6
 	VPERMQ    $0xd8, Y6, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary222
+	JNE       ordinary387
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored221
+	JMP       stored386
 
-ordinary222:
+ordinary387:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored221:
-	JMP done220
+stored386:
+	JMP done385
 
-fp16218:
+fp16383:
 	VPXOR       Y6, Y6, Y6
 	VCVTPS2PH   $0x00, Y8, X6
 	VCVTPS2PH   $0x00, Y9, X7
 	VINSERTI128 $0x01, X7, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary224
+	JNE         ordinary389
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored223
+	JMP         stored388
 
-ordinary224:
+ordinary389:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored223:
-	JMP done220
+stored388:
+	JMP done385
 
-fp32219:
-done220:
-stored216:
+fp32384:
+done385:
+stored381:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check213:
+check378:
 	CMPQ CX, R12
-	JB   next212
+	JB   next377
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next212
+	JB   next377
 
-done185:
+done350:
+updated303:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -948,24 +1497,24 @@ TEXT ·lionFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned225
+	JEQ     aligned390
 	ORQ     $0x04, DI
 
-aligned225:
+aligned390:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -979,18 +1528,22 @@ aligned225:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain391
 	CMPQ    CX, $0x01
-	JE      fp16227
-	JA      fp32228
+	JE      fp16394
+	JA      fp32395
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check231
+	JMP     check398
 
-next230:
+next397:
 	TESTQ   R9, R9
-	JEQ     kept232
+	JEQ     kept399
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1004,7 +1557,524 @@ next230:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept232:
+kept399:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y5
+	VPADDQ         (SI)(CX*4), Y5, Y5
+	VPADDQ         32(SI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, (R13)
+	VMOVDQU        256(R13), Y5
+	VPADDQ         (R8)(CX*4), Y5, Y5
+	VPADDQ         32(R8)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (R8)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y5, 32(R8)(CX*4)
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual400
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored401
+
+unusual400:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16403
+	JA        fp32404
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary407
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored406
+
+ordinary407:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored406:
+	JMP done405
+
+fp16403:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary409
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored408
+
+ordinary409:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored408:
+	JMP done405
+
+fp32404:
+done405:
+stored401:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check398:
+	CMPQ CX, R11
+	JB   next397
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next397
+	JMP  done396
+
+fp16394:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check411
+
+next410:
+	TESTQ   R9, R9
+	JEQ     kept412
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept412:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual413
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored414
+
+unusual413:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16416
+	JA        fp32417
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary420
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored419
+
+ordinary420:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored419:
+	JMP done418
+
+fp16416:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary422
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored421
+
+ordinary422:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored421:
+	JMP done418
+
+fp32417:
+done418:
+stored414:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check411:
+	CMPQ CX, R11
+	JB   next410
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next410
+	JMP  done396
+
+fp32395:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check424
+
+next423:
+	TESTQ   R9, R9
+	JEQ     kept425
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept425:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y7, Y7
+	VMULPS      32(R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y11, Y11, Y11
+	VANDPS      pattern80000000<>+0(SB), Y9, Y10
+	VXORPS      Y4, Y10, Y10
+	VCMPPS      $0x00, Y11, Y9, Y11
+	VANDNPS     Y10, Y11, Y10
+	VCMPPS      $0x03, Y9, Y9, Y11
+	VBLENDVPS   Y11, Y9, Y10, Y10
+	VADDPS      Y10, Y8, Y8
+	VMULPS      (R8)(CX*4), Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y5, 32(R8)(CX*4)
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual426
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored427
+
+unusual426:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16429
+	JA        fp32430
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary433
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored432
+
+ordinary433:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored432:
+	JMP done431
+
+fp16429:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary435
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored434
+
+ordinary435:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored434:
+	JMP done431
+
+fp32430:
+done431:
+stored427:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check424:
+	CMPQ CX, R11
+	JB   next423
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next423
+
+done396:
+	JMP updated392
+
+plain391:
+	CMPQ CX, $0x01
+	JE   fp16437
+	JA   fp32438
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check441
+
+next440:
+	TESTQ   R9, R9
+	JEQ     kept442
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept442:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1049,7 +2119,7 @@ kept232:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual233
+	JNE            unusual443
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -1067,14 +2137,14 @@ kept232:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored234
+	JMP            stored444
 
-unusual233:
+unusual443:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16236
-	JA        fp32237
+	JE        fp16446
+	JA        fp32447
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1092,57 +2162,57 @@ unusual233:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary240
+	JNE       ordinary450
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored239
+	JMP       stored449
 
-ordinary240:
+ordinary450:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored239:
-	JMP done238
+stored449:
+	JMP done448
 
-fp16236:
+fp16446:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary242
+	JNE         ordinary452
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored241
+	JMP         stored451
 
-ordinary242:
+ordinary452:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored241:
-	JMP done238
+stored451:
+	JMP done448
 
-fp32237:
-done238:
-stored234:
+fp32447:
+done448:
+stored444:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check231:
+check441:
 	CMPQ CX, R11
-	JB   next230
+	JB   next440
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next230
-	JMP  done229
+	JB   next440
+	JMP  done439
 
-fp16227:
+fp16437:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check244
+	JMP  check454
 
-next243:
+next453:
 	TESTQ   R9, R9
-	JEQ     kept245
+	JEQ     kept455
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1156,7 +2226,7 @@ next243:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept245:
+kept455:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1199,7 +2269,7 @@ kept245:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual246
+	JNE         unusual456
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1217,14 +2287,14 @@ kept245:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored247
+	JMP         stored457
 
-unusual246:
+unusual456:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16249
-	JA        fp32250
+	JE        fp16459
+	JA        fp32460
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1242,57 +2312,57 @@ unusual246:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary253
+	JNE       ordinary463
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored252
+	JMP       stored462
 
-ordinary253:
+ordinary463:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored252:
-	JMP done251
+stored462:
+	JMP done461
 
-fp16249:
+fp16459:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary255
+	JNE         ordinary465
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored254
+	JMP         stored464
 
-ordinary255:
+ordinary465:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored254:
-	JMP done251
+stored464:
+	JMP done461
 
-fp32250:
-done251:
-stored247:
+fp32460:
+done461:
+stored457:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check244:
+check454:
 	CMPQ CX, R11
-	JB   next243
+	JB   next453
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next243
-	JMP  done229
+	JB   next453
+	JMP  done439
 
-fp32228:
+fp32438:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check257
+	JMP  check467
 
-next256:
+next466:
 	TESTQ   R9, R9
-	JEQ     kept258
+	JEQ     kept468
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1306,7 +2376,7 @@ next256:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept258:
+kept468:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -1349,7 +2419,7 @@ kept258:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual259
+	JNE         unusual469
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -1367,14 +2437,14 @@ kept258:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored260
+	JMP         stored470
 
-unusual259:
+unusual469:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16262
-	JA        fp32263
+	JE        fp16472
+	JA        fp32473
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -1392,47 +2462,48 @@ unusual259:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary266
+	JNE       ordinary476
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored265
+	JMP       stored475
 
-ordinary266:
+ordinary476:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored265:
-	JMP done264
+stored475:
+	JMP done474
 
-fp16262:
+fp16472:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary268
+	JNE         ordinary478
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored267
+	JMP         stored477
 
-ordinary268:
+ordinary478:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored267:
-	JMP done264
+stored477:
+	JMP done474
 
-fp32263:
-done264:
-stored260:
+fp32473:
+done474:
+stored470:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check257:
+check467:
 	CMPQ CX, R11
-	JB   next256
+	JB   next466
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next256
+	JB   next466
 
-done229:
+done439:
+updated392:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1447,24 +2518,24 @@ TEXT ·adagradFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned269
+	JEQ     aligned479
 	ORQ     $0x04, DI
 
-aligned269:
+aligned479:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R9
@@ -1475,18 +2546,22 @@ aligned269:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain480
 	CMPQ    CX, $0x01
-	JE      fp16271
-	JA      fp32272
+	JE      fp16483
+	JA      fp32484
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check275
+	JMP     check487
 
-next274:
+next486:
 	TESTQ   R9, R9
-	JEQ     kept276
+	JEQ     kept488
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1500,7 +2575,482 @@ next274:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept276:
+kept488:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y2
+	VPADDQ         (SI)(CX*4), Y2, Y2
+	VPADDQ         32(SI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, (R13)
+	VMOVDQU        256(R13), Y2
+	VPADDQ         (R8)(CX*4), Y2, Y2
+	VPADDQ         32(R8)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VMOVUPS        (SI)(CX*4), Y4
+	VMOVUPS        32(SI)(CX*4), Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (R8)(CX*4), Y6
+	VMOVUPS        32(R8)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (R8)(CX*4)
+	VMOVUPS        Y7, 32(R8)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVUPS        Y4, (SI)(CX*4)
+	VMOVUPS        Y5, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual489
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          pattern00000001<>+0(SB), Y2, Y2
+	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD         Y4, Y2, Y2
+	VCMPPS         $0x03, Y4, Y4, Y3
+	VBLENDVPS      Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          pattern00000001<>+0(SB), Y3, Y3
+	VPADDD         pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD         Y5, Y3, Y3
+	VCMPPS         $0x03, Y5, Y5, Y4
+	VBLENDVPS      Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y3, Y3
+	VPACKUSDW      Y3, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVNTDQ       Y2, (BX)(CX*2)
+	JMP            stored490
+
+unusual489:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16492
+	JA        fp32493
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary496
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored495
+
+ordinary496:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored495:
+	JMP done494
+
+fp16492:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary498
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored497
+
+ordinary498:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored497:
+	JMP done494
+
+fp32493:
+done494:
+stored490:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check487:
+	CMPQ CX, R11
+	JB   next486
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next486
+	JMP  done485
+
+fp16483:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check500
+
+next499:
+	TESTQ   R9, R9
+	JEQ     kept501
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept501:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y2
+	VPADDQ      (SI)(CX*4), Y2, Y2
+	VPADDQ      32(SI)(CX*4), Y2, Y2
+	VMOVDQU     Y2, (R13)
+	VMOVDQU     256(R13), Y2
+	VPADDQ      (R8)(CX*4), Y2, Y2
+	VPADDQ      32(R8)(CX*4), Y2, Y2
+	VMOVDQU     Y2, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y2
+	VCVTPH2PS   16(DX)(CX*2), Y3
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual502
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored503
+
+unusual502:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16505
+	JA        fp32506
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary509
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored508
+
+ordinary509:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored508:
+	JMP done507
+
+fp16505:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary511
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored510
+
+ordinary511:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored510:
+	JMP done507
+
+fp32506:
+done507:
+stored503:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check500:
+	CMPQ CX, R11
+	JB   next499
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next499
+	JMP  done485
+
+fp32484:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check513
+
+next512:
+	TESTQ   R9, R9
+	JEQ     kept514
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept514:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y2
+	VPADDQ      (SI)(CX*4), Y2, Y2
+	VPADDQ      32(SI)(CX*4), Y2, Y2
+	VMOVDQU     Y2, (R13)
+	VMOVDQU     256(R13), Y2
+	VPADDQ      (R8)(CX*4), Y2, Y2
+	VPADDQ      32(R8)(CX*4), Y2, Y2
+	VMOVDQU     Y2, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y2
+	VMOVUPS     32(DX)(CX*4), Y3
+	VMOVUPS     (SI)(CX*4), Y4
+	VMOVUPS     32(SI)(CX*4), Y5
+	VMULPS      (AX), Y2, Y2
+	VFMADD231PS 64(AX), Y4, Y2
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVUPS     (R8)(CX*4), Y6
+	VMOVUPS     32(R8)(CX*4), Y7
+	VFMADD231PS Y2, Y2, Y6
+	VFMADD231PS Y3, Y3, Y7
+	VMOVUPS     Y6, (R8)(CX*4)
+	VMOVUPS     Y7, 32(R8)(CX*4)
+	VSQRTPS     Y6, Y6
+	VADDPS      Y0, Y6, Y6
+	VDIVPS      Y6, Y2, Y2
+	VFMADD231PS Y1, Y2, Y4
+	VSQRTPS     Y7, Y7
+	VADDPS      Y0, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y1, Y3, Y5
+	VMOVUPS     Y4, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual515
+	VPSRLD      $0x10, Y4, Y2
+	VPAND       pattern00000001<>+0(SB), Y2, Y2
+	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD      Y4, Y2, Y2
+	VCMPPS      $0x03, Y4, Y4, Y3
+	VBLENDVPS   Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD      $0x10, Y5, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y5, Y3, Y3
+	VCMPPS      $0x03, Y5, Y5, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y2, Y2
+	VPSRLD      $0x10, Y3, Y3
+	VPACKUSDW   Y3, Y2, Y2
+	VPERMQ      $0xd8, Y2, Y2
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored516
+
+unusual515:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16518
+	JA        fp32519
+	VPSRLD    $0x10, Y4, Y2
+	VPAND     pattern00000001<>+0(SB), Y2, Y2
+	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
+	VPADDD    Y4, Y2, Y2
+	VCMPPS    $0x03, Y4, Y4, Y3
+	VBLENDVPS Y3, pattern7fc00000<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y5, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y5, Y3, Y3
+	VCMPPS    $0x03, Y5, Y5, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary522
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored521
+
+ordinary522:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored521:
+	JMP done520
+
+fp16518:
+	VPXOR       Y2, Y2, Y2
+	VCVTPS2PH   $0x00, Y4, X2
+	VCVTPS2PH   $0x00, Y5, X3
+	VINSERTI128 $0x01, X3, Y2, Y2
+	TESTQ       $0x00000004, DI
+	JNE         ordinary524
+	VMOVNTDQ    Y2, (BX)(CX*2)
+	JMP         stored523
+
+ordinary524:
+	VMOVDQU Y2, (BX)(CX*2)
+
+stored523:
+	JMP done520
+
+fp32519:
+done520:
+stored516:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y2
+	VPADDQ  (SI)(CX*4), Y2, Y2
+	VPADDQ  32(SI)(CX*4), Y2, Y2
+	VMOVDQU Y2, 64(R13)
+	VMOVDQU 320(R13), Y2
+	VPADDQ  (R8)(CX*4), Y2, Y2
+	VPADDQ  32(R8)(CX*4), Y2, Y2
+	VMOVDQU Y2, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check513:
+	CMPQ CX, R11
+	JB   next512
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next512
+
+done485:
+	JMP updated481
+
+plain480:
+	CMPQ CX, $0x01
+	JE   fp16526
+	JA   fp32527
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check530
+
+next529:
+	TESTQ   R9, R9
+	JEQ     kept531
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y2
+	VMOVDQU Y2, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y2
+	VMOVDQU Y2, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y2
+	VMOVDQU Y2, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y2
+	VMOVDQU Y2, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept531:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1531,7 +3081,7 @@ kept276:
 	VMOVUPS        Y4, (SI)(CX*4)
 	VMOVUPS        Y5, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual277
+	JNE            unusual532
 	VPSRLD         $0x10, Y4, Y2
 	VPAND          pattern00000001<>+0(SB), Y2, Y2
 	VPADDD         pattern00007fff<>+0(SB), Y2, Y2
@@ -1549,14 +3099,14 @@ kept276:
 	VPACKUSDW      Y3, Y2, Y2
 	VPERMQ         $0xd8, Y2, Y2
 	VMOVNTDQ       Y2, (BX)(CX*2)
-	JMP            stored278
+	JMP            stored533
 
-unusual277:
+unusual532:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16280
-	JA        fp32281
+	JE        fp16535
+	JA        fp32536
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1574,57 +3124,57 @@ unusual277:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary284
+	JNE       ordinary539
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored283
+	JMP       stored538
 
-ordinary284:
+ordinary539:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored283:
-	JMP done282
+stored538:
+	JMP done537
 
-fp16280:
+fp16535:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary286
+	JNE         ordinary541
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored285
+	JMP         stored540
 
-ordinary286:
+ordinary541:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored285:
-	JMP done282
+stored540:
+	JMP done537
 
-fp32281:
-done282:
-stored278:
+fp32536:
+done537:
+stored533:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check275:
+check530:
 	CMPQ CX, R11
-	JB   next274
+	JB   next529
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next274
-	JMP  done273
+	JB   next529
+	JMP  done528
 
-fp16271:
+fp16526:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check288
+	JMP  check543
 
-next287:
+next542:
 	TESTQ   R9, R9
-	JEQ     kept289
+	JEQ     kept544
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1638,7 +3188,7 @@ next287:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept289:
+kept544:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -1667,7 +3217,7 @@ kept289:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual290
+	JNE         unusual545
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1685,14 +3235,14 @@ kept289:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored291
+	JMP         stored546
 
-unusual290:
+unusual545:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16293
-	JA        fp32294
+	JE        fp16548
+	JA        fp32549
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1710,57 +3260,57 @@ unusual290:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary297
+	JNE       ordinary552
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored296
+	JMP       stored551
 
-ordinary297:
+ordinary552:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored296:
-	JMP done295
+stored551:
+	JMP done550
 
-fp16293:
+fp16548:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary299
+	JNE         ordinary554
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored298
+	JMP         stored553
 
-ordinary299:
+ordinary554:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored298:
-	JMP done295
+stored553:
+	JMP done550
 
-fp32294:
-done295:
-stored291:
+fp32549:
+done550:
+stored546:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check288:
+check543:
 	CMPQ CX, R11
-	JB   next287
+	JB   next542
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next287
-	JMP  done273
+	JB   next542
+	JMP  done528
 
-fp32272:
+fp32527:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check301
+	JMP  check556
 
-next300:
+next555:
 	TESTQ   R9, R9
-	JEQ     kept302
+	JEQ     kept557
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y2
@@ -1774,7 +3324,7 @@ next300:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept302:
+kept557:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -1803,7 +3353,7 @@ kept302:
 	VMOVUPS     Y4, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual303
+	JNE         unusual558
 	VPSRLD      $0x10, Y4, Y2
 	VPAND       pattern00000001<>+0(SB), Y2, Y2
 	VPADDD      pattern00007fff<>+0(SB), Y2, Y2
@@ -1821,14 +3371,14 @@ kept302:
 	VPACKUSDW   Y3, Y2, Y2
 	VPERMQ      $0xd8, Y2, Y2
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored304
+	JMP         stored559
 
-unusual303:
+unusual558:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16306
-	JA        fp32307
+	JE        fp16561
+	JA        fp32562
 	VPSRLD    $0x10, Y4, Y2
 	VPAND     pattern00000001<>+0(SB), Y2, Y2
 	VPADDD    pattern00007fff<>+0(SB), Y2, Y2
@@ -1846,47 +3396,48 @@ unusual303:
 	VPACKUSDW Y3, Y2, Y2
 	VPERMQ    $0xd8, Y2, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary310
+	JNE       ordinary565
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored309
+	JMP       stored564
 
-ordinary310:
+ordinary565:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored309:
-	JMP done308
+stored564:
+	JMP done563
 
-fp16306:
+fp16561:
 	VPXOR       Y2, Y2, Y2
 	VCVTPS2PH   $0x00, Y4, X2
 	VCVTPS2PH   $0x00, Y5, X3
 	VINSERTI128 $0x01, X3, Y2, Y2
 	TESTQ       $0x00000004, DI
-	JNE         ordinary312
+	JNE         ordinary567
 	VMOVNTDQ    Y2, (BX)(CX*2)
-	JMP         stored311
+	JMP         stored566
 
-ordinary312:
+ordinary567:
 	VMOVDQU Y2, (BX)(CX*2)
 
-stored311:
-	JMP done308
+stored566:
+	JMP done563
 
-fp32307:
-done308:
-stored304:
+fp32562:
+done563:
+stored559:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check301:
+check556:
 	CMPQ CX, R11
-	JB   next300
+	JB   next555
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next300
+	JB   next555
 
-done273:
+done528:
+updated481:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1901,24 +3452,24 @@ TEXT ·sgdFP32FP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned313
+	JEQ     aligned568
 	ORQ     $0x04, DI
 
-aligned313:
+aligned568:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1932,18 +3483,22 @@ aligned313:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain569
 	CMPQ    CX, $0x01
-	JE      fp16315
-	JA      fp32316
+	JE      fp16572
+	JA      fp32573
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check319
+	JMP     check576
 
-next318:
+next575:
 	TESTQ   R9, R9
-	JEQ     kept320
+	JEQ     kept577
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -1957,7 +3512,482 @@ next318:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept320:
+kept577:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        (R13), Y5
+	VPADDQ         (SI)(CX*4), Y5, Y5
+	VPADDQ         32(SI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, (R13)
+	VMOVDQU        256(R13), Y5
+	VPADDQ         (R8)(CX*4), Y5, Y5
+	VPADDQ         32(R8)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VMOVUPS        (SI)(CX*4), Y7
+	VMOVUPS        32(SI)(CX*4), Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (R8)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(R8)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (R8)(CX*4)
+	VMOVUPS        Y10, 32(R8)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVUPS        Y7, (SI)(CX*4)
+	VMOVUPS        Y8, 32(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual578
+	VPSRLD         $0x10, Y7, Y5
+	VPAND          pattern00000001<>+0(SB), Y5, Y5
+	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD         Y7, Y5, Y5
+	VCMPPS         $0x03, Y7, Y7, Y6
+	VBLENDVPS      Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD         $0x10, Y8, Y6
+	VPAND          pattern00000001<>+0(SB), Y6, Y6
+	VPADDD         pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD         Y8, Y6, Y6
+	VCMPPS         $0x03, Y8, Y8, Y7
+	VBLENDVPS      Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVNTDQ       Y5, (BX)(CX*2)
+	JMP            stored579
+
+unusual578:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16581
+	JA        fp32582
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary585
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored584
+
+ordinary585:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored584:
+	JMP done583
+
+fp16581:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary587
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored586
+
+ordinary587:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored586:
+	JMP done583
+
+fp32582:
+done583:
+stored579:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check576:
+	CMPQ CX, R11
+	JB   next575
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next575
+	JMP  done574
+
+fp16572:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check589
+
+next588:
+	TESTQ   R9, R9
+	JEQ     kept590
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept590:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual591
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored592
+
+unusual591:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16594
+	JA        fp32595
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary598
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored597
+
+ordinary598:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored597:
+	JMP done596
+
+fp16594:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary600
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored599
+
+ordinary600:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored599:
+	JMP done596
+
+fp32595:
+done596:
+stored592:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check589:
+	CMPQ CX, R11
+	JB   next588
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next588
+	JMP  done574
+
+fp32573:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check602
+
+next601:
+	TESTQ   R9, R9
+	JEQ     kept603
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept603:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*4), Y5, Y5
+	VPADDQ      32(R8)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (R8)(CX*4), Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      32(R8)(CX*4), Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VMOVUPS     Y9, (R8)(CX*4)
+	VMOVUPS     Y10, 32(R8)(CX*4)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y8, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual604
+	VPSRLD      $0x10, Y7, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y7, Y5, Y5
+	VCMPPS      $0x03, Y7, Y7, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y8, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y8, Y6, Y6
+	VCMPPS      $0x03, Y8, Y8, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPACKUSDW   Y6, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored605
+
+unusual604:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16607
+	JA        fp32608
+	VPSRLD    $0x10, Y7, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VCMPPS    $0x03, Y7, Y7, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y8, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VCMPPS    $0x03, Y8, Y8, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPSRLD    $0x10, Y6, Y6
+	VPACKUSDW Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary611
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored610
+
+ordinary611:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored610:
+	JMP done609
+
+fp16607:
+	VPXOR       Y5, Y5, Y5
+	VCVTPS2PH   $0x00, Y7, X5
+	VCVTPS2PH   $0x00, Y8, X6
+	VINSERTI128 $0x01, X6, Y5, Y5
+	TESTQ       $0x00000004, DI
+	JNE         ordinary613
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored612
+
+ordinary613:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored612:
+	JMP done609
+
+fp32608:
+done609:
+stored605:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*4), Y5, Y5
+	VPADDQ  32(R8)(CX*4), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check602:
+	CMPQ CX, R11
+	JB   next601
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next601
+
+done574:
+	JMP updated570
+
+plain569:
+	CMPQ CX, $0x01
+	JE   fp16615
+	JA   fp32616
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check619
+
+next618:
+	TESTQ   R9, R9
+	JEQ     kept620
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y5
+	VMOVDQU Y5, 320(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y5
+	VMOVDQU Y5, 352(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept620:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     (R8)(R12*4)
 	PREFETCHT0     (DX)(R12*2)
@@ -1988,7 +4018,7 @@ kept320:
 	VMOVUPS        Y7, (SI)(CX*4)
 	VMOVUPS        Y8, 32(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual321
+	JNE            unusual621
 	VPSRLD         $0x10, Y7, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -2006,14 +4036,14 @@ kept320:
 	VPACKUSDW      Y6, Y5, Y5
 	VPERMQ         $0xd8, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(CX*2)
-	JMP            stored322
+	JMP            stored622
 
-unusual321:
+unusual621:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16324
-	JA        fp32325
+	JE        fp16624
+	JA        fp32625
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2031,57 +4061,57 @@ unusual321:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary328
+	JNE       ordinary628
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored327
+	JMP       stored627
 
-ordinary328:
+ordinary628:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored327:
-	JMP done326
+stored627:
+	JMP done626
 
-fp16324:
+fp16624:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary330
+	JNE         ordinary630
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored329
+	JMP         stored629
 
-ordinary330:
+ordinary630:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored329:
-	JMP done326
+stored629:
+	JMP done626
 
-fp32325:
-done326:
-stored322:
+fp32625:
+done626:
+stored622:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check319:
+check619:
 	CMPQ CX, R11
-	JB   next318
+	JB   next618
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next318
-	JMP  done317
+	JB   next618
+	JMP  done617
 
-fp16315:
+fp16615:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check332
+	JMP  check632
 
-next331:
+next631:
 	TESTQ   R9, R9
-	JEQ     kept333
+	JEQ     kept633
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2095,7 +4125,7 @@ next331:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept333:
+kept633:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*2)
@@ -2124,7 +4154,7 @@ kept333:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual334
+	JNE         unusual634
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2142,14 +4172,14 @@ kept333:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored335
+	JMP         stored635
 
-unusual334:
+unusual634:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16337
-	JA        fp32338
+	JE        fp16637
+	JA        fp32638
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2167,57 +4197,57 @@ unusual334:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary341
+	JNE       ordinary641
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored340
+	JMP       stored640
 
-ordinary341:
+ordinary641:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored340:
-	JMP done339
+stored640:
+	JMP done639
 
-fp16337:
+fp16637:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary343
+	JNE         ordinary643
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored342
+	JMP         stored642
 
-ordinary343:
+ordinary643:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored342:
-	JMP done339
+stored642:
+	JMP done639
 
-fp32338:
-done339:
-stored335:
+fp32638:
+done639:
+stored635:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check332:
+check632:
 	CMPQ CX, R11
-	JB   next331
+	JB   next631
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next331
-	JMP  done317
+	JB   next631
+	JMP  done617
 
-fp32316:
+fp32616:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check345
+	JMP  check645
 
-next344:
+next644:
 	TESTQ   R9, R9
-	JEQ     kept346
+	JEQ     kept646
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -2231,7 +4261,7 @@ next344:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept346:
+kept646:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (DX)(R12*4)
@@ -2260,7 +4290,7 @@ kept346:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y8, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual347
+	JNE         unusual647
 	VPSRLD      $0x10, Y7, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -2278,14 +4308,14 @@ kept346:
 	VPACKUSDW   Y6, Y5, Y5
 	VPERMQ      $0xd8, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored348
+	JMP         stored648
 
-unusual347:
+unusual647:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16350
-	JA        fp32351
+	JE        fp16650
+	JA        fp32651
 	VPSRLD    $0x10, Y7, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -2303,47 +4333,48 @@ unusual347:
 	VPACKUSDW Y6, Y5, Y5
 	VPERMQ    $0xd8, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary354
+	JNE       ordinary654
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored353
+	JMP       stored653
 
-ordinary354:
+ordinary654:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored353:
-	JMP done352
+stored653:
+	JMP done652
 
-fp16350:
+fp16650:
 	VPXOR       Y5, Y5, Y5
 	VCVTPS2PH   $0x00, Y7, X5
 	VCVTPS2PH   $0x00, Y8, X6
 	VINSERTI128 $0x01, X6, Y5, Y5
 	TESTQ       $0x00000004, DI
-	JNE         ordinary356
+	JNE         ordinary656
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored355
+	JMP         stored655
 
-ordinary356:
+ordinary656:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored355:
-	JMP done352
+stored655:
+	JMP done652
 
-fp32351:
-done352:
-stored348:
+fp32651:
+done652:
+stored648:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check345:
+check645:
 	CMPQ CX, R11
-	JB   next344
+	JB   next644
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next344
+	JB   next644
 
-done317:
+done617:
+updated570:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2353,15 +4384,15 @@ done317:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -2369,15 +4400,15 @@ TEXT ·trafficFP321xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16358
-	JA    fp32359
+	JE    fp16658
+	JA    fp32659
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check362
+	JMP   check662
 
-next361:
+next661:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2391,36 +4422,36 @@ next361:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written363
+	JEQ        written663
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned364
+	JNE        unaligned664
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written363
+	JMP        written663
 
-unaligned364:
+unaligned664:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written363:
+written663:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check362:
+check662:
 	CMPQ DX, R8
-	JB   next361
+	JB   next661
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next361
-	JMP  done360
+	JB   next661
+	JMP  done660
 
-fp16358:
+fp16658:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check366
+	JMP  check666
 
-next365:
+next665:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2434,36 +4465,36 @@ next365:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written367
+	JEQ        written667
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned368
+	JNE        unaligned668
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written367
+	JMP        written667
 
-unaligned368:
+unaligned668:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written367:
+written667:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check366:
+check666:
 	CMPQ DX, R8
-	JB   next365
+	JB   next665
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next365
-	JMP  done360
+	JB   next665
+	JMP  done660
 
-fp32359:
+fp32659:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check370
+	JMP  check670
 
-next369:
+next669:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2478,28 +4509,28 @@ next369:
 	VMOVDQU    Y4, (SI)(DX*4)
 	VMOVDQU    Y5, 32(SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written371
+	JEQ        written671
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned372
+	JNE        unaligned672
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written371
+	JMP        written671
 
-unaligned372:
+unaligned672:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written371:
+written671:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check370:
+check670:
 	CMPQ DX, R8
-	JB   next369
+	JB   next669
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next369
+	JB   next669
 
-done360:
+done660:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2508,17 +4539,17 @@ done360:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -2526,15 +4557,15 @@ TEXT ·trafficFP322xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16374
-	JA    fp32375
+	JE    fp16674
+	JA    fp32675
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check378
+	JMP   check678
 
-next377:
+next677:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2553,36 +4584,36 @@ next377:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written379
+	JEQ        written679
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned380
+	JNE        unaligned680
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written379
+	JMP        written679
 
-unaligned380:
+unaligned680:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written379:
+written679:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check378:
+check678:
 	CMPQ DX, R9
-	JB   next377
+	JB   next677
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next377
-	JMP  done376
+	JB   next677
+	JMP  done676
 
-fp16374:
+fp16674:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check382
+	JMP  check682
 
-next381:
+next681:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2601,36 +4632,36 @@ next381:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written383
+	JEQ        written683
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned384
+	JNE        unaligned684
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written383
+	JMP        written683
 
-unaligned384:
+unaligned684:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written383:
+written683:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check382:
+check682:
 	CMPQ DX, R9
-	JB   next381
+	JB   next681
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next381
-	JMP  done376
+	JB   next681
+	JMP  done676
 
-fp32375:
+fp32675:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check386
+	JMP  check686
 
-next385:
+next685:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -2650,28 +4681,28 @@ next385:
 	VMOVDQU    Y6, (DI)(DX*4)
 	VMOVDQU    Y7, 32(DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written387
+	JEQ        written687
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned388
+	JNE        unaligned688
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written387
+	JMP        written687
 
-unaligned388:
+unaligned688:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written387:
+written687:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check386:
+check686:
 	CMPQ DX, R9
-	JB   next385
+	JB   next685
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next385
+	JB   next685
 
-done376:
+done676:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2685,28 +4716,28 @@ TEXT ·adamFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned389
+	JEQ     aligned689
 	ORQ     $0x04, DI
 
-aligned389:
+aligned689:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Y0
+	VPBROADCASTD 72(R10), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -2722,18 +4753,22 @@ aligned389:
 	MOVQ         8(R12), R12
 	MOVQ         a+0(FP), R13
 	MOVQ         24(R13), R13
+	MOVQ         a+0(FP), R14
+	MOVQ         40(R14), R14
+	TESTQ        R14, R14
+	JEQ          plain690
 	CMPQ         CX, $0x01
-	JE           fp16391
-	JA           fp32392
+	JE           fp16693
+	JA           fp32694
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check395
+	JMP          check697
 
-next394:
+next696:
 	TESTQ   R10, R10
-	JEQ     kept396
+	JEQ     kept698
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -2755,7 +4790,1134 @@ next394:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept396:
+kept698:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y10, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual699
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored700
+
+unusual699:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16702
+	JA        fp32703
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary706
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored705
+
+ordinary706:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored705:
+	JMP done704
+
+fp16702:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary708
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored707
+
+ordinary708:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored707:
+	JMP done704
+
+fp32703:
+done704:
+stored700:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y10, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y7, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y11, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual709
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored710
+
+unusual709:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16712
+	JA        fp32713
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary716
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored715
+
+ordinary716:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored715:
+	JMP done714
+
+fp16712:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary718
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored717
+
+ordinary718:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored717:
+	JMP done714
+
+fp32713:
+done714:
+stored710:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check697:
+	CMPQ CX, R12
+	JB   next696
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next696
+	JMP  done695
+
+fp16693:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check720
+
+next719:
+	TESTQ   R10, R10
+	JEQ     kept721
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept721:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual722
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored723
+
+unusual722:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16725
+	JA        fp32726
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary729
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored728
+
+ordinary729:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored728:
+	JMP done727
+
+fp16725:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary731
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored730
+
+ordinary731:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored730:
+	JMP done727
+
+fp32726:
+done727:
+stored723:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual732
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored733
+
+unusual732:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16735
+	JA        fp32736
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary739
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored738
+
+ordinary739:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored738:
+	JMP done737
+
+fp16735:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary741
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored740
+
+ordinary741:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored740:
+	JMP done737
+
+fp32736:
+done737:
+stored733:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check720:
+	CMPQ CX, R12
+	JB   next719
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next719
+	JMP  done695
+
+fp32694:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check743
+
+next742:
+	TESTQ   R10, R10
+	JEQ     kept744
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept744:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual745
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored746
+
+unusual745:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16748
+	JA        fp32749
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary752
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored751
+
+ordinary752:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored751:
+	JMP done750
+
+fp16748:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary754
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored753
+
+ordinary754:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored753:
+	JMP done750
+
+fp32749:
+done750:
+stored746:
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     64(R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, 64(R14)
+	VMOVDQU     320(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R14)
+	VMOVDQU     448(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R14)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R13
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	MOVQ        a+0(FP), R14
+	MOVQ        40(R14), R14
+	VMOVDQU     (R14), Y7
+	VPADDQ      (SI)(CX*4), Y7, Y7
+	VPADDQ      32(SI)(CX*4), Y7, Y7
+	VMOVDQU     Y7, (R14)
+	VMOVDQU     256(R14), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R14)
+	VMOVDQU     384(R14), Y7
+	VPADDQ      (R9)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R14)
+	PREFETCHT0  (DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVUPS     (SI)(CX*4), Y9
+	VMOVUPS     32(SI)(CX*4), Y10
+	VPERM2F128  $0x20, Y10, Y9, Y11
+	VPERM2F128  $0x31, Y10, Y9, Y9
+	VSHUFPS     $0x88, Y9, Y11, Y10
+	VSHUFPS     $0xdd, Y9, Y11, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y10, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (R8)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y11
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y11, Y1, Y11
+	VFMADD231PS Y2, Y8, Y11
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R9)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R9)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y11, Y11
+	VFMADD231PS 512(AX), Y10, Y10
+	VFMADD231PS Y6, Y11, Y10
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y11
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VMOVUPS     Y11, (SI)(CX*4)
+	VMOVUPS     Y7, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual755
+	VPSRLD      $0x10, Y10, Y7
+	VPAND       pattern00000001<>+0(SB), Y7, Y7
+	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD      Y10, Y7, Y7
+	VCMPPS      $0x03, Y10, Y10, Y8
+	VBLENDVPS   Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD      $0x10, Y9, Y8
+	VPAND       pattern00000001<>+0(SB), Y8, Y8
+	VPADDD      pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD      Y9, Y8, Y8
+	VCMPPS      $0x03, Y9, Y9, Y9
+	VBLENDVPS   Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMOVNTDQ    Y7, (BX)(CX*2)
+	JMP         stored756
+
+unusual755:
+	MOVQ      DI, R14
+	ANDQ      $0x03, R14
+	CMPQ      R14, $0x01
+	JE        fp16758
+	JA        fp32759
+	VPSRLD    $0x10, Y10, Y7
+	VPAND     pattern00000001<>+0(SB), Y7, Y7
+	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
+	VPADDD    Y10, Y7, Y7
+	VCMPPS    $0x03, Y10, Y10, Y8
+	VBLENDVPS Y8, pattern7fc00000<>+0(SB), Y7, Y7
+	VPSRLD    $0x10, Y9, Y8
+	VPAND     pattern00000001<>+0(SB), Y8, Y8
+	VPADDD    pattern00007fff<>+0(SB), Y8, Y8
+	VPADDD    Y9, Y8, Y8
+	VCMPPS    $0x03, Y9, Y9, Y9
+	VBLENDVPS Y9, pattern7fc00000<>+0(SB), Y8, Y8
+	VPSRLD    $0x10, Y7, Y7
+	VPBLENDW  $0xaa, Y8, Y7, Y7
+	TESTQ     $0x00000004, DI
+	JNE       ordinary762
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored761
+
+ordinary762:
+	VMOVDQU Y7, (BX)(CX*2)
+
+stored761:
+	JMP done760
+
+fp16758:
+	VUNPCKLPS   Y9, Y10, Y7
+	VUNPCKHPS   Y9, Y10, Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VPXOR       Y8, Y8, Y8
+	VCVTPS2PH   $0x00, Y9, X8
+	VCVTPS2PH   $0x00, Y7, X7
+	VINSERTI128 $0x01, X7, Y8, Y8
+	TESTQ       $0x00000004, DI
+	JNE         ordinary764
+	VMOVNTDQ    Y8, (BX)(CX*2)
+	JMP         stored763
+
+ordinary764:
+	VMOVDQU Y8, (BX)(CX*2)
+
+stored763:
+	JMP done760
+
+fp32759:
+done760:
+stored756:
+	MOVQ    a+0(FP), R14
+	MOVQ    40(R14), R14
+	VMOVDQU 64(R14), Y7
+	VPADDQ  (SI)(CX*4), Y7, Y7
+	VPADDQ  32(SI)(CX*4), Y7, Y7
+	VMOVDQU Y7, 64(R14)
+	VMOVDQU 320(R14), Y7
+	VPADDQ  (R8)(CX*2), Y7, Y7
+	VMOVDQU Y7, 320(R14)
+	VMOVDQU 448(R14), Y7
+	VPADDQ  (R9)(CX*2), Y7, Y7
+	VMOVDQU Y7, 448(R14)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R13
+
+check743:
+	CMPQ CX, R12
+	JB   next742
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next742
+
+done695:
+	JMP updated691
+
+plain690:
+	CMPQ CX, $0x01
+	JE   fp16766
+	JA   fp32767
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check770
+
+next769:
+	TESTQ   R10, R10
+	JEQ     kept771
+	MOVQ    CX, R14
+	ANDQ    $0x0000007f, R14
+	VMOVDQU (SI)(CX*4), Y7
+	VMOVDQU Y7, 64(R10)(R14*4)
+	VMOVDQU 32(SI)(CX*4), Y7
+	VMOVDQU Y7, 96(R10)(R14*4)
+	VMOVDQU 64(SI)(CX*4), Y7
+	VMOVDQU Y7, 128(R10)(R14*4)
+	VMOVDQU 96(SI)(CX*4), Y7
+	VMOVDQU Y7, 160(R10)(R14*4)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 576(R10)(R14*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 608(R10)(R14*2)
+	VMOVDQU (R9)(CX*2), Y7
+	VMOVDQU Y7, 832(R10)(R14*2)
+	VMOVDQU 32(R9)(CX*2), Y7
+	VMOVDQU Y7, 864(R10)(R14*2)
+	LEAQ    32(CX), R14
+	MOVQ    R14, (R10)
+
+kept771:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -2822,7 +5984,7 @@ kept396:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual397
+	JNE         unusual772
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -2838,14 +6000,14 @@ kept396:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored398
+	JMP         stored773
 
-unusual397:
+unusual772:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16400
-	JA        fp32401
+	JE        fp16775
+	JA        fp32776
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -2861,17 +6023,17 @@ unusual397:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary404
+	JNE       ordinary779
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored403
+	JMP       stored778
 
-ordinary404:
+ordinary779:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored403:
-	JMP done402
+stored778:
+	JMP done777
 
-fp16400:
+fp16775:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -2881,19 +6043,19 @@ fp16400:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary406
+	JNE         ordinary781
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored405
+	JMP         stored780
 
-ordinary406:
+ordinary781:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored405:
-	JMP done402
+stored780:
+	JMP done777
 
-fp32401:
-done402:
-stored398:
+fp32776:
+done777:
+stored773:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -2962,7 +6124,7 @@ stored398:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual407
+	JNE         unusual782
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -2978,14 +6140,14 @@ stored398:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored408
+	JMP         stored783
 
-unusual407:
+unusual782:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16410
-	JA        fp32411
+	JE        fp16785
+	JA        fp32786
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3001,17 +6163,17 @@ unusual407:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary414
+	JNE       ordinary789
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored413
+	JMP       stored788
 
-ordinary414:
+ordinary789:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored413:
-	JMP done412
+stored788:
+	JMP done787
 
-fp16410:
+fp16785:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3021,41 +6183,41 @@ fp16410:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary416
+	JNE         ordinary791
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored415
+	JMP         stored790
 
-ordinary416:
+ordinary791:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored415:
-	JMP done412
+stored790:
+	JMP done787
 
-fp32411:
-done412:
-stored408:
+fp32786:
+done787:
+stored783:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check395:
+check770:
 	CMPQ CX, R12
-	JB   next394
+	JB   next769
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next394
-	JMP  done393
+	JB   next769
+	JMP  done768
 
-fp16391:
+fp16766:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check418
+	JMP  check793
 
-next417:
+next792:
 	TESTQ   R10, R10
-	JEQ     kept419
+	JEQ     kept794
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3077,7 +6239,7 @@ next417:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept419:
+kept794:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3147,7 +6309,7 @@ kept419:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual420
+	JNE         unusual795
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3163,14 +6325,14 @@ kept419:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored421
+	JMP         stored796
 
-unusual420:
+unusual795:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16423
-	JA        fp32424
+	JE        fp16798
+	JA        fp32799
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3186,17 +6348,17 @@ unusual420:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary427
+	JNE       ordinary802
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored426
+	JMP       stored801
 
-ordinary427:
+ordinary802:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored426:
-	JMP done425
+stored801:
+	JMP done800
 
-fp16423:
+fp16798:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3206,19 +6368,19 @@ fp16423:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary429
+	JNE         ordinary804
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored428
+	JMP         stored803
 
-ordinary429:
+ordinary804:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored428:
-	JMP done425
+stored803:
+	JMP done800
 
-fp32424:
-done425:
-stored421:
+fp32799:
+done800:
+stored796:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3290,7 +6452,7 @@ stored421:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual430
+	JNE         unusual805
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3306,14 +6468,14 @@ stored421:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored431
+	JMP         stored806
 
-unusual430:
+unusual805:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16433
-	JA        fp32434
+	JE        fp16808
+	JA        fp32809
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3329,17 +6491,17 @@ unusual430:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary437
+	JNE       ordinary812
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored436
+	JMP       stored811
 
-ordinary437:
+ordinary812:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored436:
-	JMP done435
+stored811:
+	JMP done810
 
-fp16433:
+fp16808:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3349,41 +6511,41 @@ fp16433:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary439
+	JNE         ordinary814
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored438
+	JMP         stored813
 
-ordinary439:
+ordinary814:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored438:
-	JMP done435
+stored813:
+	JMP done810
 
-fp32434:
-done435:
-stored431:
+fp32809:
+done810:
+stored806:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check418:
+check793:
 	CMPQ CX, R12
-	JB   next417
+	JB   next792
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next417
-	JMP  done393
+	JB   next792
+	JMP  done768
 
-fp32392:
+fp32767:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check441
+	JMP  check816
 
-next440:
+next815:
 	TESTQ   R10, R10
-	JEQ     kept442
+	JEQ     kept817
 	MOVQ    CX, R14
 	ANDQ    $0x0000007f, R14
 	VMOVDQU (SI)(CX*4), Y7
@@ -3405,7 +6567,7 @@ next440:
 	LEAQ    32(CX), R14
 	MOVQ    R14, (R10)
 
-kept442:
+kept817:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
 	PREFETCHT0  (R9)(R13*2)
@@ -3475,7 +6637,7 @@ kept442:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual443
+	JNE         unusual818
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3491,14 +6653,14 @@ kept442:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored444
+	JMP         stored819
 
-unusual443:
+unusual818:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16446
-	JA        fp32447
+	JE        fp16821
+	JA        fp32822
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3514,17 +6676,17 @@ unusual443:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary450
+	JNE       ordinary825
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored449
+	JMP       stored824
 
-ordinary450:
+ordinary825:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored449:
-	JMP done448
+stored824:
+	JMP done823
 
-fp16446:
+fp16821:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3534,19 +6696,19 @@ fp16446:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary452
+	JNE         ordinary827
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored451
+	JMP         stored826
 
-ordinary452:
+ordinary827:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored451:
-	JMP done448
+stored826:
+	JMP done823
 
-fp32447:
-done448:
-stored444:
+fp32822:
+done823:
+stored819:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R13
 	PREFETCHT0  (SI)(R13*4)
@@ -3618,7 +6780,7 @@ stored444:
 	VMOVUPS     Y11, (SI)(CX*4)
 	VMOVUPS     Y7, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual453
+	JNE         unusual828
 	VPSRLD      $0x10, Y10, Y7
 	VPAND       pattern00000001<>+0(SB), Y7, Y7
 	VPADDD      pattern00007fff<>+0(SB), Y7, Y7
@@ -3634,14 +6796,14 @@ stored444:
 	VPSRLD      $0x10, Y7, Y7
 	VPBLENDW    $0xaa, Y8, Y7, Y7
 	VMOVNTDQ    Y7, (BX)(CX*2)
-	JMP         stored454
+	JMP         stored829
 
-unusual453:
+unusual828:
 	MOVQ      DI, R14
 	ANDQ      $0x03, R14
 	CMPQ      R14, $0x01
-	JE        fp16456
-	JA        fp32457
+	JE        fp16831
+	JA        fp32832
 	VPSRLD    $0x10, Y10, Y7
 	VPAND     pattern00000001<>+0(SB), Y7, Y7
 	VPADDD    pattern00007fff<>+0(SB), Y7, Y7
@@ -3657,17 +6819,17 @@ unusual453:
 	VPSRLD    $0x10, Y7, Y7
 	VPBLENDW  $0xaa, Y8, Y7, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary460
+	JNE       ordinary835
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored459
+	JMP       stored834
 
-ordinary460:
+ordinary835:
 	VMOVDQU Y7, (BX)(CX*2)
 
-stored459:
-	JMP done458
+stored834:
+	JMP done833
 
-fp16456:
+fp16831:
 	VUNPCKLPS   Y9, Y10, Y7
 	VUNPCKHPS   Y9, Y10, Y8
 	VPERM2F128  $0x20, Y8, Y7, Y9
@@ -3677,31 +6839,32 @@ fp16456:
 	VCVTPS2PH   $0x00, Y7, X7
 	VINSERTI128 $0x01, X7, Y8, Y8
 	TESTQ       $0x00000004, DI
-	JNE         ordinary462
+	JNE         ordinary837
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored461
+	JMP         stored836
 
-ordinary462:
+ordinary837:
 	VMOVDQU Y8, (BX)(CX*2)
 
-stored461:
-	JMP done458
+stored836:
+	JMP done833
 
-fp32457:
-done458:
-stored454:
+fp32832:
+done833:
+stored829:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R13
 
-check441:
+check816:
 	CMPQ CX, R12
-	JB   next440
+	JB   next815
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next440
+	JB   next815
 
-done393:
+done768:
+updated691:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3716,24 +6879,24 @@ TEXT ·lionFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned463
+	JEQ     aligned838
 	ORQ     $0x04, DI
 
-aligned463:
+aligned838:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -3747,18 +6910,22 @@ aligned463:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain839
 	CMPQ    CX, $0x01
-	JE      fp16465
-	JA      fp32466
+	JE      fp16842
+	JA      fp32843
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check469
+	JMP     check846
 
-next468:
+next845:
 	TESTQ   R9, R9
-	JEQ     kept470
+	JEQ     kept847
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -3776,7 +6943,1032 @@ next468:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept470:
+kept847:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y9, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual848
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored849
+
+unusual848:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16851
+	JA        fp32852
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary855
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored854
+
+ordinary855:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored854:
+	JMP done853
+
+fp16851:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary857
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored856
+
+ordinary857:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored856:
+	JMP done853
+
+fp32852:
+done853:
+stored849:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y5, Y9
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y9, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual858
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored859
+
+unusual858:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16861
+	JA        fp32862
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary865
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored864
+
+ordinary865:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored864:
+	JMP done863
+
+fp16861:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary867
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored866
+
+ordinary867:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored866:
+	JMP done863
+
+fp32862:
+done863:
+stored859:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check846:
+	CMPQ CX, R11
+	JB   next845
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next845
+	JMP  done844
+
+fp16842:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check869
+
+next868:
+	TESTQ   R9, R9
+	JEQ     kept870
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept870:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual871
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored872
+
+unusual871:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16874
+	JA        fp32875
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary878
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored877
+
+ordinary878:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored877:
+	JMP done876
+
+fp16874:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary880
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored879
+
+ordinary880:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored879:
+	JMP done876
+
+fp32875:
+done876:
+stored872:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual881
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored882
+
+unusual881:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16884
+	JA        fp32885
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary888
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored887
+
+ordinary888:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored887:
+	JMP done886
+
+fp16884:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary890
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored889
+
+ordinary890:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored889:
+	JMP done886
+
+fp32885:
+done886:
+stored882:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check869:
+	CMPQ CX, R11
+	JB   next868
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next868
+	JMP  done844
+
+fp32843:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check892
+
+next891:
+	TESTQ   R9, R9
+	JEQ     kept893
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept893:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual894
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored895
+
+unusual894:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16897
+	JA        fp32898
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary901
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored900
+
+ordinary901:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored900:
+	JMP done899
+
+fp16897:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary903
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored902
+
+ordinary903:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored902:
+	JMP done899
+
+fp32898:
+done899:
+stored895:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y8, Y8
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y8, Y8
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y9, Y2, Y9
+	VFMADD231PS Y3, Y6, Y9
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (R8)(CX*2)
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual904
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored905
+
+unusual904:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp16907
+	JA        fp32908
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary911
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored910
+
+ordinary911:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored910:
+	JMP done909
+
+fp16907:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary913
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored912
+
+ordinary913:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored912:
+	JMP done909
+
+fp32908:
+done909:
+stored905:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check892:
+	CMPQ CX, R11
+	JB   next891
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next891
+
+done844:
+	JMP updated840
+
+plain839:
+	CMPQ CX, $0x01
+	JE   fp16915
+	JA   fp32916
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check919
+
+next918:
+	TESTQ   R9, R9
+	JEQ     kept920
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept920:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -3834,7 +8026,7 @@ kept470:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual471
+	JNE         unusual921
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3850,14 +8042,14 @@ kept470:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored472
+	JMP         stored922
 
-unusual471:
+unusual921:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16474
-	JA        fp32475
+	JE        fp16924
+	JA        fp32925
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -3873,17 +8065,17 @@ unusual471:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary478
+	JNE       ordinary928
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored477
+	JMP       stored927
 
-ordinary478:
+ordinary928:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored477:
-	JMP done476
+stored927:
+	JMP done926
 
-fp16474:
+fp16924:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -3893,19 +8085,19 @@ fp16474:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary480
+	JNE         ordinary930
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored479
+	JMP         stored929
 
-ordinary480:
+ordinary930:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored479:
-	JMP done476
+stored929:
+	JMP done926
 
-fp32475:
-done476:
-stored472:
+fp32925:
+done926:
+stored922:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -3965,7 +8157,7 @@ stored472:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual481
+	JNE         unusual931
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -3981,14 +8173,14 @@ stored472:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored482
+	JMP         stored932
 
-unusual481:
+unusual931:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16484
-	JA        fp32485
+	JE        fp16934
+	JA        fp32935
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4004,17 +8196,17 @@ unusual481:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary488
+	JNE       ordinary938
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored487
+	JMP       stored937
 
-ordinary488:
+ordinary938:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored487:
-	JMP done486
+stored937:
+	JMP done936
 
-fp16484:
+fp16934:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4024,41 +8216,41 @@ fp16484:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary490
+	JNE         ordinary940
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored489
+	JMP         stored939
 
-ordinary490:
+ordinary940:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored489:
-	JMP done486
+stored939:
+	JMP done936
 
-fp32485:
-done486:
-stored482:
+fp32935:
+done936:
+stored932:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check469:
+check919:
 	CMPQ CX, R11
-	JB   next468
+	JB   next918
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next468
-	JMP  done467
+	JB   next918
+	JMP  done917
 
-fp16465:
+fp16915:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check492
+	JMP  check942
 
-next491:
+next941:
 	TESTQ   R9, R9
-	JEQ     kept493
+	JEQ     kept943
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4076,7 +8268,7 @@ next491:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept493:
+kept943:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4137,7 +8329,7 @@ kept493:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual494
+	JNE         unusual944
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4153,14 +8345,14 @@ kept493:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored495
+	JMP         stored945
 
-unusual494:
+unusual944:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16497
-	JA        fp32498
+	JE        fp16947
+	JA        fp32948
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4176,17 +8368,17 @@ unusual494:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary501
+	JNE       ordinary951
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored500
+	JMP       stored950
 
-ordinary501:
+ordinary951:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored500:
-	JMP done499
+stored950:
+	JMP done949
 
-fp16497:
+fp16947:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4196,19 +8388,19 @@ fp16497:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary503
+	JNE         ordinary953
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored502
+	JMP         stored952
 
-ordinary503:
+ordinary953:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored502:
-	JMP done499
+stored952:
+	JMP done949
 
-fp32498:
-done499:
-stored495:
+fp32948:
+done949:
+stored945:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4271,7 +8463,7 @@ stored495:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual504
+	JNE         unusual954
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4287,14 +8479,14 @@ stored495:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored505
+	JMP         stored955
 
-unusual504:
+unusual954:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16507
-	JA        fp32508
+	JE        fp16957
+	JA        fp32958
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4310,17 +8502,17 @@ unusual504:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary511
+	JNE       ordinary961
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored510
+	JMP       stored960
 
-ordinary511:
+ordinary961:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored510:
-	JMP done509
+stored960:
+	JMP done959
 
-fp16507:
+fp16957:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4330,41 +8522,41 @@ fp16507:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary513
+	JNE         ordinary963
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored512
+	JMP         stored962
 
-ordinary513:
+ordinary963:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored512:
-	JMP done509
+stored962:
+	JMP done959
 
-fp32508:
-done509:
-stored505:
+fp32958:
+done959:
+stored955:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check492:
+check942:
 	CMPQ CX, R11
-	JB   next491
+	JB   next941
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next491
-	JMP  done467
+	JB   next941
+	JMP  done917
 
-fp32466:
+fp32916:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check515
+	JMP  check965
 
-next514:
+next964:
 	TESTQ   R9, R9
-	JEQ     kept516
+	JEQ     kept966
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -4382,7 +8574,7 @@ next514:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept516:
+kept966:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -4443,7 +8635,7 @@ kept516:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual517
+	JNE         unusual967
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4459,14 +8651,14 @@ kept516:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored518
+	JMP         stored968
 
-unusual517:
+unusual967:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16520
-	JA        fp32521
+	JE        fp16970
+	JA        fp32971
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4482,17 +8674,17 @@ unusual517:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary524
+	JNE       ordinary974
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored523
+	JMP       stored973
 
-ordinary524:
+ordinary974:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored523:
-	JMP done522
+stored973:
+	JMP done972
 
-fp16520:
+fp16970:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4502,19 +8694,19 @@ fp16520:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary526
+	JNE         ordinary976
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored525
+	JMP         stored975
 
-ordinary526:
+ordinary976:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored525:
-	JMP done522
+stored975:
+	JMP done972
 
-fp32521:
-done522:
-stored518:
+fp32971:
+done972:
+stored968:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4577,7 +8769,7 @@ stored518:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual527
+	JNE         unusual977
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -4593,14 +8785,14 @@ stored518:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored528
+	JMP         stored978
 
-unusual527:
+unusual977:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16530
-	JA        fp32531
+	JE        fp16980
+	JA        fp32981
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -4616,17 +8808,17 @@ unusual527:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary534
+	JNE       ordinary984
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored533
+	JMP       stored983
 
-ordinary534:
+ordinary984:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored533:
-	JMP done532
+stored983:
+	JMP done982
 
-fp16530:
+fp16980:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -4636,31 +8828,32 @@ fp16530:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary536
+	JNE         ordinary986
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored535
+	JMP         stored985
 
-ordinary536:
+ordinary986:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored535:
-	JMP done532
+stored985:
+	JMP done982
 
-fp32531:
-done532:
-stored528:
+fp32981:
+done982:
+stored978:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check515:
+check965:
 	CMPQ CX, R11
-	JB   next514
+	JB   next964
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next514
+	JB   next964
 
-done467:
+done917:
+updated840:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4675,26 +8868,26 @@ TEXT ·adagradFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned537
+	JEQ     aligned987
 	ORQ     $0x04, DI
 
-aligned537:
+aligned987:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -4706,18 +8899,22 @@ aligned537:
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain988
 	CMPQ         CX, $0x01
-	JE           fp16539
-	JA           fp32540
+	JE           fp16991
+	JA           fp32992
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check543
+	JMP          check995
 
-next542:
+next994:
 	TESTQ   R9, R9
-	JEQ     kept544
+	JEQ     kept996
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -4735,7 +8932,972 @@ next542:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept544:
+kept996:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual997
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored998
+
+unusual997:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161000
+	JA        fp321001
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1004
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1003
+
+ordinary1004:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1003:
+	JMP done1002
+
+fp161000:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1006
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1005
+
+ordinary1006:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1005:
+	JMP done1002
+
+fp321001:
+done1002:
+stored998:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y6, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y7
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y3, Y3
+	VFMADD231PS Y2, Y3, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1007
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1008
+
+unusual1007:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161010
+	JA        fp321011
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1014
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1013
+
+ordinary1014:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1013:
+	JMP done1012
+
+fp161010:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1016
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1015
+
+ordinary1016:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1015:
+	JMP done1012
+
+fp321011:
+done1012:
+stored1008:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check995:
+	CMPQ CX, R11
+	JB   next994
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next994
+	JMP  done993
+
+fp16991:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1018
+
+next1017:
+	TESTQ   R9, R9
+	JEQ     kept1019
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1019:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1020
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1021
+
+unusual1020:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161023
+	JA        fp321024
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1027
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1026
+
+ordinary1027:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1026:
+	JMP done1025
+
+fp161023:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1029
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1028
+
+ordinary1029:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1028:
+	JMP done1025
+
+fp321024:
+done1025:
+stored1021:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1030
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1031
+
+unusual1030:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161033
+	JA        fp321034
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1037
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1036
+
+ordinary1037:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1036:
+	JMP done1035
+
+fp161033:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1039
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1038
+
+ordinary1039:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1038:
+	JMP done1035
+
+fp321034:
+done1035:
+stored1031:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1018:
+	CMPQ CX, R11
+	JB   next1017
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1017
+	JMP  done993
+
+fp32992:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1041
+
+next1040:
+	TESTQ   R9, R9
+	JEQ     kept1042
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1042:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1043
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1044
+
+unusual1043:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161046
+	JA        fp321047
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1050
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1049
+
+ordinary1050:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1049:
+	JMP done1048
+
+fp161046:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1052
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1051
+
+ordinary1052:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1051:
+	JMP done1048
+
+fp321047:
+done1048:
+stored1044:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, 64(R13)
+	VMOVDQU     320(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y3
+	VPADDQ      (SI)(CX*4), Y3, Y3
+	VPADDQ      32(SI)(CX*4), Y3, Y3
+	VMOVDQU     Y3, (R13)
+	VMOVDQU     256(R13), Y3
+	VPADDQ      (R8)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVUPS     (SI)(CX*4), Y5
+	VMOVUPS     32(SI)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y6, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (R8)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y7
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y7, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y7, Y7
+	VADDPS      Y1, Y7, Y7
+	VDIVPS      Y7, Y4, Y4
+	VFMADD231PS Y2, Y4, Y6
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y7
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VMOVUPS     Y7, (SI)(CX*4)
+	VMOVUPS     Y3, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1053
+	VPSRLD      $0x10, Y6, Y3
+	VPAND       pattern00000001<>+0(SB), Y3, Y3
+	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD      Y6, Y3, Y3
+	VCMPPS      $0x03, Y6, Y6, Y4
+	VBLENDVPS   Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD      $0x10, Y5, Y4
+	VPAND       pattern00000001<>+0(SB), Y4, Y4
+	VPADDD      pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD      Y5, Y4, Y4
+	VCMPPS      $0x03, Y5, Y5, Y5
+	VBLENDVPS   Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VMOVNTDQ    Y3, (BX)(CX*2)
+	JMP         stored1054
+
+unusual1053:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161056
+	JA        fp321057
+	VPSRLD    $0x10, Y6, Y3
+	VPAND     pattern00000001<>+0(SB), Y3, Y3
+	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
+	VPADDD    Y6, Y3, Y3
+	VCMPPS    $0x03, Y6, Y6, Y4
+	VBLENDVPS Y4, pattern7fc00000<>+0(SB), Y3, Y3
+	VPSRLD    $0x10, Y5, Y4
+	VPAND     pattern00000001<>+0(SB), Y4, Y4
+	VPADDD    pattern00007fff<>+0(SB), Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y5
+	VBLENDVPS Y5, pattern7fc00000<>+0(SB), Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPBLENDW  $0xaa, Y4, Y3, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1060
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored1059
+
+ordinary1060:
+	VMOVDQU Y3, (BX)(CX*2)
+
+stored1059:
+	JMP done1058
+
+fp161056:
+	VUNPCKLPS   Y5, Y6, Y3
+	VUNPCKHPS   Y5, Y6, Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VPXOR       Y4, Y4, Y4
+	VCVTPS2PH   $0x00, Y5, X4
+	VCVTPS2PH   $0x00, Y3, X3
+	VINSERTI128 $0x01, X3, Y4, Y4
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1062
+	VMOVNTDQ    Y4, (BX)(CX*2)
+	JMP         stored1061
+
+ordinary1062:
+	VMOVDQU Y4, (BX)(CX*2)
+
+stored1061:
+	JMP done1058
+
+fp321057:
+done1058:
+stored1054:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y3
+	VPADDQ  (SI)(CX*4), Y3, Y3
+	VPADDQ  32(SI)(CX*4), Y3, Y3
+	VMOVDQU Y3, 64(R13)
+	VMOVDQU 320(R13), Y3
+	VPADDQ  (R8)(CX*2), Y3, Y3
+	VMOVDQU Y3, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1041:
+	CMPQ CX, R11
+	JB   next1040
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1040
+
+done993:
+	JMP updated989
+
+plain988:
+	CMPQ CX, $0x01
+	JE   fp161064
+	JA   fp321065
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1068
+
+next1067:
+	TESTQ   R9, R9
+	JEQ     kept1069
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y3
+	VMOVDQU Y3, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y3
+	VMOVDQU Y3, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y3
+	VMOVDQU Y3, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y3
+	VMOVDQU Y3, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y3
+	VMOVDQU Y3, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y3
+	VMOVDQU Y3, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1069:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -4783,7 +9945,7 @@ kept544:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual545
+	JNE         unusual1070
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -4799,14 +9961,14 @@ kept544:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored546
+	JMP         stored1071
 
-unusual545:
+unusual1070:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16548
-	JA        fp32549
+	JE        fp161073
+	JA        fp321074
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -4822,17 +9984,17 @@ unusual545:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary552
+	JNE       ordinary1077
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored551
+	JMP       stored1076
 
-ordinary552:
+ordinary1077:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored551:
-	JMP done550
+stored1076:
+	JMP done1075
 
-fp16548:
+fp161073:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -4842,19 +10004,19 @@ fp16548:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary554
+	JNE         ordinary1079
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored553
+	JMP         stored1078
 
-ordinary554:
+ordinary1079:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored553:
-	JMP done550
+stored1078:
+	JMP done1075
 
-fp32549:
-done550:
-stored546:
+fp321074:
+done1075:
+stored1071:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -4904,7 +10066,7 @@ stored546:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual555
+	JNE         unusual1080
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -4920,14 +10082,14 @@ stored546:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored556
+	JMP         stored1081
 
-unusual555:
+unusual1080:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16558
-	JA        fp32559
+	JE        fp161083
+	JA        fp321084
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -4943,17 +10105,17 @@ unusual555:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary562
+	JNE       ordinary1087
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored561
+	JMP       stored1086
 
-ordinary562:
+ordinary1087:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored561:
-	JMP done560
+stored1086:
+	JMP done1085
 
-fp16558:
+fp161083:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -4963,41 +10125,41 @@ fp16558:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary564
+	JNE         ordinary1089
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored563
+	JMP         stored1088
 
-ordinary564:
+ordinary1089:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored563:
-	JMP done560
+stored1088:
+	JMP done1085
 
-fp32559:
-done560:
-stored556:
+fp321084:
+done1085:
+stored1081:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check543:
+check1068:
 	CMPQ CX, R11
-	JB   next542
+	JB   next1067
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next542
-	JMP  done541
+	JB   next1067
+	JMP  done1066
 
-fp16539:
+fp161064:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check566
+	JMP  check1091
 
-next565:
+next1090:
 	TESTQ   R9, R9
-	JEQ     kept567
+	JEQ     kept1092
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5015,7 +10177,7 @@ next565:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept567:
+kept1092:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5066,7 +10228,7 @@ kept567:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual568
+	JNE         unusual1093
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5082,14 +10244,14 @@ kept567:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored569
+	JMP         stored1094
 
-unusual568:
+unusual1093:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16571
-	JA        fp32572
+	JE        fp161096
+	JA        fp321097
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5105,17 +10267,17 @@ unusual568:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary575
+	JNE       ordinary1100
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored574
+	JMP       stored1099
 
-ordinary575:
+ordinary1100:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored574:
-	JMP done573
+stored1099:
+	JMP done1098
 
-fp16571:
+fp161096:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5125,19 +10287,19 @@ fp16571:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary577
+	JNE         ordinary1102
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored576
+	JMP         stored1101
 
-ordinary577:
+ordinary1102:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored576:
-	JMP done573
+stored1101:
+	JMP done1098
 
-fp32572:
-done573:
-stored569:
+fp321097:
+done1098:
+stored1094:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5190,7 +10352,7 @@ stored569:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual578
+	JNE         unusual1103
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5206,14 +10368,14 @@ stored569:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored579
+	JMP         stored1104
 
-unusual578:
+unusual1103:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16581
-	JA        fp32582
+	JE        fp161106
+	JA        fp321107
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5229,17 +10391,17 @@ unusual578:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary585
+	JNE       ordinary1110
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored584
+	JMP       stored1109
 
-ordinary585:
+ordinary1110:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored584:
-	JMP done583
+stored1109:
+	JMP done1108
 
-fp16581:
+fp161106:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5249,41 +10411,41 @@ fp16581:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary587
+	JNE         ordinary1112
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored586
+	JMP         stored1111
 
-ordinary587:
+ordinary1112:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored586:
-	JMP done583
+stored1111:
+	JMP done1108
 
-fp32582:
-done583:
-stored579:
+fp321107:
+done1108:
+stored1104:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check566:
+check1091:
 	CMPQ CX, R11
-	JB   next565
+	JB   next1090
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next565
-	JMP  done541
+	JB   next1090
+	JMP  done1066
 
-fp32540:
+fp321065:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check589
+	JMP  check1114
 
-next588:
+next1113:
 	TESTQ   R9, R9
-	JEQ     kept590
+	JEQ     kept1115
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y3
@@ -5301,7 +10463,7 @@ next588:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept590:
+kept1115:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -5352,7 +10514,7 @@ kept590:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual591
+	JNE         unusual1116
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5368,14 +10530,14 @@ kept590:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored592
+	JMP         stored1117
 
-unusual591:
+unusual1116:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16594
-	JA        fp32595
+	JE        fp161119
+	JA        fp321120
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5391,17 +10553,17 @@ unusual591:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary598
+	JNE       ordinary1123
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored597
+	JMP       stored1122
 
-ordinary598:
+ordinary1123:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored597:
-	JMP done596
+stored1122:
+	JMP done1121
 
-fp16594:
+fp161119:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5411,19 +10573,19 @@ fp16594:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary600
+	JNE         ordinary1125
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored599
+	JMP         stored1124
 
-ordinary600:
+ordinary1125:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored599:
-	JMP done596
+stored1124:
+	JMP done1121
 
-fp32595:
-done596:
-stored592:
+fp321120:
+done1121:
+stored1117:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5476,7 +10638,7 @@ stored592:
 	VMOVUPS     Y7, (SI)(CX*4)
 	VMOVUPS     Y3, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual601
+	JNE         unusual1126
 	VPSRLD      $0x10, Y6, Y3
 	VPAND       pattern00000001<>+0(SB), Y3, Y3
 	VPADDD      pattern00007fff<>+0(SB), Y3, Y3
@@ -5492,14 +10654,14 @@ stored592:
 	VPSRLD      $0x10, Y3, Y3
 	VPBLENDW    $0xaa, Y4, Y3, Y3
 	VMOVNTDQ    Y3, (BX)(CX*2)
-	JMP         stored602
+	JMP         stored1127
 
-unusual601:
+unusual1126:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16604
-	JA        fp32605
+	JE        fp161129
+	JA        fp321130
 	VPSRLD    $0x10, Y6, Y3
 	VPAND     pattern00000001<>+0(SB), Y3, Y3
 	VPADDD    pattern00007fff<>+0(SB), Y3, Y3
@@ -5515,17 +10677,17 @@ unusual601:
 	VPSRLD    $0x10, Y3, Y3
 	VPBLENDW  $0xaa, Y4, Y3, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary608
+	JNE       ordinary1133
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored607
+	JMP       stored1132
 
-ordinary608:
+ordinary1133:
 	VMOVDQU Y3, (BX)(CX*2)
 
-stored607:
-	JMP done606
+stored1132:
+	JMP done1131
 
-fp16604:
+fp161129:
 	VUNPCKLPS   Y5, Y6, Y3
 	VUNPCKHPS   Y5, Y6, Y4
 	VPERM2F128  $0x20, Y4, Y3, Y5
@@ -5535,31 +10697,32 @@ fp16604:
 	VCVTPS2PH   $0x00, Y3, X3
 	VINSERTI128 $0x01, X3, Y4, Y4
 	TESTQ       $0x00000004, DI
-	JNE         ordinary610
+	JNE         ordinary1135
 	VMOVNTDQ    Y4, (BX)(CX*2)
-	JMP         stored609
+	JMP         stored1134
 
-ordinary610:
+ordinary1135:
 	VMOVDQU Y4, (BX)(CX*2)
 
-stored609:
-	JMP done606
+stored1134:
+	JMP done1131
 
-fp32605:
-done606:
-stored602:
+fp321130:
+done1131:
+stored1127:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check589:
+check1114:
 	CMPQ CX, R11
-	JB   next588
+	JB   next1113
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next588
+	JB   next1113
 
-done541:
+done1066:
+updated989:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5574,24 +10737,24 @@ TEXT ·sgdFP32BF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    96(SI), SI
+	MOVQ    104(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    56(DI), DI
+	MOVQ    64(DI), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned611
+	JEQ     aligned1136
 	ORQ     $0x04, DI
 
-aligned611:
+aligned1136:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -5605,18 +10768,22 @@ aligned611:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain1137
 	CMPQ    CX, $0x01
-	JE      fp16613
-	JA      fp32614
+	JE      fp161140
+	JA      fp321141
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check617
+	JMP     check1144
 
-next616:
+next1143:
 	TESTQ   R9, R9
-	JEQ     kept618
+	JEQ     kept1145
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -5634,7 +10801,948 @@ next616:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept618:
+kept1145:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1146
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1147
+
+unusual1146:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161149
+	JA        fp321150
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1153
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1152
+
+ordinary1153:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1152:
+	JMP done1151
+
+fp161149:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1155
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1154
+
+ordinary1155:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1154:
+	JMP done1151
+
+fp321150:
+done1151:
+stored1147:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y8, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y5, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y9, Y5
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y5, Y8
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1156
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1157
+
+unusual1156:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161159
+	JA        fp321160
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1163
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1162
+
+ordinary1163:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1162:
+	JMP done1161
+
+fp161159:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1165
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1164
+
+ordinary1165:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1164:
+	JMP done1161
+
+fp321160:
+done1161:
+stored1157:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1144:
+	CMPQ CX, R11
+	JB   next1143
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1143
+	JMP  done1142
+
+fp161140:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1167
+
+next1166:
+	TESTQ   R9, R9
+	JEQ     kept1168
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1168:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1169
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1170
+
+unusual1169:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161172
+	JA        fp321173
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1176
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1175
+
+ordinary1176:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1175:
+	JMP done1174
+
+fp161172:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1178
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1177
+
+ordinary1178:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1177:
+	JMP done1174
+
+fp321173:
+done1174:
+stored1170:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1179
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1180
+
+unusual1179:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161182
+	JA        fp321183
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1186
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1185
+
+ordinary1186:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1185:
+	JMP done1184
+
+fp161182:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1188
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1187
+
+ordinary1188:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1187:
+	JMP done1184
+
+fp321183:
+done1184:
+stored1180:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1167:
+	CMPQ CX, R11
+	JB   next1166
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1166
+	JMP  done1142
+
+fp321141:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1190
+
+next1189:
+	TESTQ   R9, R9
+	JEQ     kept1191
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1191:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1192
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1193
+
+unusual1192:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161195
+	JA        fp321196
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1199
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1198
+
+ordinary1199:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1198:
+	JMP done1197
+
+fp161195:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1201
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1200
+
+ordinary1201:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1200:
+	JMP done1197
+
+fp321196:
+done1197:
+stored1193:
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     64(R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, 64(R13)
+	VMOVDQU     320(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     (R13), Y5
+	VPADDQ      (SI)(CX*4), Y5, Y5
+	VPADDQ      32(SI)(CX*4), Y5, Y5
+	VMOVDQU     Y5, (R13)
+	VMOVDQU     256(R13), Y5
+	VPADDQ      (R8)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVUPS     (SI)(CX*4), Y7
+	VMOVUPS     32(SI)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y8, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (R8)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y9
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y9, Y0, Y9
+	VFMADD231PS Y1, Y6, Y9
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y9, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (R8)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y9, Y6
+	VFMADD231PS 512(AX), Y8, Y8
+	VFMADD231PS Y4, Y6, Y8
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y9
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VMOVUPS     Y9, (SI)(CX*4)
+	VMOVUPS     Y5, 32(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual1202
+	VPSRLD      $0x10, Y8, Y5
+	VPAND       pattern00000001<>+0(SB), Y5, Y5
+	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD      Y8, Y5, Y5
+	VCMPPS      $0x03, Y8, Y8, Y6
+	VBLENDVPS   Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y7, Y6
+	VPAND       pattern00000001<>+0(SB), Y6, Y6
+	VPADDD      pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD      Y7, Y6, Y6
+	VCMPPS      $0x03, Y7, Y7, Y7
+	VBLENDVPS   Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVNTDQ    Y5, (BX)(CX*2)
+	JMP         stored1203
+
+unusual1202:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp161205
+	JA        fp321206
+	VPSRLD    $0x10, Y8, Y5
+	VPAND     pattern00000001<>+0(SB), Y5, Y5
+	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
+	VPADDD    Y8, Y5, Y5
+	VCMPPS    $0x03, Y8, Y8, Y6
+	VBLENDVPS Y6, pattern7fc00000<>+0(SB), Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPAND     pattern00000001<>+0(SB), Y6, Y6
+	VPADDD    pattern00007fff<>+0(SB), Y6, Y6
+	VPADDD    Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y7
+	VBLENDVPS Y7, pattern7fc00000<>+0(SB), Y6, Y6
+	VPSRLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y6, Y5, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary1209
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored1208
+
+ordinary1209:
+	VMOVDQU Y5, (BX)(CX*2)
+
+stored1208:
+	JMP done1207
+
+fp161205:
+	VUNPCKLPS   Y7, Y8, Y5
+	VUNPCKHPS   Y7, Y8, Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VPXOR       Y6, Y6, Y6
+	VCVTPS2PH   $0x00, Y7, X6
+	VCVTPS2PH   $0x00, Y5, X5
+	VINSERTI128 $0x01, X5, Y6, Y6
+	TESTQ       $0x00000004, DI
+	JNE         ordinary1211
+	VMOVNTDQ    Y6, (BX)(CX*2)
+	JMP         stored1210
+
+ordinary1211:
+	VMOVDQU Y6, (BX)(CX*2)
+
+stored1210:
+	JMP done1207
+
+fp321206:
+done1207:
+stored1203:
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	VMOVDQU 64(R13), Y5
+	VPADDQ  (SI)(CX*4), Y5, Y5
+	VPADDQ  32(SI)(CX*4), Y5, Y5
+	VMOVDQU Y5, 64(R13)
+	VMOVDQU 320(R13), Y5
+	VPADDQ  (R8)(CX*2), Y5, Y5
+	VMOVDQU Y5, 320(R13)
+	ADDQ    $0x00000010, CX
+	ADDQ    $0x00000010, R12
+
+check1190:
+	CMPQ CX, R11
+	JB   next1189
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1189
+
+done1142:
+	JMP updated1138
+
+plain1137:
+	CMPQ CX, $0x01
+	JE   fp161213
+	JA   fp321214
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1217
+
+next1216:
+	TESTQ   R9, R9
+	JEQ     kept1218
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*4), Y5
+	VMOVDQU Y5, 64(R9)(R13*4)
+	VMOVDQU 32(SI)(CX*4), Y5
+	VMOVDQU Y5, 96(R9)(R13*4)
+	VMOVDQU 64(SI)(CX*4), Y5
+	VMOVDQU Y5, 128(R9)(R13*4)
+	VMOVDQU 96(SI)(CX*4), Y5
+	VMOVDQU Y5, 160(R9)(R13*4)
+	VMOVDQU (R8)(CX*2), Y5
+	VMOVDQU Y5, 576(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y5
+	VMOVDQU Y5, 608(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1218:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5678,7 +11786,7 @@ kept618:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual619
+	JNE         unusual1219
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5694,14 +11802,14 @@ kept618:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored620
+	JMP         stored1220
 
-unusual619:
+unusual1219:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16622
-	JA        fp32623
+	JE        fp161222
+	JA        fp321223
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5717,17 +11825,17 @@ unusual619:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary626
+	JNE       ordinary1226
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored625
+	JMP       stored1225
 
-ordinary626:
+ordinary1226:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored625:
-	JMP done624
+stored1225:
+	JMP done1224
 
-fp16622:
+fp161222:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5737,19 +11845,19 @@ fp16622:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary628
+	JNE         ordinary1228
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored627
+	JMP         stored1227
 
-ordinary628:
+ordinary1228:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored627:
-	JMP done624
+stored1227:
+	JMP done1224
 
-fp32623:
-done624:
-stored620:
+fp321223:
+done1224:
+stored1220:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -5795,7 +11903,7 @@ stored620:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual629
+	JNE         unusual1229
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5811,14 +11919,14 @@ stored620:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored630
+	JMP         stored1230
 
-unusual629:
+unusual1229:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16632
-	JA        fp32633
+	JE        fp161232
+	JA        fp321233
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5834,17 +11942,17 @@ unusual629:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary636
+	JNE       ordinary1236
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored635
+	JMP       stored1235
 
-ordinary636:
+ordinary1236:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored635:
-	JMP done634
+stored1235:
+	JMP done1234
 
-fp16632:
+fp161232:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -5854,41 +11962,41 @@ fp16632:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary638
+	JNE         ordinary1238
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored637
+	JMP         stored1237
 
-ordinary638:
+ordinary1238:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored637:
-	JMP done634
+stored1237:
+	JMP done1234
 
-fp32633:
-done634:
-stored630:
+fp321233:
+done1234:
+stored1230:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check617:
+check1217:
 	CMPQ CX, R11
-	JB   next616
+	JB   next1216
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next616
-	JMP  done615
+	JB   next1216
+	JMP  done1215
 
-fp16613:
+fp161213:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check640
+	JMP  check1240
 
-next639:
+next1239:
 	TESTQ   R9, R9
-	JEQ     kept641
+	JEQ     kept1241
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -5906,7 +12014,7 @@ next639:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept641:
+kept1241:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*2)
@@ -5953,7 +12061,7 @@ kept641:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual642
+	JNE         unusual1242
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -5969,14 +12077,14 @@ kept641:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored643
+	JMP         stored1243
 
-unusual642:
+unusual1242:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16645
-	JA        fp32646
+	JE        fp161245
+	JA        fp321246
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -5992,17 +12100,17 @@ unusual642:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary649
+	JNE       ordinary1249
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored648
+	JMP       stored1248
 
-ordinary649:
+ordinary1249:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored648:
-	JMP done647
+stored1248:
+	JMP done1247
 
-fp16645:
+fp161245:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6012,19 +12120,19 @@ fp16645:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary651
+	JNE         ordinary1251
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored650
+	JMP         stored1250
 
-ordinary651:
+ordinary1251:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored650:
-	JMP done647
+stored1250:
+	JMP done1247
 
-fp32646:
-done647:
-stored643:
+fp321246:
+done1247:
+stored1243:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6073,7 +12181,7 @@ stored643:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual652
+	JNE         unusual1252
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6089,14 +12197,14 @@ stored643:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored653
+	JMP         stored1253
 
-unusual652:
+unusual1252:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16655
-	JA        fp32656
+	JE        fp161255
+	JA        fp321256
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6112,17 +12220,17 @@ unusual652:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary659
+	JNE       ordinary1259
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored658
+	JMP       stored1258
 
-ordinary659:
+ordinary1259:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored658:
-	JMP done657
+stored1258:
+	JMP done1257
 
-fp16655:
+fp161255:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6132,41 +12240,41 @@ fp16655:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary661
+	JNE         ordinary1261
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored660
+	JMP         stored1260
 
-ordinary661:
+ordinary1261:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored660:
-	JMP done657
+stored1260:
+	JMP done1257
 
-fp32656:
-done657:
-stored653:
+fp321256:
+done1257:
+stored1253:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check640:
+check1240:
 	CMPQ CX, R11
-	JB   next639
+	JB   next1239
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next639
-	JMP  done615
+	JB   next1239
+	JMP  done1215
 
-fp32614:
+fp321214:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check663
+	JMP  check1263
 
-next662:
+next1262:
 	TESTQ   R9, R9
-	JEQ     kept664
+	JEQ     kept1264
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*4), Y5
@@ -6184,7 +12292,7 @@ next662:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept664:
+kept1264:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
 	PREFETCHT0  (DX)(R12*4)
@@ -6231,7 +12339,7 @@ kept664:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual665
+	JNE         unusual1265
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6247,14 +12355,14 @@ kept664:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored666
+	JMP         stored1266
 
-unusual665:
+unusual1265:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16668
-	JA        fp32669
+	JE        fp161268
+	JA        fp321269
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6270,17 +12378,17 @@ unusual665:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary672
+	JNE       ordinary1272
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored671
+	JMP       stored1271
 
-ordinary672:
+ordinary1272:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored671:
-	JMP done670
+stored1271:
+	JMP done1270
 
-fp16668:
+fp161268:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6290,19 +12398,19 @@ fp16668:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary674
+	JNE         ordinary1274
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored673
+	JMP         stored1273
 
-ordinary674:
+ordinary1274:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored673:
-	JMP done670
+stored1273:
+	JMP done1270
 
-fp32669:
-done670:
-stored666:
+fp321269:
+done1270:
+stored1266:
 	ADDQ        $0x10, CX
 	ADDQ        $0x10, R12
 	PREFETCHT0  (SI)(R12*4)
@@ -6351,7 +12459,7 @@ stored666:
 	VMOVUPS     Y9, (SI)(CX*4)
 	VMOVUPS     Y5, 32(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual675
+	JNE         unusual1275
 	VPSRLD      $0x10, Y8, Y5
 	VPAND       pattern00000001<>+0(SB), Y5, Y5
 	VPADDD      pattern00007fff<>+0(SB), Y5, Y5
@@ -6367,14 +12475,14 @@ stored666:
 	VPSRLD      $0x10, Y5, Y5
 	VPBLENDW    $0xaa, Y6, Y5, Y5
 	VMOVNTDQ    Y5, (BX)(CX*2)
-	JMP         stored676
+	JMP         stored1276
 
-unusual675:
+unusual1275:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16678
-	JA        fp32679
+	JE        fp161278
+	JA        fp321279
 	VPSRLD    $0x10, Y8, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -6390,17 +12498,17 @@ unusual675:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary682
+	JNE       ordinary1282
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored681
+	JMP       stored1281
 
-ordinary682:
+ordinary1282:
 	VMOVDQU Y5, (BX)(CX*2)
 
-stored681:
-	JMP done680
+stored1281:
+	JMP done1280
 
-fp16678:
+fp161278:
 	VUNPCKLPS   Y7, Y8, Y5
 	VUNPCKHPS   Y7, Y8, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -6410,31 +12518,32 @@ fp16678:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary684
+	JNE         ordinary1284
 	VMOVNTDQ    Y6, (BX)(CX*2)
-	JMP         stored683
+	JMP         stored1283
 
-ordinary684:
+ordinary1284:
 	VMOVDQU Y6, (BX)(CX*2)
 
-stored683:
-	JMP done680
+stored1283:
+	JMP done1280
 
-fp32679:
-done680:
-stored676:
+fp321279:
+done1280:
+stored1276:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check663:
+check1263:
 	CMPQ CX, R11
-	JB   next662
+	JB   next1262
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next662
+	JB   next1262
 
-done615:
+done1215:
+updated1138:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6444,15 +12553,15 @@ done615:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -6460,15 +12569,15 @@ TEXT ·trafficFP321xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16686
-	JA    fp32687
+	JE    fp161286
+	JA    fp321287
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check690
+	JMP   check1290
 
-next689:
+next1289:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6480,36 +12589,36 @@ next689:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written691
+	JEQ        written1291
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned692
+	JNE        unaligned1292
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written691
+	JMP        written1291
 
-unaligned692:
+unaligned1292:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written691:
+written1291:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check690:
+check1290:
 	CMPQ DX, R8
-	JB   next689
+	JB   next1289
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next689
-	JMP  done688
+	JB   next1289
+	JMP  done1288
 
-fp16686:
+fp161286:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check694
+	JMP  check1294
 
-next693:
+next1293:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6521,36 +12630,36 @@ next693:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written695
+	JEQ        written1295
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned696
+	JNE        unaligned1296
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written695
+	JMP        written1295
 
-unaligned696:
+unaligned1296:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written695:
+written1295:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check694:
+check1294:
 	CMPQ DX, R8
-	JB   next693
+	JB   next1293
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next693
-	JMP  done688
+	JB   next1293
+	JMP  done1288
 
-fp32687:
+fp321287:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check698
+	JMP  check1298
 
-next697:
+next1297:
 	PREFETCHT0 (BX)(R9*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6563,28 +12672,28 @@ next697:
 	VMOVDQU    Y3, 32(BX)(DX*4)
 	VMOVDQU    Y4, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written699
+	JEQ        written1299
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned700
+	JNE        unaligned1300
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written699
+	JMP        written1299
 
-unaligned700:
+unaligned1300:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written699:
+written1299:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check698:
+check1298:
 	CMPQ DX, R8
-	JB   next697
+	JB   next1297
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next697
+	JB   next1297
 
-done688:
+done1288:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6593,17 +12702,17 @@ done688:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -6611,15 +12720,15 @@ TEXT ·trafficFP322xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16702
-	JA    fp32703
+	JE    fp161302
+	JA    fp321303
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check706
+	JMP   check1306
 
-next705:
+next1305:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6634,36 +12743,36 @@ next705:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written707
+	JEQ        written1307
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned708
+	JNE        unaligned1308
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written707
+	JMP        written1307
 
-unaligned708:
+unaligned1308:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written707:
+written1307:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check706:
+check1306:
 	CMPQ DX, R9
-	JB   next705
+	JB   next1305
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next705
-	JMP  done704
+	JB   next1305
+	JMP  done1304
 
-fp16702:
+fp161302:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check710
+	JMP  check1310
 
-next709:
+next1309:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6678,36 +12787,36 @@ next709:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written711
+	JEQ        written1311
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned712
+	JNE        unaligned1312
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written711
+	JMP        written1311
 
-unaligned712:
+unaligned1312:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written711:
+written1311:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check710:
+check1310:
 	CMPQ DX, R9
-	JB   next709
+	JB   next1309
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next709
-	JMP  done704
+	JB   next1309
+	JMP  done1304
 
-fp32703:
+fp321303:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check714
+	JMP  check1314
 
-next713:
+next1313:
 	PREFETCHT0 (BX)(R10*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -6723,28 +12832,28 @@ next713:
 	VMOVDQU    Y4, (SI)(DX*2)
 	VMOVDQU    Y5, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written715
+	JEQ        written1315
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned716
+	JNE        unaligned1316
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written715
+	JMP        written1315
 
-unaligned716:
+unaligned1316:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written715:
+written1315:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check714:
+check1314:
 	CMPQ DX, R9
-	JB   next713
+	JB   next1313
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next713
+	JB   next1313
 
-done704:
+done1304:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -6761,7 +12870,7 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -6813,46 +12922,46 @@ TEXT ·adamFP32INT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), CX
+	MOVQ    56(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), BX
+	MOVQ    88(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    96(AX), SI
+	MOVQ    104(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    56(AX), DI
+	MOVQ    64(AX), DI
 	TESTQ   $0x0000001f, BX
-	JEQ     aligned717
+	JEQ     aligned1317
 	ORQ     $0x04, DI
 
-aligned717:
+aligned1317:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp16719
-	JA   fp32720
+	JE   fp161319
+	JA   fp321320
 
-block722:
+block1322:
 	TESTQ   R11, R11
-	JEQ     kept725
+	JEQ     kept1325
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept725:
+kept1325:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -6868,9 +12977,9 @@ kept725:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile723:
+tile1323:
 	TESTQ   R11, R11
-	JEQ     kept726
+	JEQ     kept1326
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -6888,7 +12997,7 @@ tile723:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept726:
+kept1326:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -6986,7 +13095,7 @@ kept726:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual727
+	JNE            unusual1327
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7002,14 +13111,14 @@ kept726:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored728
+	JMP            stored1328
 
-unusual727:
+unusual1327:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16730
-	JA        fp32731
+	JE        fp161330
+	JA        fp321331
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7025,17 +13134,17 @@ unusual727:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary734
+	JNE       ordinary1334
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored733
+	JMP       stored1333
 
-ordinary734:
+ordinary1334:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored733:
-	JMP done732
+stored1333:
+	JMP done1332
 
-fp16730:
+fp161330:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7045,19 +13154,19 @@ fp16730:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary736
+	JNE         ordinary1336
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored735
+	JMP         stored1335
 
-ordinary736:
+ordinary1336:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored735:
-	JMP done732
+stored1335:
+	JMP done1332
 
-fp32731:
-done732:
-stored728:
+fp321331:
+done1332:
+stored1328:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -7148,7 +13257,7 @@ stored728:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual737
+	JNE            unusual1337
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7164,14 +13273,14 @@ stored728:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored738
+	JMP            stored1338
 
-unusual737:
+unusual1337:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16740
-	JA        fp32741
+	JE        fp161340
+	JA        fp321341
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7187,17 +13296,17 @@ unusual737:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary744
+	JNE       ordinary1344
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored743
+	JMP       stored1343
 
-ordinary744:
+ordinary1344:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored743:
-	JMP done742
+stored1343:
+	JMP done1342
 
-fp16740:
+fp161340:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7207,32 +13316,32 @@ fp16740:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary746
+	JNE         ordinary1346
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored745
+	JMP         stored1345
 
-ordinary746:
+ordinary1346:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored745:
-	JMP done742
+stored1345:
+	JMP done1342
 
-fp32741:
-done742:
-stored738:
+fp321341:
+done1342:
+stored1338:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile723
+	JNE   tile1323
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded724
+	JBE   encoded1324
 	SUBQ  $0x00000100, AX
 
-tile747:
+tile1347:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -7317,9 +13426,9 @@ tile747:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile747
+	JNE         tile1347
 
-encoded724:
+encoded1324:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -7393,7 +13502,7 @@ encoded724:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -7424,7 +13533,7 @@ encoded724:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -7438,7 +13547,7 @@ encoded724:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -7446,24 +13555,24 @@ encoded724:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block722
-	JMP          done721
+	JB           block1322
+	JMP          done1321
 
-fp16719:
-block748:
+fp161319:
+block1348:
 	TESTQ   R11, R11
-	JEQ     kept751
+	JEQ     kept1351
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept751:
+kept1351:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -7479,9 +13588,9 @@ kept751:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile749:
+tile1349:
 	TESTQ   R11, R11
-	JEQ     kept752
+	JEQ     kept1352
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -7499,7 +13608,7 @@ tile749:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept752:
+kept1352:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -7600,7 +13709,7 @@ kept752:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual753
+	JNE            unusual1353
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7616,14 +13725,14 @@ kept752:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored754
+	JMP            stored1354
 
-unusual753:
+unusual1353:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16756
-	JA        fp32757
+	JE        fp161356
+	JA        fp321357
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7639,17 +13748,17 @@ unusual753:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary760
+	JNE       ordinary1360
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored759
+	JMP       stored1359
 
-ordinary760:
+ordinary1360:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored759:
-	JMP done758
+stored1359:
+	JMP done1358
 
-fp16756:
+fp161356:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7659,19 +13768,19 @@ fp16756:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary762
+	JNE         ordinary1362
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored761
+	JMP         stored1361
 
-ordinary762:
+ordinary1362:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored761:
-	JMP done758
+stored1361:
+	JMP done1358
 
-fp32757:
-done758:
-stored754:
+fp321357:
+done1358:
+stored1354:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -7765,7 +13874,7 @@ stored754:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual763
+	JNE            unusual1363
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -7781,14 +13890,14 @@ stored754:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored764
+	JMP            stored1364
 
-unusual763:
+unusual1363:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16766
-	JA        fp32767
+	JE        fp161366
+	JA        fp321367
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -7804,17 +13913,17 @@ unusual763:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary770
+	JNE       ordinary1370
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored769
+	JMP       stored1369
 
-ordinary770:
+ordinary1370:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored769:
-	JMP done768
+stored1369:
+	JMP done1368
 
-fp16766:
+fp161366:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -7824,32 +13933,32 @@ fp16766:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary772
+	JNE         ordinary1372
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored771
+	JMP         stored1371
 
-ordinary772:
+ordinary1372:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored771:
-	JMP done768
+stored1371:
+	JMP done1368
 
-fp32767:
-done768:
-stored764:
+fp321367:
+done1368:
+stored1364:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile749
+	JNE   tile1349
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded750
+	JBE   encoded1350
 	SUBQ  $0x00000100, AX
 
-tile773:
+tile1373:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -7934,9 +14043,9 @@ tile773:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile773
+	JNE         tile1373
 
-encoded750:
+encoded1350:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8010,7 +14119,7 @@ encoded750:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -8041,7 +14150,7 @@ encoded750:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -8055,7 +14164,7 @@ encoded750:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -8063,24 +14172,24 @@ encoded750:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block748
-	JMP          done721
+	JB           block1348
+	JMP          done1321
 
-fp32720:
-block774:
+fp321320:
+block1374:
 	TESTQ   R11, R11
-	JEQ     kept777
+	JEQ     kept1377
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept777:
+kept1377:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -8096,9 +14205,9 @@ kept777:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile775:
+tile1375:
 	TESTQ   R11, R11
-	JEQ     kept778
+	JEQ     kept1378
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*4), Y5
@@ -8116,7 +14225,7 @@ tile775:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R11)
 
-kept778:
+kept1378:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8217,7 +14326,7 @@ kept778:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual779
+	JNE            unusual1379
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8233,14 +14342,14 @@ kept778:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored780
+	JMP            stored1380
 
-unusual779:
+unusual1379:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp16782
-	JA        fp32783
+	JE        fp161382
+	JA        fp321383
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8256,17 +14365,17 @@ unusual779:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary786
+	JNE       ordinary1386
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored785
+	JMP       stored1385
 
-ordinary786:
+ordinary1386:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored785:
-	JMP done784
+stored1385:
+	JMP done1384
 
-fp16782:
+fp161382:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8276,19 +14385,19 @@ fp16782:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary788
+	JNE         ordinary1388
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored787
+	JMP         stored1387
 
-ordinary788:
+ordinary1388:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored787:
-	JMP done784
+stored1387:
+	JMP done1384
 
-fp32783:
-done784:
-stored780:
+fp321383:
+done1384:
+stored1380:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8382,7 +14491,7 @@ stored780:
 	VMOVUPS        Y7, (SI)(AX*4)
 	VMOVUPS        Y5, 32(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual789
+	JNE            unusual1389
 	VPSRLD         $0x10, Y12, Y5
 	VPAND          pattern00000001<>+0(SB), Y5, Y5
 	VPADDD         pattern00007fff<>+0(SB), Y5, Y5
@@ -8398,14 +14507,14 @@ stored780:
 	VPSRLD         $0x10, Y5, Y5
 	VPBLENDW       $0xaa, Y6, Y5, Y5
 	VMOVNTDQ       Y5, (BX)(AX*2)
-	JMP            stored790
+	JMP            stored1390
 
-unusual789:
+unusual1389:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp16792
-	JA        fp32793
+	JE        fp161392
+	JA        fp321393
 	VPSRLD    $0x10, Y12, Y5
 	VPAND     pattern00000001<>+0(SB), Y5, Y5
 	VPADDD    pattern00007fff<>+0(SB), Y5, Y5
@@ -8421,17 +14530,17 @@ unusual789:
 	VPSRLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y6, Y5, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary796
+	JNE       ordinary1396
 	VMOVNTDQ  Y5, (BX)(AX*2)
-	JMP       stored795
+	JMP       stored1395
 
-ordinary796:
+ordinary1396:
 	VMOVDQU Y5, (BX)(AX*2)
 
-stored795:
-	JMP done794
+stored1395:
+	JMP done1394
 
-fp16792:
+fp161392:
 	VUNPCKLPS   Y11, Y12, Y5
 	VUNPCKHPS   Y11, Y12, Y6
 	VPERM2F128  $0x20, Y6, Y5, Y7
@@ -8441,32 +14550,32 @@ fp16792:
 	VCVTPS2PH   $0x00, Y5, X5
 	VINSERTI128 $0x01, X5, Y6, Y6
 	TESTQ       $0x00000004, DI
-	JNE         ordinary798
+	JNE         ordinary1398
 	VMOVNTDQ    Y6, (BX)(AX*2)
-	JMP         stored797
+	JMP         stored1397
 
-ordinary798:
+ordinary1398:
 	VMOVDQU Y6, (BX)(AX*2)
 
-stored797:
-	JMP done794
+stored1397:
+	JMP done1394
 
-fp32793:
-done794:
-stored790:
+fp321393:
+done1394:
+stored1390:
 	ADDQ  $0x10, AX
 	ADDQ  $0x10, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile775
+	JNE   tile1375
 	MOVQ  AX, CX
 	MOVQ  a+0(FP), R12
 	MOVQ  24(R12), R12
 	SUBQ  R12, CX
 	CMPQ  CX, $0x00000100
-	JBE   encoded776
+	JBE   encoded1376
 	SUBQ  $0x00000100, AX
 
-tile799:
+tile1399:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8551,9 +14660,9 @@ tile799:
 	VMOVDQU     Y6, -288(R10)(AX*1)
 	VMOVDQU     Y7, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile799
+	JNE         tile1399
 
-encoded776:
+encoded1376:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -8627,7 +14736,7 @@ encoded776:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -8658,7 +14767,7 @@ encoded776:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -8672,7 +14781,7 @@ encoded776:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -8680,10 +14789,10 @@ encoded776:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block774
+	JB           block1374
 
-done721:
-tile800:
+done1321:
+tile1400:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -8768,7 +14877,7 @@ tile800:
 	VMOVDQU     Y2, -288(R10)(AX*1)
 	VMOVDQU     Y5, -288(R9)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile800
+	JNE         tile1400
 	SFENCE
 	LDMXCSR     (SP)
 	VZEROUPPER
@@ -8778,19 +14887,19 @@ tile800:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  96(BX), BX
+	MOVQ  104(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -8798,15 +14907,15 @@ TEXT ·trafficFP322xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16802
-	JA    fp32803
+	JE    fp161402
+	JA    fp321403
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check806
+	JMP   check1406
 
-next805:
+next1405:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8821,44 +14930,44 @@ next805:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within807
+	JNE        within1407
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within807:
+within1407:
 	TESTQ    AX, AX
-	JEQ      written808
+	JEQ      written1408
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned809
+	JNE      unaligned1409
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written808
+	JMP      written1408
 
-unaligned809:
+unaligned1409:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written808:
+written1408:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check806:
+check1406:
 	CMPQ DX, R10
-	JB   next805
+	JB   next1405
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next805
-	JMP  done804
+	JB   next1405
+	JMP  done1404
 
-fp16802:
+fp161402:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check811
+	JMP  check1411
 
-next810:
+next1410:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8873,44 +14982,44 @@ next810:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within812
+	JNE        within1412
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within812:
+within1412:
 	TESTQ    AX, AX
-	JEQ      written813
+	JEQ      written1413
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned814
+	JNE      unaligned1414
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written813
+	JMP      written1413
 
-unaligned814:
+unaligned1414:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written813:
+written1413:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check811:
+check1411:
 	CMPQ DX, R10
-	JB   next810
+	JB   next1410
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next810
-	JMP  done804
+	JB   next1410
+	JMP  done1404
 
-fp32803:
+fp321403:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check816
+	JMP  check1416
 
-next815:
+next1415:
 	PREFETCHT0 (BX)(R11*4)
 	VPOR       (BX)(DX*4), Y0, Y2
 	VPOR       32(BX)(DX*4), Y0, Y3
@@ -8926,36 +15035,36 @@ next815:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within817
+	JNE        within1417
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within817:
+within1417:
 	TESTQ    AX, AX
-	JEQ      written818
+	JEQ      written1418
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned819
+	JNE      unaligned1419
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written818
+	JMP      written1418
 
-unaligned819:
+unaligned1419:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written818:
+written1418:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check816:
+check1416:
 	CMPQ DX, R10
-	JB   next815
+	JB   next1415
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next815
+	JB   next1415
 
-done804:
+done1404:
 	SFENCE
 	VZEROUPPER
 	RET

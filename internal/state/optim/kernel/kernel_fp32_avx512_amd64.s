@@ -503,26 +503,26 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1250
+	JEQ       aligned2090
 	ORQ       $0x04, DI
 
-aligned1250:
+aligned2090:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -541,18 +541,384 @@ aligned1250:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2091
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
+	VPXORQ  Z16, Z16, Z16
+	VPXORQ  Z17, Z17, Z17
+	VPXORQ  Z18, Z18, Z18
+	VPXORQ  Z19, Z19, Z19
 	CMPQ    CX, $0x01
-	JE      fp161252
-	JA      fp321253
+	JE      fp162094
+	JA      fp322095
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check1256
+	JMP     check2098
 
-next1255:
+next2097:
 	TESTQ     AX, AX
-	JEQ       kept1257
+	JEQ       kept2099
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2099:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*2)
+	VPMOVZXWD   (DX)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2100
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2101
+
+unusual2100:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162103
+	JA        fp322104
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2107
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2106
+
+ordinary2107:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2106:
+	JMP done2105
+
+fp162103:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2109
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2108
+
+ordinary2109:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2108:
+	JMP done2105
+
+fp322104:
+done2105:
+stored2101:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2098:
+	CMPQ CX, R11
+	JB   next2097
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2097
+	JMP  done2096
+
+fp162094:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2111
+
+next2110:
+	TESTQ     AX, AX
+	JEQ       kept2112
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2112:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2113
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2114
+
+unusual2113:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162116
+	JA        fp322117
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2120
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2119
+
+ordinary2120:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2119:
+	JMP done2118
+
+fp162116:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2122
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2121
+
+ordinary2122:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2121:
+	JMP done2118
+
+fp322117:
+done2118:
+stored2114:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2111:
+	CMPQ CX, R11
+	JB   next2110
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2110
+	JMP  done2096
+
+fp322095:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2124
+
+next2123:
+	TESTQ     AX, AX
+	JEQ       kept2125
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z20
+	VMOVDQU32 Z20, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z20
+	VMOVDQU32 Z20, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept2125:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  (R8)(R12*4)
+	PREFETCHT0  (R9)(R12*4)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	VPADDQ      (R9)(CX*4), Z18, Z18
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z20
+	VMOVUPS     (SI)(CX*4), Z22
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VMULPS      (R8)(CX*4), Z4, Z23
+	VFMADD231PS Z5, Z20, Z23
+	VMULPS      Z20, Z20, Z20
+	VMULPS      (R9)(CX*4), Z6, Z24
+	VFMADD231PS Z7, Z20, Z24
+	VMOVUPS     Z23, (R8)(CX*4)
+	VPADDQ      Z23, Z17, Z17
+	VMOVUPS     Z24, (R9)(CX*4)
+	VPADDQ      Z24, Z19, Z19
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z12, Z8, Z24
+	VDIVPS      Z24, Z23, Z23
+	VFMADD231PS Z13, Z22, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VMOVUPS     Z22, (SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2126
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z20
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPMOVDW     Z20, Y20
+	VMOVNTDQ    Y20, (BX)(CX*2)
+	JMP         stored2127
+
+unusual2126:
+	MOVQ      DI, R13
+	ANDQ      $0x03, R13
+	CMPQ      R13, $0x01
+	JE        fp162129
+	JA        fp322130
+	VPTESTMD  Z0, Z22, K1
+	VPADDD    Z1, Z22, Z20
+	VCMPPS    $0x03, Z22, Z22, K2
+	VPADDD    Z2, Z20, K1, Z20
+	VMOVDQU32 Z3, K2, Z20
+	VPSRLD    $0x10, Z20, Z20
+	VPMOVDW   Z20, Y20
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2133
+	VMOVNTDQ  Y20, (BX)(CX*2)
+	JMP       stored2132
+
+ordinary2133:
+	VMOVDQU32 Y20, (BX)(CX*2)
+
+stored2132:
+	JMP done2131
+
+fp162129:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2135
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2134
+
+ordinary2135:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2134:
+	JMP done2131
+
+fp322130:
+done2131:
+stored2127:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check2124:
+	CMPQ CX, R11
+	JB   next2123
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2123
+
+done2096:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z14, (AX)
+	VMOVDQU32 Z15, 64(AX)
+	VMOVDQU32 Z16, 256(AX)
+	VMOVDQU32 Z17, 320(AX)
+	VMOVDQU32 Z18, 384(AX)
+	VMOVDQU32 Z19, 448(AX)
+	JMP       updated2092
+
+plain2091:
+	CMPQ CX, $0x01
+	JE   fp162137
+	JA   fp322138
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2141
+
+next2140:
+	TESTQ     AX, AX
+	JEQ       kept2142
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -564,7 +930,7 @@ next1255:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1257:
+kept2142:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -588,7 +954,7 @@ kept1257:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1258
+	JNE         unusual2143
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -597,14 +963,14 @@ kept1257:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1259
+	JMP         stored2144
 
-unusual1258:
+unusual2143:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161261
-	JA        fp321262
+	JE        fp162146
+	JA        fp322147
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -613,55 +979,55 @@ unusual1258:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1265
+	JNE       ordinary2150
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1264
+	JMP       stored2149
 
-ordinary1265:
+ordinary2150:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1264:
-	JMP done1263
+stored2149:
+	JMP done2148
 
-fp161261:
+fp162146:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1267
+	JNE       ordinary2152
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1266
+	JMP       stored2151
 
-ordinary1267:
+ordinary2152:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1266:
-	JMP done1263
+stored2151:
+	JMP done2148
 
-fp321262:
-done1263:
-stored1259:
+fp322147:
+done2148:
+stored2144:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1256:
+check2141:
 	CMPQ CX, R11
-	JB   next1255
+	JB   next2140
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1255
-	JMP  done1254
+	JB   next2140
+	JMP  done2139
 
-fp161252:
+fp162137:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1269
+	JMP  check2154
 
-next1268:
+next2153:
 	TESTQ     AX, AX
-	JEQ       kept1270
+	JEQ       kept2155
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -673,7 +1039,7 @@ next1268:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1270:
+kept2155:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -696,7 +1062,7 @@ kept1270:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1271
+	JNE         unusual2156
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -705,14 +1071,14 @@ kept1270:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1272
+	JMP         stored2157
 
-unusual1271:
+unusual2156:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161274
-	JA        fp321275
+	JE        fp162159
+	JA        fp322160
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -721,55 +1087,55 @@ unusual1271:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1278
+	JNE       ordinary2163
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1277
+	JMP       stored2162
 
-ordinary1278:
+ordinary2163:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1277:
-	JMP done1276
+stored2162:
+	JMP done2161
 
-fp161274:
+fp162159:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1280
+	JNE       ordinary2165
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1279
+	JMP       stored2164
 
-ordinary1280:
+ordinary2165:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1279:
-	JMP done1276
+stored2164:
+	JMP done2161
 
-fp321275:
-done1276:
-stored1272:
+fp322160:
+done2161:
+stored2157:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1269:
+check2154:
 	CMPQ CX, R11
-	JB   next1268
+	JB   next2153
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1268
-	JMP  done1254
+	JB   next2153
+	JMP  done2139
 
-fp321253:
+fp322138:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check1282
+	JMP  check2167
 
-next1281:
+next2166:
 	TESTQ     AX, AX
-	JEQ       kept1283
+	JEQ       kept2168
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -781,7 +1147,7 @@ next1281:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept1283:
+kept2168:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -804,7 +1170,7 @@ kept1283:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1284
+	JNE         unusual2169
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -813,14 +1179,14 @@ kept1283:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored1285
+	JMP         stored2170
 
-unusual1284:
+unusual2169:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp161287
-	JA        fp321288
+	JE        fp162172
+	JA        fp322173
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -829,45 +1195,46 @@ unusual1284:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1291
+	JNE       ordinary2176
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1290
+	JMP       stored2175
 
-ordinary1291:
+ordinary2176:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1290:
-	JMP done1289
+stored2175:
+	JMP done2174
 
-fp161287:
+fp162172:
 	VPXORD    Y15, Y15, Y15
 	VCVTPS2PH $0x00, Z16, Y15
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1293
+	JNE       ordinary2178
 	VMOVNTDQ  Y15, (BX)(CX*2)
-	JMP       stored1292
+	JMP       stored2177
 
-ordinary1293:
+ordinary2178:
 	VMOVDQU32 Y15, (BX)(CX*2)
 
-stored1292:
-	JMP done1289
+stored2177:
+	JMP done2174
 
-fp321288:
-done1289:
-stored1285:
+fp322173:
+done2174:
+stored2170:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check1282:
+check2167:
 	CMPQ CX, R11
-	JB   next1281
+	JB   next2166
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next1281
+	JB   next2166
 
-done1254:
+done2139:
+updated2092:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -886,24 +1253,24 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1294
+	JEQ       aligned2179
 	ORQ       $0x04, DI
 
-aligned1294:
+aligned2179:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 256(AX), Z6
@@ -920,18 +1287,371 @@ aligned1294:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2180
+	VPXORQ  Z12, Z12, Z12
+	VPXORQ  Z13, Z13, Z13
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp161296
-	JA      fp321297
+	JE      fp162183
+	JA      fp322184
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1300
+	JMP     check2187
 
-next1299:
+next2186:
 	TESTQ     AX, AX
-	JEQ       kept1301
+	JEQ       kept2188
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2188:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2189
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2190
+
+unusual2189:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162192
+	JA        fp322193
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2196
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2195
+
+ordinary2196:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2195:
+	JMP done2194
+
+fp162192:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2198
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2197
+
+ordinary2198:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2197:
+	JMP done2194
+
+fp322193:
+done2194:
+stored2190:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2187:
+	CMPQ CX, R10
+	JB   next2186
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2186
+	JMP  done2185
+
+fp162183:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2200
+
+next2199:
+	TESTQ     AX, AX
+	JEQ       kept2201
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2201:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2202
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2203
+
+unusual2202:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162205
+	JA        fp322206
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2209
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2208
+
+ordinary2209:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2208:
+	JMP done2207
+
+fp162205:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2211
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2210
+
+ordinary2211:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2210:
+	JMP done2207
+
+fp322206:
+done2207:
+stored2203:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2200:
+	CMPQ CX, R10
+	JB   next2199
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2199
+	JMP  done2185
+
+fp322184:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2213
+
+next2212:
+	TESTQ     AX, AX
+	JEQ       kept2214
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2214:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z16
+	VMOVUPS     (SI)(CX*4), Z19
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z19, Z16
+	VMULPS      (R8)(CX*4), Z4, Z20
+	VFMADD231PS Z5, Z16, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VPXORD      Z17, Z17, Z17
+	VANDPS      pattern80000000<>+0(SB), Z20, Z21
+	VXORPS      Z8, Z21, Z21
+	VCMPPS      $0x00, Z17, Z20, K1
+	VCMPPS      $0x03, Z20, Z20, K2
+	VMOVDQA32   Z17, K1, Z21
+	VMOVDQA32   Z20, K2, Z21
+	VADDPS      Z21, Z19, Z19
+	VMULPS      (R8)(CX*4), Z6, Z20
+	VFMADD231PS Z7, Z16, Z20
+	VMOVUPS     Z20, (R8)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z19, (SI)(CX*4)
+	VPADDQ      Z19, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2215
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z16
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2216
+
+unusual2215:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162218
+	JA        fp322219
+	VPTESTMD  Z0, Z19, K1
+	VPADDD    Z1, Z19, Z16
+	VCMPPS    $0x03, Z19, Z19, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2222
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2221
+
+ordinary2222:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2221:
+	JMP done2220
+
+fp162218:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2224
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2223
+
+ordinary2224:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2223:
+	JMP done2220
+
+fp322219:
+done2220:
+stored2216:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2213:
+	CMPQ CX, R10
+	JB   next2212
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2212
+
+done2185:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z12, (AX)
+	VMOVDQU32 Z13, 64(AX)
+	VMOVDQU32 Z14, 256(AX)
+	VMOVDQU32 Z15, 320(AX)
+	JMP       updated2181
+
+plain2180:
+	CMPQ CX, $0x01
+	JE   fp162226
+	JA   fp322227
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2230
+
+next2229:
+	TESTQ     AX, AX
+	JEQ       kept2231
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -941,7 +1661,7 @@ next1299:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1301:
+kept2231:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -966,7 +1686,7 @@ kept1301:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1302
+	JNE         unusual2232
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -975,14 +1695,14 @@ kept1301:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1303
+	JMP         stored2233
 
-unusual1302:
+unusual2232:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161305
-	JA        fp321306
+	JE        fp162235
+	JA        fp322236
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -991,55 +1711,55 @@ unusual1302:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1309
+	JNE       ordinary2239
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1308
+	JMP       stored2238
 
-ordinary1309:
+ordinary2239:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1308:
-	JMP done1307
+stored2238:
+	JMP done2237
 
-fp161305:
+fp162235:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1311
+	JNE       ordinary2241
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1310
+	JMP       stored2240
 
-ordinary1311:
+ordinary2241:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1310:
-	JMP done1307
+stored2240:
+	JMP done2237
 
-fp321306:
-done1307:
-stored1303:
+fp322236:
+done2237:
+stored2233:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1300:
+check2230:
 	CMPQ CX, R10
-	JB   next1299
+	JB   next2229
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1299
-	JMP  done1298
+	JB   next2229
+	JMP  done2228
 
-fp161296:
+fp162226:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1313
+	JMP  check2243
 
-next1312:
+next2242:
 	TESTQ     AX, AX
-	JEQ       kept1314
+	JEQ       kept2244
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1049,7 +1769,7 @@ next1312:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1314:
+kept2244:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1073,7 +1793,7 @@ kept1314:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1315
+	JNE         unusual2245
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1082,14 +1802,14 @@ kept1314:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1316
+	JMP         stored2246
 
-unusual1315:
+unusual2245:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161318
-	JA        fp321319
+	JE        fp162248
+	JA        fp322249
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1098,55 +1818,55 @@ unusual1315:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1322
+	JNE       ordinary2252
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1321
+	JMP       stored2251
 
-ordinary1322:
+ordinary2252:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1321:
-	JMP done1320
+stored2251:
+	JMP done2250
 
-fp161318:
+fp162248:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1324
+	JNE       ordinary2254
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1323
+	JMP       stored2253
 
-ordinary1324:
+ordinary2254:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1323:
-	JMP done1320
+stored2253:
+	JMP done2250
 
-fp321319:
-done1320:
-stored1316:
+fp322249:
+done2250:
+stored2246:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1313:
+check2243:
 	CMPQ CX, R10
-	JB   next1312
+	JB   next2242
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1312
-	JMP  done1298
+	JB   next2242
+	JMP  done2228
 
-fp321297:
+fp322227:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1326
+	JMP  check2256
 
-next1325:
+next2255:
 	TESTQ     AX, AX
-	JEQ       kept1327
+	JEQ       kept2257
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1156,7 +1876,7 @@ next1325:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1327:
+kept2257:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1180,7 +1900,7 @@ kept1327:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1328
+	JNE         unusual2258
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1189,14 +1909,14 @@ kept1327:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1329
+	JMP         stored2259
 
-unusual1328:
+unusual2258:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161331
-	JA        fp321332
+	JE        fp162261
+	JA        fp322262
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1205,45 +1925,46 @@ unusual1328:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1335
+	JNE       ordinary2265
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1334
+	JMP       stored2264
 
-ordinary1335:
+ordinary2265:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1334:
-	JMP done1333
+stored2264:
+	JMP done2263
 
-fp161331:
+fp162261:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1337
+	JNE       ordinary2267
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored1336
+	JMP       stored2266
 
-ordinary1337:
+ordinary2267:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored1336:
-	JMP done1333
+stored2266:
+	JMP done2263
 
-fp321332:
-done1333:
-stored1329:
+fp322262:
+done2263:
+stored2259:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1326:
+check2256:
 	CMPQ CX, R10
-	JB   next1325
+	JB   next2255
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1325
+	JB   next2255
 
-done1298:
+done2228:
+updated2181:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1262,24 +1983,24 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1338
+	JEQ       aligned2268
 	ORQ       $0x04, DI
 
-aligned1338:
+aligned2268:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
 	VMOVUPS 576(AX), Z5
 	VMOVUPS (AX), Z6
@@ -1292,18 +2013,350 @@ aligned1338:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2269
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
+	VPXORQ  Z10, Z10, Z10
+	VPXORQ  Z11, Z11, Z11
 	CMPQ    CX, $0x01
-	JE      fp161340
-	JA      fp321341
+	JE      fp162272
+	JA      fp322273
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1344
+	JMP     check2276
 
-next1343:
+next2275:
 	TESTQ     AX, AX
-	JEQ       kept1345
+	JEQ       kept2277
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2277:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2278
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2279
+
+unusual2278:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162281
+	JA        fp322282
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2285
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2284
+
+ordinary2285:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2284:
+	JMP done2283
+
+fp162281:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2287
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2286
+
+ordinary2287:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2286:
+	JMP done2283
+
+fp322282:
+done2283:
+stored2279:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2276:
+	CMPQ CX, R10
+	JB   next2275
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2275
+	JMP  done2274
+
+fp162272:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2289
+
+next2288:
+	TESTQ     AX, AX
+	JEQ       kept2290
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2290:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2291
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2292
+
+unusual2291:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162294
+	JA        fp322295
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2298
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2297
+
+ordinary2298:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2297:
+	JMP done2296
+
+fp162294:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2300
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2299
+
+ordinary2300:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2299:
+	JMP done2296
+
+fp322295:
+done2296:
+stored2292:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2289:
+	CMPQ CX, R10
+	JB   next2288
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2288
+	JMP  done2274
+
+fp322273:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2302
+
+next2301:
+	TESTQ     AX, AX
+	JEQ       kept2303
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z12
+	VMOVDQU32 Z12, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z12
+	VMOVDQU32 Z12, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2303:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z8, Z8
+	VPADDQ      (R8)(CX*4), Z10, Z10
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z12
+	VMOVUPS     (SI)(CX*4), Z14
+	VMULPS      Z6, Z12, Z12
+	VFMADD231PS Z7, Z14, Z12
+	VMOVUPS     (R8)(CX*4), Z15
+	VFMADD231PS Z12, Z12, Z15
+	VMOVUPS     Z15, (R8)(CX*4)
+	VPADDQ      Z15, Z11, Z11
+	VSQRTPS     Z15, Z15
+	VADDPS      Z4, Z15, Z15
+	VDIVPS      Z15, Z12, Z12
+	VFMADD231PS Z5, Z12, Z14
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z9, Z9
+	TESTQ       DI, DI
+	JNE         unusual2304
+	VPTESTMD    Z0, Z14, K1
+	VPADDD      Z1, Z14, Z12
+	VCMPPS      $0x03, Z14, Z14, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z12, Z12
+	VPMOVDW     Z12, Y12
+	VMOVNTDQ    Y12, (BX)(CX*2)
+	JMP         stored2305
+
+unusual2304:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162307
+	JA        fp322308
+	VPTESTMD  Z0, Z14, K1
+	VPADDD    Z1, Z14, Z12
+	VCMPPS    $0x03, Z14, Z14, K2
+	VPADDD    Z2, Z12, K1, Z12
+	VMOVDQU32 Z3, K2, Z12
+	VPSRLD    $0x10, Z12, Z12
+	VPMOVDW   Z12, Y12
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2311
+	VMOVNTDQ  Y12, (BX)(CX*2)
+	JMP       stored2310
+
+ordinary2311:
+	VMOVDQU32 Y12, (BX)(CX*2)
+
+stored2310:
+	JMP done2309
+
+fp162307:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2313
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2312
+
+ordinary2313:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2312:
+	JMP done2309
+
+fp322308:
+done2309:
+stored2305:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2302:
+	CMPQ CX, R10
+	JB   next2301
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2301
+
+done2274:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z8, (AX)
+	VMOVDQU32 Z9, 64(AX)
+	VMOVDQU32 Z10, 256(AX)
+	VMOVDQU32 Z11, 320(AX)
+	JMP       updated2270
+
+plain2269:
+	CMPQ CX, $0x01
+	JE   fp162315
+	JA   fp322316
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2319
+
+next2318:
+	TESTQ     AX, AX
+	JEQ       kept2320
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1313,7 +2366,7 @@ next1343:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1345:
+kept2320:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1331,7 +2384,7 @@ kept1345:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1346
+	JNE         unusual2321
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1340,14 +2393,14 @@ kept1345:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1347
+	JMP         stored2322
 
-unusual1346:
+unusual2321:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161349
-	JA        fp321350
+	JE        fp162324
+	JA        fp322325
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1356,55 +2409,55 @@ unusual1346:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1353
+	JNE       ordinary2328
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1352
+	JMP       stored2327
 
-ordinary1353:
+ordinary2328:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1352:
-	JMP done1351
+stored2327:
+	JMP done2326
 
-fp161349:
+fp162324:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1355
+	JNE       ordinary2330
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1354
+	JMP       stored2329
 
-ordinary1355:
+ordinary2330:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1354:
-	JMP done1351
+stored2329:
+	JMP done2326
 
-fp321350:
-done1351:
-stored1347:
+fp322325:
+done2326:
+stored2322:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1344:
+check2319:
 	CMPQ CX, R10
-	JB   next1343
+	JB   next2318
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1343
-	JMP  done1342
+	JB   next2318
+	JMP  done2317
 
-fp161340:
+fp162315:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1357
+	JMP  check2332
 
-next1356:
+next2331:
 	TESTQ     AX, AX
-	JEQ       kept1358
+	JEQ       kept2333
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1414,7 +2467,7 @@ next1356:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1358:
+kept2333:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1431,7 +2484,7 @@ kept1358:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1359
+	JNE         unusual2334
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1440,14 +2493,14 @@ kept1358:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1360
+	JMP         stored2335
 
-unusual1359:
+unusual2334:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161362
-	JA        fp321363
+	JE        fp162337
+	JA        fp322338
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1456,55 +2509,55 @@ unusual1359:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1366
+	JNE       ordinary2341
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1365
+	JMP       stored2340
 
-ordinary1366:
+ordinary2341:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1365:
-	JMP done1364
+stored2340:
+	JMP done2339
 
-fp161362:
+fp162337:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1368
+	JNE       ordinary2343
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1367
+	JMP       stored2342
 
-ordinary1368:
+ordinary2343:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1367:
-	JMP done1364
+stored2342:
+	JMP done2339
 
-fp321363:
-done1364:
-stored1360:
+fp322338:
+done2339:
+stored2335:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1357:
+check2332:
 	CMPQ CX, R10
-	JB   next1356
+	JB   next2331
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1356
-	JMP  done1342
+	JB   next2331
+	JMP  done2317
 
-fp321341:
+fp322316:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1370
+	JMP  check2345
 
-next1369:
+next2344:
 	TESTQ     AX, AX
-	JEQ       kept1371
+	JEQ       kept2346
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -1514,7 +2567,7 @@ next1369:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1371:
+kept2346:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1531,7 +2584,7 @@ kept1371:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1372
+	JNE         unusual2347
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -1540,14 +2593,14 @@ kept1371:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored1373
+	JMP         stored2348
 
-unusual1372:
+unusual2347:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161375
-	JA        fp321376
+	JE        fp162350
+	JA        fp322351
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -1556,45 +2609,46 @@ unusual1372:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1379
+	JNE       ordinary2354
 	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored1378
+	JMP       stored2353
 
-ordinary1379:
+ordinary2354:
 	VMOVDQU32 Y8, (BX)(CX*2)
 
-stored1378:
-	JMP done1377
+stored2353:
+	JMP done2352
 
-fp161375:
+fp162350:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1381
+	JNE       ordinary2356
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored1380
+	JMP       stored2355
 
-ordinary1381:
+ordinary2356:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored1380:
-	JMP done1377
+stored2355:
+	JMP done2352
 
-fp321376:
-done1377:
-stored1373:
+fp322351:
+done2352:
+stored2348:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1370:
+check2345:
 	CMPQ CX, R10
-	JB   next1369
+	JB   next2344
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1369
+	JB   next2344
 
-done1342:
+done2317:
+updated2270:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1613,24 +2667,24 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern00000001<>+0(SB), Z2
 	VMOVDQU32 pattern7fc00000<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned1382
+	JEQ       aligned2357
 	ORQ       $0x04, DI
 
-aligned1382:
+aligned2357:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
 	VMOVUPS 192(AX), Z5
 	VMOVUPS 640(AX), Z6
@@ -1647,18 +2701,350 @@ aligned1382:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain2358
+	VPXORQ  Z12, Z12, Z12
+	VPXORQ  Z13, Z13, Z13
+	VPXORQ  Z14, Z14, Z14
+	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp161384
-	JA      fp321385
+	JE      fp162361
+	JA      fp322362
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check1388
+	JMP     check2365
 
-next1387:
+next2364:
 	TESTQ     AX, AX
-	JEQ       kept1389
+	JEQ       kept2366
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2366:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2367
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2368
+
+unusual2367:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162370
+	JA        fp322371
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2374
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2373
+
+ordinary2374:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2373:
+	JMP done2372
+
+fp162370:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2376
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2375
+
+ordinary2376:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2375:
+	JMP done2372
+
+fp322371:
+done2372:
+stored2368:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2365:
+	CMPQ CX, R10
+	JB   next2364
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2364
+	JMP  done2363
+
+fp162361:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2378
+
+next2377:
+	TESTQ     AX, AX
+	JEQ       kept2379
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2379:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2380
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2381
+
+unusual2380:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162383
+	JA        fp322384
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2387
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2386
+
+ordinary2387:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2386:
+	JMP done2385
+
+fp162383:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2389
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2388
+
+ordinary2389:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2388:
+	JMP done2385
+
+fp322384:
+done2385:
+stored2381:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2378:
+	CMPQ CX, R10
+	JB   next2377
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2377
+	JMP  done2363
+
+fp322362:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2391
+
+next2390:
+	TESTQ     AX, AX
+	JEQ       kept2392
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z16
+	VMOVDQU32 Z16, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z16
+	VMOVDQU32 Z16, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2392:
+	PREFETCHT0  (SI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (SI)(CX*4), Z12, Z12
+	VPADDQ      (R8)(CX*4), Z14, Z14
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z16
+	VMOVUPS     (SI)(CX*4), Z18
+	VMULPS      Z9, Z16, Z16
+	VFMADD231PS Z10, Z18, Z16
+	VMULPS      (R8)(CX*4), Z4, Z19
+	VFMADD231PS Z5, Z16, Z19
+	VMOVUPS     Z19, (R8)(CX*4)
+	VPADDQ      Z19, Z15, Z15
+	VMULPS      Z7, Z16, Z16
+	VFMADD231PS Z6, Z19, Z16
+	VFMADD231PS Z11, Z18, Z18
+	VFMADD231PS Z8, Z16, Z18
+	VMOVUPS     Z18, (SI)(CX*4)
+	VPADDQ      Z18, Z13, Z13
+	TESTQ       DI, DI
+	JNE         unusual2393
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z16
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVNTDQ    Y16, (BX)(CX*2)
+	JMP         stored2394
+
+unusual2393:
+	MOVQ      DI, R12
+	ANDQ      $0x03, R12
+	CMPQ      R12, $0x01
+	JE        fp162396
+	JA        fp322397
+	VPTESTMD  Z0, Z18, K1
+	VPADDD    Z1, Z18, Z16
+	VCMPPS    $0x03, Z18, Z18, K2
+	VPADDD    Z2, Z16, K1, Z16
+	VMOVDQU32 Z3, K2, Z16
+	VPSRLD    $0x10, Z16, Z16
+	VPMOVDW   Z16, Y16
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2400
+	VMOVNTDQ  Y16, (BX)(CX*2)
+	JMP       stored2399
+
+ordinary2400:
+	VMOVDQU32 Y16, (BX)(CX*2)
+
+stored2399:
+	JMP done2398
+
+fp162396:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2402
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2401
+
+ordinary2402:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2401:
+	JMP done2398
+
+fp322397:
+done2398:
+stored2394:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check2391:
+	CMPQ CX, R10
+	JB   next2390
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2390
+
+done2363:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z12, (AX)
+	VMOVDQU32 Z13, 64(AX)
+	VMOVDQU32 Z14, 256(AX)
+	VMOVDQU32 Z15, 320(AX)
+	JMP       updated2359
+
+plain2358:
+	CMPQ CX, $0x01
+	JE   fp162404
+	JA   fp322405
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2408
+
+next2407:
+	TESTQ     AX, AX
+	JEQ       kept2409
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1668,7 +3054,7 @@ next1387:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1389:
+kept2409:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1686,7 +3072,7 @@ kept1389:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1390
+	JNE         unusual2410
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1695,14 +3081,14 @@ kept1389:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1391
+	JMP         stored2411
 
-unusual1390:
+unusual2410:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161393
-	JA        fp321394
+	JE        fp162413
+	JA        fp322414
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1711,55 +3097,55 @@ unusual1390:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1397
+	JNE       ordinary2417
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1396
+	JMP       stored2416
 
-ordinary1397:
+ordinary2417:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1396:
-	JMP done1395
+stored2416:
+	JMP done2415
 
-fp161393:
+fp162413:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1399
+	JNE       ordinary2419
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1398
+	JMP       stored2418
 
-ordinary1399:
+ordinary2419:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1398:
-	JMP done1395
+stored2418:
+	JMP done2415
 
-fp321394:
-done1395:
-stored1391:
+fp322414:
+done2415:
+stored2411:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1388:
+check2408:
 	CMPQ CX, R10
-	JB   next1387
+	JB   next2407
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1387
-	JMP  done1386
+	JB   next2407
+	JMP  done2406
 
-fp161384:
+fp162404:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1401
+	JMP  check2421
 
-next1400:
+next2420:
 	TESTQ     AX, AX
-	JEQ       kept1402
+	JEQ       kept2422
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1769,7 +3155,7 @@ next1400:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1402:
+kept2422:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1786,7 +3172,7 @@ kept1402:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1403
+	JNE         unusual2423
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1795,14 +3181,14 @@ kept1402:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1404
+	JMP         stored2424
 
-unusual1403:
+unusual2423:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161406
-	JA        fp321407
+	JE        fp162426
+	JA        fp322427
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1811,55 +3197,55 @@ unusual1403:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1410
+	JNE       ordinary2430
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1409
+	JMP       stored2429
 
-ordinary1410:
+ordinary2430:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1409:
-	JMP done1408
+stored2429:
+	JMP done2428
 
-fp161406:
+fp162426:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1412
+	JNE       ordinary2432
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1411
+	JMP       stored2431
 
-ordinary1412:
+ordinary2432:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1411:
-	JMP done1408
+stored2431:
+	JMP done2428
 
-fp321407:
-done1408:
-stored1404:
+fp322427:
+done2428:
+stored2424:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1401:
+check2421:
 	CMPQ CX, R10
-	JB   next1400
+	JB   next2420
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1400
-	JMP  done1386
+	JB   next2420
+	JMP  done2406
 
-fp321385:
+fp322405:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1414
+	JMP  check2434
 
-next1413:
+next2433:
 	TESTQ     AX, AX
-	JEQ       kept1415
+	JEQ       kept2435
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1869,7 +3255,7 @@ next1413:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1415:
+kept2435:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1886,7 +3272,7 @@ kept1415:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1416
+	JNE         unusual2436
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -1895,14 +3281,14 @@ kept1415:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored1417
+	JMP         stored2437
 
-unusual1416:
+unusual2436:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp161419
-	JA        fp321420
+	JE        fp162439
+	JA        fp322440
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -1911,45 +3297,46 @@ unusual1416:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1423
+	JNE       ordinary2443
 	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored1422
+	JMP       stored2442
 
-ordinary1423:
+ordinary2443:
 	VMOVDQU32 Y12, (BX)(CX*2)
 
-stored1422:
-	JMP done1421
+stored2442:
+	JMP done2441
 
-fp161419:
+fp162439:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary1425
+	JNE       ordinary2445
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored1424
+	JMP       stored2444
 
-ordinary1425:
+ordinary2445:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored1424:
-	JMP done1421
+stored2444:
+	JMP done2441
 
-fp321420:
-done1421:
-stored1417:
+fp322440:
+done2441:
+stored2437:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check1414:
+check2434:
 	CMPQ CX, R10
-	JB   next1413
+	JB   next2433
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1413
+	JB   next2433
 
-done1386:
+done2406:
+updated2359:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1959,15 +3346,15 @@ done1386:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -1975,15 +3362,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161427
-	JA     fp321428
+	JE     fp162447
+	JA     fp322448
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1431
+	JMP    check2451
 
-next1430:
+next2450:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -1993,36 +3380,36 @@ next1430:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1432
+	JEQ        written2452
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1433
+	JNE        unaligned2453
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1432
+	JMP        written2452
 
-unaligned1433:
+unaligned2453:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1432:
+written2452:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1431:
+check2451:
 	CMPQ DX, R8
-	JB   next1430
+	JB   next2450
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1430
-	JMP  done1429
+	JB   next2450
+	JMP  done2449
 
-fp161427:
+fp162447:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1435
+	JMP  check2455
 
-next1434:
+next2454:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2032,36 +3419,36 @@ next1434:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1436
+	JEQ        written2456
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1437
+	JNE        unaligned2457
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1436
+	JMP        written2456
 
-unaligned1437:
+unaligned2457:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1436:
+written2456:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1435:
+check2455:
 	CMPQ DX, R8
-	JB   next1434
+	JB   next2454
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1434
-	JMP  done1429
+	JB   next2454
+	JMP  done2449
 
-fp321428:
+fp322448:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1439
+	JMP  check2459
 
-next1438:
+next2458:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -2071,28 +3458,28 @@ next1438:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1440
+	JEQ        written2460
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1441
+	JNE        unaligned2461
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1440
+	JMP        written2460
 
-unaligned1441:
+unaligned2461:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1440:
+written2460:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1439:
+check2459:
 	CMPQ DX, R8
-	JB   next1438
+	JB   next2458
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1438
+	JB   next2458
 
-done1429:
+done2449:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2101,17 +3488,17 @@ done1429:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -2119,15 +3506,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161443
-	JA     fp321444
+	JE     fp162463
+	JA     fp322464
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1447
+	JMP    check2467
 
-next1446:
+next2466:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2140,36 +3527,36 @@ next1446:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1448
+	JEQ        written2468
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1449
+	JNE        unaligned2469
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1448
+	JMP        written2468
 
-unaligned1449:
+unaligned2469:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1448:
+written2468:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1447:
+check2467:
 	CMPQ DX, R9
-	JB   next1446
+	JB   next2466
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1446
-	JMP  done1445
+	JB   next2466
+	JMP  done2465
 
-fp161443:
+fp162463:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1451
+	JMP  check2471
 
-next1450:
+next2470:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2182,36 +3569,36 @@ next1450:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1452
+	JEQ        written2472
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1453
+	JNE        unaligned2473
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1452
+	JMP        written2472
 
-unaligned1453:
+unaligned2473:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1452:
+written2472:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1451:
+check2471:
 	CMPQ DX, R9
-	JB   next1450
+	JB   next2470
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1450
-	JMP  done1445
+	JB   next2470
+	JMP  done2465
 
-fp321444:
+fp322464:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1455
+	JMP  check2475
 
-next1454:
+next2474:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -2224,28 +3611,28 @@ next1454:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written1456
+	JEQ        written2476
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1457
+	JNE        unaligned2477
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1456
+	JMP        written2476
 
-unaligned1457:
+unaligned2477:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1456:
+written2476:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1455:
+check2475:
 	CMPQ DX, R9
-	JB   next1454
+	JB   next2474
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1454
+	JB   next2474
 
-done1445:
+done2465:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -2266,28 +3653,28 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1458
+	JEQ       aligned2478
 	ORQ       $0x04, DI
 
-aligned1458:
+aligned2478:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Z7
+	VPBROADCASTD 72(R10), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      128(AX), Z8
 	VMOVUPS      192(AX), Z9
@@ -2295,540 +3682,1104 @@ aligned1458:
 	VMOVUPS      320(AX), Z11
 	VMOVUPS      384(AX), Z12
 	VMOVUPS      576(AX), Z13
-	VMOVUPS      (AX), Z14
-	VMOVUPS      64(AX), Z15
-	VMOVUPS      448(AX), Z16
-	VMOVUPS      512(AX), Z17
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R10
-	MOVQ         (R10), R10
+	MOVQ         32(R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         8(R11), R11
+	MOVQ         (R11), R11
 	MOVQ         a+0(FP), R12
-	MOVQ         24(R12), R12
+	MOVQ         8(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         24(R13), R13
+	MOVQ         a+0(FP), R14
+	MOVQ         40(R14), R14
+	TESTQ        R14, R14
+	JEQ          plain2479
+	VPXORQ       Z14, Z14, Z14
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
+	VPXORQ       Z17, Z17, Z17
+	VPXORQ       Z18, Z18, Z18
+	VPXORQ       Z19, Z19, Z19
 	CMPQ         CX, $0x01
-	JE           fp161460
-	JA           fp321461
-	MOVQ         R12, CX
-	MOVQ         a+0(FP), R12
-	MOVQ         16(R12), R12
-	ADDQ         CX, R12
-	JMP          check1464
+	JE           fp162482
+	JA           fp322483
+	MOVQ         R13, CX
+	MOVQ         a+0(FP), R13
+	MOVQ         16(R13), R13
+	ADDQ         CX, R13
+	JMP          check2486
 
-next1463:
-	TESTQ     AX, AX
-	JEQ       kept1465
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
+next2485:
+	TESTQ     R10, R10
+	JEQ       kept2487
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
 
-kept1465:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VMOVDQU32   (DX)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMOVUPS     (SI)(CX*4), Z21
-	VMOVUPS     64(SI)(CX*4), Z22
+kept2487:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU32   (DX)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMOVUPS     (SI)(CX*4), Z23
+	VMOVUPS     64(SI)(CX*4), Z24
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z24, Z23, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z24, Z23, Z26
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z25, Z20
+	VMULPS      (AX), Z22, Z22
+	VFMADD231PS 64(AX), Z26, Z22
+	VMOVDQU32   (R8)(CX*2), Z24
+	VPSLLD      $0x10, Z24, Z23
+	VPANDD      Z4, Z24, Z24
+	VMULPS      Z23, Z8, Z23
+	VFMADD231PS Z9, Z20, Z23
+	VMULPS      Z24, Z8, Z24
+	VFMADD231PS Z9, Z22, Z24
+	VMULPS      Z20, Z20, Z20
+	VMULPS      Z22, Z22, Z22
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z20, Z27
+	VMULPS      Z28, Z10, Z20
+	VFMADD231PS Z11, Z22, Z20
+	VPADDD      pattern00008000<>+0(SB), Z23, Z22
+	VPADDD      pattern00008000<>+0(SB), Z24, Z28
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z28, Z4, Z22
+	VMOVDQU32   Z22, (R8)(CX*2)
+	VPADDQ      Z22, Z17, Z17
+	VPMULLD     Z7, Z7, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z22, Z22
+	VPADDD      Z20, Z28, Z28
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z28, Z4, Z22
+	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDQ      Z22, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z20, Z20
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z23, Z23
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z23, Z25
+	VFMADD213PS 448(AX), Z12, Z20
+	VDIVPS      Z20, Z24, Z24
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z24, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2488
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2489
+
+unusual2488:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162491
+	JA         fp322492
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2495
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2494
+
+ordinary2495:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2494:
+	JMP done2493
+
+fp162491:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2497
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2496
+
+ordinary2497:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2496:
+	JMP done2493
+
+fp322492:
+done2493:
+stored2489:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2486:
+	CMPQ CX, R12
+	JB   next2485
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2485
+	JMP  done2484
+
+fp162482:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2499
+
+next2498:
+	TESTQ     R10, R10
+	JEQ       kept2500
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2500:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z20
+	VCVTPH2PS   32(DX)(CX*2), Z22
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z22, Z21, Z23
+	VPERMI2PS   Z22, Z20, Z23
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z22, Z21, Z24
-	VMULPS      Z14, Z18, Z18
-	VFMADD231PS Z15, Z23, Z18
-	VMULPS      Z14, Z20, Z20
-	VFMADD231PS Z15, Z24, Z20
+	VPERMI2PS   Z22, Z20, Z24
+	VMOVUPS     (SI)(CX*4), Z20
+	VMOVUPS     64(SI)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z22, Z20, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z22, Z20, Z26
+	VMULPS      (AX), Z23, Z23
+	VFMADD231PS 64(AX), Z25, Z23
+	VMULPS      (AX), Z24, Z24
+	VFMADD231PS 64(AX), Z26, Z24
 	VMOVDQU32   (R8)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z23, Z20
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z24, Z22
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z23, Z27
+	VMULPS      Z28, Z10, Z23
+	VFMADD231PS Z11, Z24, Z23
+	VPADDD      pattern00008000<>+0(SB), Z20, Z24
+	VPADDD      pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R8)(CX*2)
+	VPADDQ      Z24, Z17, Z17
+	VPMULLD     Z7, Z7, Z24
+	VPSRLD      $0x10, Z24, Z24
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z24, Z24
+	VPADDD      Z23, Z28, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R9)(CX*2)
+	VPADDQ      Z24, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z23, Z23
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z20, Z20
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z20, Z25
+	VFMADD213PS 448(AX), Z12, Z23
+	VDIVPS      Z23, Z22, Z22
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z22, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2501
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2502
+
+unusual2501:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162504
+	JA         fp322505
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2508
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2507
+
+ordinary2508:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2507:
+	JMP done2506
+
+fp162504:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2510
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2509
+
+ordinary2510:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2509:
+	JMP done2506
+
+fp322505:
+done2506:
+stored2502:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2499:
+	CMPQ CX, R12
+	JB   next2498
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2498
+	JMP  done2484
+
+fp322483:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2512
+
+next2511:
+	TESTQ     R10, R10
+	JEQ       kept2513
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z20
+	VMOVDQU32 Z20, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z20
+	VMOVDQU32 Z20, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z20
+	VMOVDQU32 Z20, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z20
+	VMOVDQU32 Z20, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2513:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	VPADDQ      (SI)(CX*4), Z14, Z14
+	VPADDQ      64(SI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*2), Z16, Z16
+	VPADDQ      (R9)(CX*2), Z18, Z18
+	PREFETCHT0  (DX)(R13*4)
+	PREFETCHT0  64(DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z20
+	VMOVUPS     64(DX)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
+	VPERMI2PS   Z22, Z20, Z23
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
+	VPERMI2PS   Z22, Z20, Z24
+	VMOVUPS     (SI)(CX*4), Z20
+	VMOVUPS     64(SI)(CX*4), Z22
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z25
+	VPERMI2PS   Z22, Z20, Z25
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z26
+	VPERMI2PS   Z22, Z20, Z26
+	VMULPS      (AX), Z23, Z23
+	VFMADD231PS 64(AX), Z25, Z23
+	VMULPS      (AX), Z24, Z24
+	VFMADD231PS 64(AX), Z26, Z24
+	VMOVDQU32   (R8)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z20, Z8, Z20
+	VFMADD231PS Z9, Z23, Z20
+	VMULPS      Z22, Z8, Z22
+	VFMADD231PS Z9, Z24, Z22
+	VMULPS      Z23, Z23, Z23
+	VMULPS      Z24, Z24, Z24
+	VMOVDQU32   (R9)(CX*2), Z28
+	VPSLLD      $0x10, Z28, Z27
+	VPANDD      Z4, Z28, Z28
+	VMULPS      Z27, Z10, Z27
+	VFMADD231PS Z11, Z23, Z27
+	VMULPS      Z28, Z10, Z23
+	VFMADD231PS Z11, Z24, Z23
+	VPADDD      pattern00008000<>+0(SB), Z20, Z24
+	VPADDD      pattern00008000<>+0(SB), Z22, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R8)(CX*2)
+	VPADDQ      Z24, Z17, Z17
+	VPMULLD     Z7, Z7, Z24
+	VPSRLD      $0x10, Z24, Z24
+	VPADDD      Z5, Z7, Z28
+	VPMULLD     Z28, Z28, Z28
+	VPSRLD      $0x10, Z28, Z28
+	VPADDD      Z27, Z24, Z24
+	VPADDD      Z23, Z28, Z28
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z28, Z4, Z24
+	VMOVDQU32   Z24, (R9)(CX*2)
+	VPADDQ      Z24, Z19, Z19
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z27, Z27
+	VSQRTPS     Z23, Z23
+	VFMADD213PS 448(AX), Z12, Z27
+	VDIVPS      Z27, Z20, Z20
+	VFMADD231PS 512(AX), Z25, Z25
+	VFMADD231PS Z13, Z20, Z25
+	VFMADD213PS 448(AX), Z12, Z23
+	VDIVPS      Z23, Z22, Z22
+	VFMADD231PS 512(AX), Z26, Z26
+	VFMADD231PS Z13, Z22, Z26
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS   Z26, Z25, Z20
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS   Z26, Z25, Z22
+	VMOVUPS     Z20, (SI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z22, 64(SI)(CX*4)
+	VPADDQ      Z22, Z15, Z15
+	TESTQ       DI, DI
+	JNE         unusual2514
+	VPTESTMD    Z0, Z25, K1
+	VPADDD      Z1, Z25, Z20
+	VCMPPS      $0x03, Z25, Z25, K2
+	VPADDD      Z2, Z20, K1, Z20
+	VMOVDQU32   Z3, K2, Z20
+	VPTESTMD    Z0, Z26, K1
+	VPADDD      Z1, Z26, Z22
+	VCMPPS      $0x03, Z26, Z26, K2
+	VPADDD      Z2, Z22, K1, Z22
+	VMOVDQU32   Z3, K2, Z22
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z22, Z4, Z20
+	VMOVNTDQ    Z20, (BX)(CX*2)
+	JMP         stored2515
+
+unusual2514:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162517
+	JA         fp322518
+	VPTESTMD   Z0, Z25, K1
+	VPADDD     Z1, Z25, Z20
+	VCMPPS     $0x03, Z25, Z25, K2
+	VPADDD     Z2, Z20, K1, Z20
+	VMOVDQU32  Z3, K2, Z20
+	VPTESTMD   Z0, Z26, K1
+	VPADDD     Z1, Z26, Z22
+	VCMPPS     $0x03, Z26, Z26, K2
+	VPADDD     Z2, Z22, K1, Z22
+	VMOVDQU32  Z3, K2, Z22
+	VPSRLD     $0x10, Z20, Z20
+	VPTERNLOGD $0xf8, Z22, Z4, Z20
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2521
+	VMOVNTDQ   Z20, (BX)(CX*2)
+	JMP        stored2520
+
+ordinary2521:
+	VMOVDQU32 Z20, (BX)(CX*2)
+
+stored2520:
+	JMP done2519
+
+fp162517:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
+	VPERMI2PS    Z26, Z25, Z20
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
+	VPERMI2PS    Z26, Z25, Z22
+	VPXORD       Z21, Z21, Z21
+	VCVTPS2PH    $0x00, Z20, Y21
+	VCVTPS2PH    $0x00, Z22, Y20
+	VINSERTI64X4 $0x01, Y20, Z21, Z21
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2523
+	VMOVNTDQ     Z21, (BX)(CX*2)
+	JMP          stored2522
+
+ordinary2523:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored2522:
+	JMP done2519
+
+fp322518:
+done2519:
+stored2515:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2512:
+	CMPQ CX, R12
+	JB   next2511
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2511
+
+done2484:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z14, (AX)
+	VMOVDQU32 Z15, 64(AX)
+	VMOVDQU32 Z16, 256(AX)
+	VMOVDQU32 Z17, 320(AX)
+	VMOVDQU32 Z18, 384(AX)
+	VMOVDQU32 Z19, 448(AX)
+	JMP       updated2480
+
+plain2479:
+	CMPQ CX, $0x01
+	JE   fp162525
+	JA   fp322526
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2529
+
+next2528:
+	TESTQ     R10, R10
+	JEQ       kept2530
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2530:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z19, Z14
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z17, Z8, Z17
+	VFMADD231PS Z9, Z14, Z17
+	VMULPS      Z18, Z8, Z18
+	VFMADD231PS Z9, Z16, Z18
+	VMULPS      Z14, Z14, Z14
+	VMULPS      Z16, Z16, Z16
+	VMOVDQU32   (R9)(CX*2), Z22
 	VPSLLD      $0x10, Z22, Z21
 	VPANDD      Z4, Z22, Z22
-	VMULPS      Z21, Z8, Z21
-	VFMADD231PS Z9, Z18, Z21
-	VMULPS      Z22, Z8, Z22
-	VFMADD231PS Z9, Z20, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z14, Z21
+	VMULPS      Z22, Z10, Z14
+	VFMADD231PS Z11, Z16, Z14
+	VPADDD      pattern00008000<>+0(SB), Z17, Z16
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z22, Z4, Z16
+	VMOVDQU32   Z16, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z21, Z16, Z16
+	VPADDD      Z14, Z22, Z22
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z22, Z4, Z16
+	VMOVDQU32   Z16, (R9)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z21, Z21
+	VSQRTPS     Z14, Z14
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z17, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z17, Z19
+	VFMADD213PS 448(AX), Z12, Z14
+	VDIVPS      Z14, Z18, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2531
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2532
+
+unusual2531:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162534
+	JA         fp322535
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2538
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2537
+
+ordinary2538:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored2537:
+	JMP done2536
+
+fp162534:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2540
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2539
+
+ordinary2540:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2539:
+	JMP done2536
+
+fp322535:
+done2536:
+stored2532:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R13
+
+check2529:
+	CMPQ CX, R12
+	JB   next2528
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2528
+	JMP  done2527
+
+fp162525:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2542
+
+next2541:
+	TESTQ     R10, R10
+	JEQ       kept2543
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
+
+kept2543:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z14, Z8, Z14
+	VFMADD231PS Z9, Z17, Z14
+	VMULPS      Z16, Z8, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z17, Z17, Z17
 	VMULPS      Z18, Z18, Z18
-	VMULPS      Z20, Z20, Z20
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z18, Z25
-	VMULPS      Z26, Z10, Z18
-	VFMADD231PS Z11, Z20, Z18
-	VPADDD      pattern00008000<>+0(SB), Z21, Z20
-	VPADDD      pattern00008000<>+0(SB), Z22, Z26
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z26, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z20, Z20
-	VPADDD      Z18, Z26, Z26
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z26, Z4, Z20
-	VMOVDQU32   Z20, (R9)(CX*2)
-	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
-	VSQRTPS     Z18, Z18
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z21, Z21
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z21, Z23
-	VFMADD213PS Z16, Z12, Z18
-	VDIVPS      Z18, Z22, Z22
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z22, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual1466
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
+	VMOVDQU32   (R9)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z17, Z21
+	VMULPS      Z22, Z10, Z17
+	VFMADD231PS Z11, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z14, Z18
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
 	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1467
-
-unusual1466:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161469
-	JA         fp321470
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
-	TESTQ      $0x00000004, DI
-	JNE        ordinary1473
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1472
-
-ordinary1473:
-	VMOVDQU32 Z18, (BX)(CX*2)
-
-stored1472:
-	JMP done1471
-
-fp161469:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
-	TESTQ        $0x00000004, DI
-	JNE          ordinary1475
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1474
-
-ordinary1475:
-	VMOVDQU32 Z19, (BX)(CX*2)
-
-stored1474:
-	JMP done1471
-
-fp321470:
-done1471:
-stored1467:
-	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
-
-check1464:
-	CMPQ CX, R11
-	JB   next1463
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1463
-	JMP  done1462
-
-fp161460:
-	MOVQ R12, CX
-	MOVQ a+0(FP), R12
-	MOVQ 16(R12), R12
-	ADDQ CX, R12
-	JMP  check1477
-
-next1476:
-	TESTQ     AX, AX
-	JEQ       kept1478
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
-
-kept1478:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*2)
-	VCVTPH2PS   (DX)(CX*2), Z18
-	VCVTPH2PS   32(DX)(CX*2), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z18, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z18, Z22
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z20, Z18, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z20, Z18, Z24
-	VMULPS      Z14, Z21, Z21
-	VFMADD231PS Z15, Z23, Z21
-	VMULPS      Z14, Z22, Z22
-	VFMADD231PS Z15, Z24, Z22
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z21, Z18
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z21, Z25
-	VMULPS      Z26, Z10, Z21
-	VFMADD231PS Z11, Z22, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z22, Z22
-	VPADDD      Z21, Z26, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z22, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R9)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
 	VSQRTPS     Z21, Z21
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z18, Z18
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD213PS Z16, Z12, Z21
-	VDIVPS      Z21, Z20, Z20
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z20, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
+	VSQRTPS     Z17, Z17
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z14, Z14
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z14, Z19
+	VFMADD213PS 448(AX), Z12, Z17
+	VDIVPS      Z17, Z16, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1479
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1480
+	JNE         unusual2544
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2545
 
-unusual1479:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161482
-	JA         fp321483
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
+unusual2544:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162547
+	JA         fp322548
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1486
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1485
+	JNE        ordinary2551
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2550
 
-ordinary1486:
-	VMOVDQU32 Z18, (BX)(CX*2)
+ordinary2551:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1485:
-	JMP done1484
+stored2550:
+	JMP done2549
 
-fp161482:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
+fp162547:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1488
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1487
+	JNE          ordinary2553
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2552
 
-ordinary1488:
-	VMOVDQU32 Z19, (BX)(CX*2)
+ordinary2553:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1487:
-	JMP done1484
+stored2552:
+	JMP done2549
 
-fp321483:
-done1484:
-stored1480:
+fp322548:
+done2549:
+stored2545:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
+	ADDQ $0x00000020, R13
 
-check1477:
-	CMPQ CX, R11
-	JB   next1476
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1476
-	JMP  done1462
+check2542:
+	CMPQ CX, R12
+	JB   next2541
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2541
+	JMP  done2527
 
-fp321461:
-	MOVQ R12, CX
-	MOVQ a+0(FP), R12
-	MOVQ 16(R12), R12
-	ADDQ CX, R12
-	JMP  check1490
+fp322526:
+	MOVQ R13, CX
+	MOVQ a+0(FP), R13
+	MOVQ 16(R13), R13
+	ADDQ CX, R13
+	JMP  check2555
 
-next1489:
-	TESTQ     AX, AX
-	JEQ       kept1491
-	MOVQ      CX, R13
-	ANDQ      $0x0000007f, R13
-	VMOVDQU32 (SI)(CX*4), Z18
-	VMOVDQU32 Z18, 64(AX)(R13*4)
-	VMOVDQU32 64(SI)(CX*4), Z18
-	VMOVDQU32 Z18, 128(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*2), Z18
-	VMOVDQU32 Z18, 576(AX)(R13*2)
-	VMOVDQU32 (R9)(CX*2), Z18
-	VMOVDQU32 Z18, 832(AX)(R13*2)
-	LEAQ      32(CX), R13
-	MOVQ      R13, (AX)
+next2554:
+	TESTQ     R10, R10
+	JEQ       kept2556
+	MOVQ      CX, R14
+	ANDQ      $0x0000007f, R14
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R10)(R14*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R10)(R14*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R10)(R14*2)
+	VMOVDQU32 (R9)(CX*2), Z14
+	VMOVDQU32 Z14, 832(R10)(R14*2)
+	LEAQ      32(CX), R14
+	MOVQ      R14, (R10)
 
-kept1491:
-	PREFETCHT0  (SI)(R12*4)
-	PREFETCHT0  64(SI)(R12*4)
-	PREFETCHT0  (R8)(R12*2)
-	PREFETCHT0  (R9)(R12*2)
-	PREFETCHT0  (DX)(R12*4)
-	PREFETCHT0  64(DX)(R12*4)
-	VMOVUPS     (DX)(CX*4), Z18
-	VMOVUPS     64(DX)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
-	VPERMI2PS   Z20, Z18, Z21
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
-	VPERMI2PS   Z20, Z18, Z22
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z20
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z23
-	VPERMI2PS   Z20, Z18, Z23
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z24
-	VPERMI2PS   Z20, Z18, Z24
-	VMULPS      Z14, Z21, Z21
-	VFMADD231PS Z15, Z23, Z21
-	VMULPS      Z14, Z22, Z22
-	VFMADD231PS Z15, Z24, Z22
-	VMOVDQU32   (R8)(CX*2), Z20
-	VPSLLD      $0x10, Z20, Z18
-	VPANDD      Z4, Z20, Z20
-	VMULPS      Z18, Z8, Z18
-	VFMADD231PS Z9, Z21, Z18
-	VMULPS      Z20, Z8, Z20
-	VFMADD231PS Z9, Z22, Z20
-	VMULPS      Z21, Z21, Z21
-	VMULPS      Z22, Z22, Z22
-	VMOVDQU32   (R9)(CX*2), Z26
-	VPSLLD      $0x10, Z26, Z25
-	VPANDD      Z4, Z26, Z26
-	VMULPS      Z25, Z10, Z25
-	VFMADD231PS Z11, Z21, Z25
-	VMULPS      Z26, Z10, Z21
-	VFMADD231PS Z11, Z22, Z21
-	VPADDD      pattern00008000<>+0(SB), Z18, Z22
-	VPADDD      pattern00008000<>+0(SB), Z20, Z26
+kept2556:
+	PREFETCHT0  (SI)(R13*4)
+	PREFETCHT0  64(SI)(R13*4)
+	PREFETCHT0  (R8)(R13*2)
+	PREFETCHT0  (R9)(R13*2)
+	PREFETCHT0  (DX)(R13*4)
+	PREFETCHT0  64(DX)(R13*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     64(DX)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z14, Z8, Z14
+	VFMADD231PS Z9, Z17, Z14
+	VMULPS      Z16, Z8, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z17, Z17, Z17
+	VMULPS      Z18, Z18, Z18
+	VMOVDQU32   (R9)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z21
+	VPANDD      Z4, Z22, Z22
+	VMULPS      Z21, Z10, Z21
+	VFMADD231PS Z11, Z17, Z21
+	VMULPS      Z22, Z10, Z17
+	VFMADD231PS Z11, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z14, Z18
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPMULLD     Z7, Z7, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
 	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R8)(CX*2)
-	VPMULLD     Z7, Z7, Z22
-	VPSRLD      $0x10, Z22, Z22
-	VPADDD      Z5, Z7, Z26
-	VPMULLD     Z26, Z26, Z26
-	VPSRLD      $0x10, Z26, Z26
-	VPADDD      Z25, Z22, Z22
-	VPADDD      Z21, Z26, Z26
-	VPSRLD      $0x10, Z22, Z22
-	VPTERNLOGD  $0xf8, Z26, Z4, Z22
-	VMOVDQU32   Z22, (R9)(CX*2)
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z22, Z22
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z22, Z4, Z18
+	VMOVDQU32   Z18, (R9)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z25, Z25
 	VSQRTPS     Z21, Z21
-	VFMADD213PS Z16, Z12, Z25
-	VDIVPS      Z25, Z18, Z18
-	VFMADD231PS Z17, Z23, Z23
-	VFMADD231PS Z13, Z18, Z23
-	VFMADD213PS Z16, Z12, Z21
-	VDIVPS      Z21, Z20, Z20
-	VFMADD231PS Z17, Z24, Z24
-	VFMADD231PS Z13, Z20, Z24
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS   Z24, Z23, Z18
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS   Z24, Z23, Z20
-	VMOVUPS     Z18, (SI)(CX*4)
-	VMOVUPS     Z20, 64(SI)(CX*4)
+	VSQRTPS     Z17, Z17
+	VFMADD213PS 448(AX), Z12, Z21
+	VDIVPS      Z21, Z14, Z14
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z13, Z14, Z19
+	VFMADD213PS 448(AX), Z12, Z17
+	VDIVPS      Z17, Z16, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z13, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1492
-	VPTESTMD    Z0, Z23, K1
-	VPADDD      Z1, Z23, Z18
-	VCMPPS      $0x03, Z23, Z23, K2
-	VPADDD      Z2, Z18, K1, Z18
-	VMOVDQU32   Z3, K2, Z18
-	VPTESTMD    Z0, Z24, K1
-	VPADDD      Z1, Z24, Z20
-	VCMPPS      $0x03, Z24, Z24, K2
-	VPADDD      Z2, Z20, K1, Z20
-	VMOVDQU32   Z3, K2, Z20
-	VPSRLD      $0x10, Z18, Z18
-	VPTERNLOGD  $0xf8, Z20, Z4, Z18
-	VMOVNTDQ    Z18, (BX)(CX*2)
-	JMP         stored1493
+	JNE         unusual2557
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2558
 
-unusual1492:
-	MOVQ       DI, R13
-	ANDQ       $0x03, R13
-	CMPQ       R13, $0x01
-	JE         fp161495
-	JA         fp321496
-	VPTESTMD   Z0, Z23, K1
-	VPADDD     Z1, Z23, Z18
-	VCMPPS     $0x03, Z23, Z23, K2
-	VPADDD     Z2, Z18, K1, Z18
-	VMOVDQU32  Z3, K2, Z18
-	VPTESTMD   Z0, Z24, K1
-	VPADDD     Z1, Z24, Z20
-	VCMPPS     $0x03, Z24, Z24, K2
-	VPADDD     Z2, Z20, K1, Z20
-	VMOVDQU32  Z3, K2, Z20
-	VPSRLD     $0x10, Z18, Z18
-	VPTERNLOGD $0xf8, Z20, Z4, Z18
+unusual2557:
+	MOVQ       DI, R14
+	ANDQ       $0x03, R14
+	CMPQ       R14, $0x01
+	JE         fp162560
+	JA         fp322561
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1499
-	VMOVNTDQ   Z18, (BX)(CX*2)
-	JMP        stored1498
+	JNE        ordinary2564
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2563
 
-ordinary1499:
-	VMOVDQU32 Z18, (BX)(CX*2)
+ordinary2564:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1498:
-	JMP done1497
+stored2563:
+	JMP done2562
 
-fp161495:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z18
-	VPERMI2PS    Z24, Z23, Z18
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z20
-	VPERMI2PS    Z24, Z23, Z20
-	VPXORD       Z19, Z19, Z19
-	VCVTPS2PH    $0x00, Z18, Y19
-	VCVTPS2PH    $0x00, Z20, Y18
-	VINSERTI64X4 $0x01, Y18, Z19, Z19
+fp162560:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1501
-	VMOVNTDQ     Z19, (BX)(CX*2)
-	JMP          stored1500
+	JNE          ordinary2566
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2565
 
-ordinary1501:
-	VMOVDQU32 Z19, (BX)(CX*2)
+ordinary2566:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1500:
-	JMP done1497
+stored2565:
+	JMP done2562
 
-fp321496:
-done1497:
-stored1493:
+fp322561:
+done2562:
+stored2558:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R12
+	ADDQ $0x00000020, R13
 
-check1490:
-	CMPQ CX, R11
-	JB   next1489
-	MOVQ CX, R12
-	CMPQ R11, R10
-	MOVQ R10, R11
-	JB   next1489
+check2555:
+	CMPQ CX, R12
+	JB   next2554
+	MOVQ CX, R13
+	CMPQ R12, R11
+	MOVQ R11, R12
+	JB   next2554
 
-done1462:
+done2527:
+updated2480:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2850,529 +4801,1051 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1502
+	JEQ       aligned2567
 	ORQ       $0x04, DI
 
-aligned1502:
+aligned2567:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
-	VMOVUPS 192(AX), Z9
-	VMOVUPS 256(AX), Z10
-	VMOVUPS 320(AX), Z11
-	VMOVUPS 576(AX), Z12
-	VMOVUPS (AX), Z13
-	VMOVUPS 64(AX), Z14
-	VMOVUPS 512(AX), Z15
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	VMOVUPS 192(AX), Z13
+	VMOVUPS 256(AX), Z14
+	VMOVUPS 320(AX), Z15
+	VMOVUPS 576(AX), Z16
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    24(R11), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2568
+	VPXORQ  Z6, Z6, Z6
+	VPXORQ  Z7, Z7, Z7
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp161504
-	JA      fp321505
-	MOVQ    R11, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
-	ADDQ    CX, R11
-	JMP     check1508
+	JE      fp162571
+	JA      fp322572
+	MOVQ    R12, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
+	JMP     check2575
 
-next1507:
-	TESTQ     AX, AX
-	JEQ       kept1509
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z16
-	VMOVDQU32 Z16, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z16
-	VMOVDQU32 Z16, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z16
-	VMOVDQU32 Z16, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+next2574:
+	TESTQ     R9, R9
+	JEQ       kept2576
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z17
+	VMOVDQU32 Z17, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z17
+	VMOVDQU32 Z17, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z17
+	VMOVDQU32 Z17, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1509:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z4, Z17, Z17
-	VMOVUPS     (SI)(CX*4), Z18
-	VMOVUPS     64(SI)(CX*4), Z19
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z19, Z18, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z19, Z18, Z21
-	VMULPS      Z13, Z16, Z16
-	VFMADD231PS Z14, Z20, Z16
-	VMULPS      Z13, Z17, Z17
-	VFMADD231PS Z14, Z21, Z17
-	VMOVDQU32   (R8)(CX*2), Z19
-	VPSLLD      $0x10, Z19, Z18
-	VPANDD      Z4, Z19, Z19
-	VMULPS      Z18, Z5, Z22
-	VFMADD231PS Z9, Z16, Z22
-	VFMADD231PS Z15, Z20, Z20
-	VPXORD      Z6, Z6, Z6
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z6, Z22, K1
+kept2576:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VMOVUPS     (SI)(CX*4), Z19
+	VMOVUPS     64(SI)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z19, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z19, Z22
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z21, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z22, Z18
+	VMOVDQU32   (R8)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z19
+	VPANDD      Z4, Z20, Z20
+	VMULPS      Z19, Z5, Z23
+	VFMADD231PS Z13, Z17, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z10, Z10, Z10
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z10, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z10, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z20, Z5, Z23
+	VFMADD231PS Z13, Z18, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z19, Z14, Z19
+	VFMADD231PS Z15, Z17, Z19
+	VMULPS      Z20, Z14, Z17
+	VFMADD231PS Z15, Z18, Z17
+	VPADDD      pattern00008000<>+0(SB), Z19, Z18
+	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPSRLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf8, Z17, Z4, Z18
+	VMOVDQU32   Z18, (R8)(CX*2)
+	VPADDQ      Z18, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS   Z22, Z21, Z17
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z17, (SI)(CX*4)
+	VPADDQ      Z17, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2577
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z17
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z17, K1, Z17
+	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
 	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z6, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z19, Z5, Z22
-	VFMADD231PS Z9, Z17, Z22
-	VFMADD231PS Z15, Z21, Z21
-	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z18, Z10, Z18
-	VFMADD231PS Z11, Z16, Z18
-	VMULPS      Z19, Z10, Z16
-	VFMADD231PS Z11, Z17, Z16
-	VPADDD      pattern00008000<>+0(SB), Z18, Z17
-	VPADDD      pattern00008000<>+0(SB), Z16, Z16
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
 	VPSRLD      $0x10, Z17, Z17
-	VPTERNLOGD  $0xf8, Z16, Z4, Z17
-	VMOVDQU32   Z17, (R8)(CX*2)
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
-	VPERMI2PS   Z21, Z20, Z16
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
-	VMOVUPS     Z16, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
-	TESTQ       DI, DI
-	JNE         unusual1510
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z16
-	VCMPPS      $0x03, Z20, Z20, K2
-	VPADDD      Z2, Z16, K1, Z16
-	VMOVDQU32   Z3, K2, Z16
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
-	VPSRLD      $0x10, Z16, Z16
-	VPTERNLOGD  $0xf8, Z17, Z4, Z16
-	VMOVNTDQ    Z16, (BX)(CX*2)
-	JMP         stored1511
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVNTDQ    Z17, (BX)(CX*2)
+	JMP         stored2578
 
-unusual1510:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161513
-	JA         fp321514
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z16
-	VCMPPS     $0x03, Z20, Z20, K2
-	VPADDD     Z2, Z16, K1, Z16
-	VMOVDQU32  Z3, K2, Z16
+unusual2577:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162580
+	JA         fp322581
 	VPTESTMD   Z0, Z21, K1
 	VPADDD     Z1, Z21, Z17
 	VCMPPS     $0x03, Z21, Z21, K2
 	VPADDD     Z2, Z17, K1, Z17
 	VMOVDQU32  Z3, K2, Z17
-	VPSRLD     $0x10, Z16, Z16
-	VPTERNLOGD $0xf8, Z17, Z4, Z16
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z17, Z17
+	VPTERNLOGD $0xf8, Z18, Z4, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1517
-	VMOVNTDQ   Z16, (BX)(CX*2)
-	JMP        stored1516
+	JNE        ordinary2584
+	VMOVNTDQ   Z17, (BX)(CX*2)
+	JMP        stored2583
 
-ordinary1517:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2584:
+	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored1516:
-	JMP done1515
+stored2583:
+	JMP done2582
 
-fp161513:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z16
-	VPERMI2PS    Z21, Z20, Z16
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z8, Z8, Z8
-	VCVTPS2PH    $0x00, Z16, Y8
-	VCVTPS2PH    $0x00, Z17, Y16
-	VINSERTI64X4 $0x01, Y16, Z8, Z8
+fp162580:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS    Z22, Z21, Z17
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z12, Z12, Z12
+	VCVTPS2PH    $0x00, Z17, Y12
+	VCVTPS2PH    $0x00, Z18, Y17
+	VINSERTI64X4 $0x01, Y17, Z12, Z12
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1519
-	VMOVNTDQ     Z8, (BX)(CX*2)
-	JMP          stored1518
+	JNE          ordinary2586
+	VMOVNTDQ     Z12, (BX)(CX*2)
+	JMP          stored2585
 
-ordinary1519:
-	VMOVDQU32 Z8, (BX)(CX*2)
+ordinary2586:
+	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored1518:
-	JMP done1515
+stored2585:
+	JMP done2582
 
-fp321514:
-done1515:
-stored1511:
+fp322581:
+done2582:
+stored2578:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1508:
-	CMPQ CX, R10
-	JB   next1507
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1507
-	JMP  done1506
+check2575:
+	CMPQ CX, R11
+	JB   next2574
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2574
+	JMP  done2573
 
-fp161504:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1521
+fp162571:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2588
 
-next1520:
-	TESTQ     AX, AX
-	JEQ       kept1522
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2587:
+	TESTQ     R9, R9
+	JEQ       kept2589
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2589:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z10, Z20
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z18, Z10, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z18, Z10, Z22
+	VMULPS      (AX), Z19, Z19
+	VFMADD231PS 64(AX), Z21, Z19
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z22, Z20
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z10
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z10, Z5, Z23
+	VFMADD231PS Z13, Z19, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z18, Z5, Z23
+	VFMADD231PS Z13, Z20, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z12, Z12, Z12
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z12, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z12, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z19, Z10
+	VMULPS      Z18, Z14, Z18
+	VFMADD231PS Z15, Z20, Z18
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
+	VPADDD      pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VPADDQ      Z10, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z22, Z21, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2590
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z10
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2591
+
+unusual2590:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162593
+	JA         fp322594
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z10
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z18, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2597
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2596
+
+ordinary2597:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2596:
+	JMP done2595
+
+fp162593:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z22, Z21, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z10, Y17
+	VCVTPS2PH    $0x00, Z18, Y10
+	VINSERTI64X4 $0x01, Y10, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2599
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored2598
+
+ordinary2599:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored2598:
+	JMP done2595
+
+fp322594:
+done2595:
+stored2591:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2588:
+	CMPQ CX, R11
+	JB   next2587
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2587
+	JMP  done2573
+
+fp322572:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2601
+
+next2600:
+	TESTQ     R9, R9
+	JEQ       kept2602
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2602:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z10, Z20
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z18, Z10, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z18, Z10, Z22
+	VMULPS      (AX), Z19, Z19
+	VFMADD231PS 64(AX), Z21, Z19
+	VMULPS      (AX), Z20, Z20
+	VFMADD231PS 64(AX), Z22, Z20
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z10
+	VPANDD      Z4, Z18, Z18
+	VMULPS      Z10, Z5, Z23
+	VFMADD231PS Z13, Z19, Z23
+	VFMADD231PS 512(AX), Z21, Z21
+	VPXORD      Z11, Z11, Z11
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z11, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z11, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z21, Z21
+	VMULPS      Z18, Z5, Z23
+	VFMADD231PS Z13, Z20, Z23
+	VFMADD231PS 512(AX), Z22, Z22
+	VPXORD      Z12, Z12, Z12
+	VANDPS      pattern80000000<>+0(SB), Z23, Z24
+	VXORPS      Z16, Z24, Z24
+	VCMPPS      $0x00, Z12, Z23, K1
+	VCMPPS      $0x03, Z23, Z23, K2
+	VMOVDQA32   Z12, K1, Z24
+	VMOVDQA32   Z23, K2, Z24
+	VADDPS      Z24, Z22, Z22
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z19, Z10
+	VMULPS      Z18, Z14, Z18
+	VFMADD231PS Z15, Z20, Z18
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
+	VPADDD      pattern00008000<>+0(SB), Z18, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VPADDQ      Z10, Z9, Z9
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z22, Z21, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS   Z22, Z21, Z18
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z18, 64(SI)(CX*4)
+	VPADDQ      Z18, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2603
+	VPTESTMD    Z0, Z21, K1
+	VPADDD      Z1, Z21, Z10
+	VCMPPS      $0x03, Z21, Z21, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z22, K1
+	VPADDD      Z1, Z22, Z18
+	VCMPPS      $0x03, Z22, Z22, K2
+	VPADDD      Z2, Z18, K1, Z18
+	VMOVDQU32   Z3, K2, Z18
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z18, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2604
+
+unusual2603:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162606
+	JA         fp322607
+	VPTESTMD   Z0, Z21, K1
+	VPADDD     Z1, Z21, Z10
+	VCMPPS     $0x03, Z21, Z21, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z22, K1
+	VPADDD     Z1, Z22, Z18
+	VCMPPS     $0x03, Z22, Z22, K2
+	VPADDD     Z2, Z18, K1, Z18
+	VMOVDQU32  Z3, K2, Z18
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z18, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2610
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2609
+
+ordinary2610:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2609:
+	JMP done2608
+
+fp162606:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z22, Z21, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z10, Y17
+	VCVTPS2PH    $0x00, Z18, Y10
+	VINSERTI64X4 $0x01, Y10, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2612
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored2611
+
+ordinary2612:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored2611:
+	JMP done2608
+
+fp322607:
+done2608:
+stored2604:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2601:
+	CMPQ CX, R11
+	JB   next2600
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2600
+
+done2573:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z6, (AX)
+	VMOVDQU32 Z7, 64(AX)
+	VMOVDQU32 Z8, 256(AX)
+	VMOVDQU32 Z9, 320(AX)
+	JMP       updated2569
+
+plain2568:
+	CMPQ CX, $0x01
+	JE   fp162614
+	JA   fp322615
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2618
+
+next2617:
+	TESTQ     R9, R9
+	JEQ       kept2619
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1522:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+kept2619:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMOVUPS     (SI)(CX*4), Z11
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z12, Z11, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z12, Z11, Z18
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z17, Z6
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z18, Z10
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z11
+	VPANDD      Z4, Z12, Z12
+	VMULPS      Z11, Z5, Z19
+	VFMADD231PS Z13, Z6, Z19
+	VFMADD231PS 512(AX), Z17, Z17
+	VPXORD      Z7, Z7, Z7
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z12, Z5, Z19
+	VFMADD231PS Z13, Z10, Z19
+	VFMADD231PS 512(AX), Z18, Z18
+	VPXORD      Z8, Z8, Z8
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z11, Z14, Z11
+	VFMADD231PS Z15, Z6, Z11
+	VMULPS      Z12, Z14, Z6
+	VFMADD231PS Z15, Z10, Z6
+	VPADDD      pattern00008000<>+0(SB), Z11, Z10
+	VPADDD      pattern00008000<>+0(SB), Z6, Z6
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z6, Z4, Z10
+	VMOVDQU32   Z10, (R8)(CX*2)
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2620
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored2621
+
+unusual2620:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162623
+	JA         fp322624
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2627
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored2626
+
+ordinary2627:
+	VMOVDQU32 Z6, (BX)(CX*2)
+
+stored2626:
+	JMP done2625
+
+fp162623:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2629
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2628
+
+ordinary2629:
+	VMOVDQU32 Z9, (BX)(CX*2)
+
+stored2628:
+	JMP done2625
+
+fp322624:
+done2625:
+stored2621:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2618:
+	CMPQ CX, R11
+	JB   next2617
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2617
+	JMP  done2616
+
+fp162614:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2631
+
+next2630:
+	TESTQ     R9, R9
+	JEQ       kept2632
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2632:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z6, Z19
+	VCVTPH2PS   32(DX)(CX*2), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS   Z10, Z6, Z11
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS   Z10, Z6, Z12
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z6, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z6, Z21
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z6, Z5, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z10, Z6, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z10, Z6, Z18
+	VMULPS      (AX), Z11, Z11
+	VFMADD231PS 64(AX), Z17, Z11
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z18, Z12
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z6, Z5, Z19
+	VFMADD231PS Z13, Z11, Z19
+	VFMADD231PS 512(AX), Z17, Z17
 	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z17, Z5, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z21, Z21
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z10, Z5, Z19
+	VFMADD231PS Z13, Z12, Z19
+	VFMADD231PS 512(AX), Z18, Z18
 	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z18, Z6
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z19, Z17
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z6, Z14, Z6
+	VFMADD231PS Z15, Z11, Z6
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z12, Z10
 	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVDQU32   Z6, (R8)(CX*2)
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z21, Z20, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1523
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z6
-	VCMPPS      $0x03, Z20, Z20, K2
+	JNE         unusual2633
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1524
+	JMP         stored2634
 
-unusual1523:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161526
-	JA         fp321527
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z6
-	VCMPPS     $0x03, Z20, Z20, K2
+unusual2633:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162636
+	JA         fp322637
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z17, Z4, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1530
+	JNE        ordinary2640
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1529
+	JMP        stored2639
 
-ordinary1530:
+ordinary2640:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1529:
-	JMP done1528
+stored2639:
+	JMP done2638
 
-fp161526:
+fp162636:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z21, Z20, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z6, Y16
-	VCVTPS2PH    $0x00, Z17, Y6
-	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1532
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1531
+	JNE          ordinary2642
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2641
 
-ordinary1532:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2642:
+	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored1531:
-	JMP done1528
+stored2641:
+	JMP done2638
 
-fp321527:
-done1528:
-stored1524:
+fp322637:
+done2638:
+stored2634:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1521:
-	CMPQ CX, R10
-	JB   next1520
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1520
-	JMP  done1506
+check2631:
+	CMPQ CX, R11
+	JB   next2630
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2630
+	JMP  done2616
 
-fp321505:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1534
+fp322615:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2644
 
-next1533:
-	TESTQ     AX, AX
-	JEQ       kept1535
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2643:
+	TESTQ     R9, R9
+	JEQ       kept2645
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1535:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
+kept2645:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z6, Z19
+	VMOVUPS     64(DX)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
+	VPERMI2PS   Z10, Z6, Z11
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
+	VPERMI2PS   Z10, Z6, Z12
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z20
-	VPERMI2PS   Z17, Z6, Z20
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z21
-	VPERMI2PS   Z17, Z6, Z21
-	VMULPS      Z13, Z18, Z18
-	VFMADD231PS Z14, Z20, Z18
-	VMULPS      Z13, Z19, Z19
-	VFMADD231PS Z14, Z21, Z19
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z6
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z6, Z5, Z22
-	VFMADD231PS Z9, Z18, Z22
-	VFMADD231PS Z15, Z20, Z20
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z10, Z6, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z10, Z6, Z18
+	VMULPS      (AX), Z11, Z11
+	VFMADD231PS 64(AX), Z17, Z11
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z18, Z12
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z6
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z6, Z5, Z19
+	VFMADD231PS Z13, Z11, Z19
+	VFMADD231PS 512(AX), Z17, Z17
 	VPXORD      Z7, Z7, Z7
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z7, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z7, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z20, Z20
-	VMULPS      Z17, Z5, Z22
-	VFMADD231PS Z9, Z19, Z22
-	VFMADD231PS Z15, Z21, Z21
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z7, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z7, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z17, Z17
+	VMULPS      Z10, Z5, Z19
+	VFMADD231PS Z13, Z12, Z19
+	VFMADD231PS 512(AX), Z18, Z18
 	VPXORD      Z8, Z8, Z8
-	VANDPS      pattern80000000<>+0(SB), Z22, Z23
-	VXORPS      Z12, Z23, Z23
-	VCMPPS      $0x00, Z8, Z22, K1
-	VCMPPS      $0x03, Z22, Z22, K2
-	VMOVDQA32   Z8, K1, Z23
-	VMOVDQA32   Z22, K2, Z23
-	VADDPS      Z23, Z21, Z21
-	VMULPS      Z6, Z10, Z6
-	VFMADD231PS Z11, Z18, Z6
-	VMULPS      Z17, Z10, Z17
-	VFMADD231PS Z11, Z19, Z17
+	VANDPS      pattern80000000<>+0(SB), Z19, Z20
+	VXORPS      Z16, Z20, Z20
+	VCMPPS      $0x00, Z8, Z19, K1
+	VCMPPS      $0x03, Z19, Z19, K2
+	VMOVDQA32   Z8, K1, Z20
+	VMOVDQA32   Z19, K2, Z20
+	VADDPS      Z20, Z18, Z18
+	VMULPS      Z6, Z14, Z6
+	VFMADD231PS Z15, Z11, Z6
+	VMULPS      Z10, Z14, Z10
+	VFMADD231PS Z15, Z12, Z10
 	VPADDD      pattern00008000<>+0(SB), Z6, Z6
-	VPADDD      pattern00008000<>+0(SB), Z17, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVDQU32   Z6, (R8)(CX*2)
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z21, Z20, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS   Z21, Z20, Z17
+	VPERMI2PS   Z18, Z17, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS   Z18, Z17, Z10
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z17, 64(SI)(CX*4)
+	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1536
-	VPTESTMD    Z0, Z20, K1
-	VPADDD      Z1, Z20, Z6
-	VCMPPS      $0x03, Z20, Z20, K2
+	JNE         unusual2646
+	VPTESTMD    Z0, Z17, K1
+	VPADDD      Z1, Z17, Z6
+	VCMPPS      $0x03, Z17, Z17, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z21, K1
-	VPADDD      Z1, Z21, Z17
-	VCMPPS      $0x03, Z21, Z21, K2
-	VPADDD      Z2, Z17, K1, Z17
-	VMOVDQU32   Z3, K2, Z17
+	VPTESTMD    Z0, Z18, K1
+	VPADDD      Z1, Z18, Z10
+	VCMPPS      $0x03, Z18, Z18, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z17, Z4, Z6
+	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1537
+	JMP         stored2647
 
-unusual1536:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161539
-	JA         fp321540
-	VPTESTMD   Z0, Z20, K1
-	VPADDD     Z1, Z20, Z6
-	VCMPPS     $0x03, Z20, Z20, K2
+unusual2646:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162649
+	JA         fp322650
+	VPTESTMD   Z0, Z17, K1
+	VPADDD     Z1, Z17, Z6
+	VCMPPS     $0x03, Z17, Z17, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z21, K1
-	VPADDD     Z1, Z21, Z17
-	VCMPPS     $0x03, Z21, Z21, K2
-	VPADDD     Z2, Z17, K1, Z17
-	VMOVDQU32  Z3, K2, Z17
+	VPTESTMD   Z0, Z18, K1
+	VPADDD     Z1, Z18, Z10
+	VCMPPS     $0x03, Z18, Z18, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z17, Z4, Z6
+	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1543
+	JNE        ordinary2653
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1542
+	JMP        stored2652
 
-ordinary1543:
+ordinary2653:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1542:
-	JMP done1541
+stored2652:
+	JMP done2651
 
-fp161539:
+fp162649:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z21, Z20, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
-	VPERMI2PS    Z21, Z20, Z17
-	VPXORD       Z16, Z16, Z16
-	VCVTPS2PH    $0x00, Z6, Y16
-	VCVTPS2PH    $0x00, Z17, Y6
-	VINSERTI64X4 $0x01, Y6, Z16, Z16
+	VPERMI2PS    Z18, Z17, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
+	VPERMI2PS    Z18, Z17, Z10
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z6, Y9
+	VCVTPS2PH    $0x00, Z10, Y6
+	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1545
-	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored1544
+	JNE          ordinary2655
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored2654
 
-ordinary1545:
-	VMOVDQU32 Z16, (BX)(CX*2)
+ordinary2655:
+	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored1544:
-	JMP done1541
+stored2654:
+	JMP done2651
 
-fp321540:
-done1541:
-stored1537:
+fp322650:
+done2651:
+stored2647:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1534:
-	CMPQ CX, R10
-	JB   next1533
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1533
+check2644:
+	CMPQ CX, R11
+	JB   next2643
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2643
 
-done1506:
+done2616:
+updated2569:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3394,498 +5867,991 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z6
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1546
+	JEQ       aligned2656
 	ORQ       $0x04, DI
 
-aligned1546:
+aligned2656:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z7
+	VPBROADCASTD 72(R9), Z7
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z7, Z7
 	VMOVUPS      448(AX), Z8
 	VMOVUPS      576(AX), Z9
-	VMOVUPS      (AX), Z10
-	VMOVUPS      64(AX), Z11
-	MOVQ         a+0(FP), AX
-	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
-	MOVQ         (R9), R9
+	MOVQ         32(R9), R9
 	MOVQ         a+0(FP), R10
-	MOVQ         8(R10), R10
+	MOVQ         (R10), R10
 	MOVQ         a+0(FP), R11
-	MOVQ         24(R11), R11
+	MOVQ         8(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain2657
+	VPXORQ       Z10, Z10, Z10
+	VPXORQ       Z11, Z11, Z11
+	VPXORQ       Z12, Z12, Z12
+	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp161548
-	JA           fp321549
-	MOVQ         R11, CX
-	MOVQ         a+0(FP), R11
-	MOVQ         16(R11), R11
-	ADDQ         CX, R11
-	JMP          check1552
+	JE           fp162660
+	JA           fp322661
+	MOVQ         R12, CX
+	MOVQ         a+0(FP), R12
+	MOVQ         16(R12), R12
+	ADDQ         CX, R12
+	JMP          check2664
 
-next1551:
-	TESTQ     AX, AX
-	JEQ       kept1553
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+next2663:
+	TESTQ     R9, R9
+	JEQ       kept2665
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1553:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z4, Z14, Z14
-	VMOVUPS     (SI)(CX*4), Z15
-	VMOVUPS     64(SI)(CX*4), Z16
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z16, Z15, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z16, Z15, Z18
-	VMULPS      Z10, Z12, Z12
-	VFMADD231PS Z11, Z17, Z12
-	VMULPS      Z10, Z14, Z14
-	VFMADD231PS Z11, Z18, Z14
-	VMOVDQU32   (R8)(CX*2), Z16
-	VPSLLD      $0x10, Z16, Z15
+kept2665:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
 	VPANDD      Z4, Z16, Z16
-	VFMADD231PS Z12, Z12, Z15
-	VFMADD231PS Z14, Z14, Z16
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z15, Z19, Z19
-	VPADDD      Z16, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z19, Z14
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
+	VFMADD231PS Z14, Z14, Z17
+	VFMADD231PS Z16, Z16, Z18
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z17, Z21, Z21
+	VPADDD      Z18, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z15, Z15
-	VADDPS      Z8, Z15, Z15
-	VDIVPS      Z15, Z12, Z12
-	VFMADD231PS Z9, Z12, Z17
+	VSQRTPS     Z17, Z17
+	VADDPS      Z8, Z17, Z17
+	VDIVPS      Z17, Z14, Z14
+	VFMADD231PS Z9, Z14, Z19
+	VSQRTPS     Z18, Z18
+	VADDPS      Z8, Z18, Z18
+	VDIVPS      Z18, Z16, Z16
+	VFMADD231PS Z9, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
+	TESTQ       DI, DI
+	JNE         unusual2666
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z14, K1, Z14
+	VMOVDQU32   Z3, K2, Z14
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2667
+
+unusual2666:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162669
+	JA         fp322670
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z14, K1, Z14
+	VMOVDQU32  Z3, K2, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2673
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2672
+
+ordinary2673:
+	VMOVDQU32 Z14, (BX)(CX*2)
+
+stored2672:
+	JMP done2671
+
+fp162669:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2675
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2674
+
+ordinary2675:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2674:
+	JMP done2671
+
+fp322670:
+done2671:
+stored2667:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2664:
+	CMPQ CX, R11
+	JB   next2663
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2663
+	JMP  done2662
+
+fp162660:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2677
+
+next2676:
+	TESTQ     R9, R9
+	JEQ       kept2678
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2678:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z14, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VFMADD231PS Z17, Z17, Z14
+	VFMADD231PS Z18, Z18, Z16
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z14, Z21, Z21
+	VPADDD      Z16, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z14, Z14
+	VADDPS      Z8, Z14, Z14
+	VDIVPS      Z14, Z17, Z17
+	VFMADD231PS Z9, Z17, Z19
 	VSQRTPS     Z16, Z16
 	VADDPS      Z8, Z16, Z16
-	VDIVPS      Z16, Z14, Z14
-	VFMADD231PS Z9, Z14, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z16, Z18, Z18
+	VFMADD231PS Z9, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual1554
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2679
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z14, K1, Z14
 	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1555
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2680
 
-unusual1554:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161557
-	JA         fp321558
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2679:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162682
+	JA         fp322683
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z14, K1, Z14
 	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1561
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1560
+	JNE        ordinary2686
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2685
 
-ordinary1561:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2686:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1560:
-	JMP done1559
+stored2685:
+	JMP done2684
 
-fp161557:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162682:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1563
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1562
+	JNE          ordinary2688
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2687
 
-ordinary1563:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2688:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1562:
-	JMP done1559
+stored2687:
+	JMP done2684
 
-fp321558:
-done1559:
-stored1555:
+fp322683:
+done2684:
+stored2680:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1552:
-	CMPQ CX, R10
-	JB   next1551
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1551
-	JMP  done1550
+check2677:
+	CMPQ CX, R11
+	JB   next2676
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2676
+	JMP  done2662
 
-fp161548:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1565
+fp322661:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2690
 
-next1564:
-	TESTQ     AX, AX
-	JEQ       kept1566
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+next2689:
+	TESTQ     R9, R9
+	JEQ       kept2691
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z14
+	VMOVDQU32 Z14, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z14
+	VMOVDQU32 Z14, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1566:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VCVTPH2PS   (DX)(CX*2), Z12
-	VCVTPH2PS   32(DX)(CX*2), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z12, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z12, Z16
-	VMOVUPS     (SI)(CX*4), Z12
-	VMOVUPS     64(SI)(CX*4), Z14
+kept2691:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z10, Z10
+	VPADDQ      64(SI)(CX*4), Z10, Z10
+	VPADDQ      (R8)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     64(DX)(CX*4), Z16
 	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z12, Z17
+	VPERMI2PS   Z16, Z14, Z17
 	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z12, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
-	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
-	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z15, Z15, Z12
-	VFMADD231PS Z16, Z16, Z14
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z12, Z19, Z19
-	VPADDD      Z14, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VPERMI2PS   Z16, Z14, Z18
+	VMOVUPS     (SI)(CX*4), Z14
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z14, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z14, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z14
+	VPANDD      Z4, Z16, Z16
+	VFMADD231PS Z17, Z17, Z14
+	VFMADD231PS Z18, Z18, Z16
+	VPMULLD     Z7, Z7, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z5, Z7, Z22
+	VPMULLD     Z22, Z22, Z22
+	VPSRLD      $0x10, Z22, Z22
+	VPADDD      Z14, Z21, Z21
+	VPADDD      Z16, Z22, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z13, Z13
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z15, Z15
-	VFMADD231PS Z9, Z15, Z17
 	VSQRTPS     Z14, Z14
 	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z16, Z16
-	VFMADD231PS Z9, Z16, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z14, Z17, Z17
+	VFMADD231PS Z9, Z17, Z19
+	VSQRTPS     Z16, Z16
+	VADDPS      Z8, Z16, Z16
+	VDIVPS      Z16, Z18, Z18
+	VFMADD231PS Z9, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS   Z20, Z19, Z14
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z14, (SI)(CX*4)
+	VPADDQ      Z14, Z11, Z11
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual1567
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
-	VPADDD      Z2, Z12, K1, Z12
-	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2692
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z14
+	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z14, K1, Z14
 	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1568
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z16, Z4, Z14
+	VMOVNTDQ    Z14, (BX)(CX*2)
+	JMP         stored2693
 
-unusual1567:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161570
-	JA         fp321571
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
-	VPADDD     Z2, Z12, K1, Z12
-	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2692:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162695
+	JA         fp322696
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z14
+	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z14, K1, Z14
 	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z14, Z14
+	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1574
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1573
+	JNE        ordinary2699
+	VMOVNTDQ   Z14, (BX)(CX*2)
+	JMP        stored2698
 
-ordinary1574:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2699:
+	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored1573:
-	JMP done1572
+stored2698:
+	JMP done2697
 
-fp161570:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162695:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
+	VPERMI2PS    Z20, Z19, Z14
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z14, Y15
+	VCVTPS2PH    $0x00, Z16, Y14
+	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1576
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1575
+	JNE          ordinary2701
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2700
 
-ordinary1576:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2701:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1575:
-	JMP done1572
+stored2700:
+	JMP done2697
 
-fp321571:
-done1572:
-stored1568:
+fp322696:
+done2697:
+stored2693:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1565:
-	CMPQ CX, R10
-	JB   next1564
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1564
-	JMP  done1550
+check2690:
+	CMPQ CX, R11
+	JB   next2689
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2689
 
-fp321549:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1578
+done2662:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z10, (AX)
+	VMOVDQU32 Z11, 64(AX)
+	VMOVDQU32 Z12, 256(AX)
+	VMOVDQU32 Z13, 320(AX)
+	JMP       updated2658
 
-next1577:
-	TESTQ     AX, AX
-	JEQ       kept1579
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z12
-	VMOVDQU32 Z12, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z12
-	VMOVDQU32 Z12, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z12
-	VMOVDQU32 Z12, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+plain2657:
+	CMPQ CX, $0x01
+	JE   fp162703
+	JA   fp322704
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2707
 
-kept1579:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
-	VMOVUPS     (DX)(CX*4), Z12
-	VMOVUPS     64(DX)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS   Z14, Z12, Z15
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS   Z14, Z12, Z16
-	VMOVUPS     (SI)(CX*4), Z12
+next2706:
+	TESTQ     R9, R9
+	JEQ       kept2708
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2708:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VMOVUPS     (SI)(CX*4), Z13
 	VMOVUPS     64(SI)(CX*4), Z14
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS   Z14, Z12, Z17
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS   Z14, Z12, Z18
-	VMULPS      Z10, Z15, Z15
-	VFMADD231PS Z11, Z17, Z15
-	VMULPS      Z10, Z16, Z16
-	VFMADD231PS Z11, Z18, Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z14, Z13, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z14, Z13, Z16
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z15, Z10
+	VMULPS      (AX), Z12, Z12
+	VFMADD231PS 64(AX), Z16, Z12
 	VMOVDQU32   (R8)(CX*2), Z14
-	VPSLLD      $0x10, Z14, Z12
+	VPSLLD      $0x10, Z14, Z13
 	VPANDD      Z4, Z14, Z14
-	VFMADD231PS Z15, Z15, Z12
-	VFMADD231PS Z16, Z16, Z14
-	VPMULLD     Z7, Z7, Z19
-	VPSRLD      $0x10, Z19, Z19
-	VPADDD      Z5, Z7, Z20
-	VPMULLD     Z20, Z20, Z20
-	VPSRLD      $0x10, Z20, Z20
-	VPADDD      Z12, Z19, Z19
-	VPADDD      Z14, Z20, Z20
-	VPSRLD      $0x10, Z19, Z19
-	VPTERNLOGD  $0xf8, Z20, Z4, Z19
-	VMOVDQU32   Z19, (R8)(CX*2)
+	VFMADD231PS Z10, Z10, Z13
+	VFMADD231PS Z12, Z12, Z14
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z13, Z17, Z17
+	VPADDD      Z14, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
 	VPADDD      Z6, Z7, Z7
-	VSQRTPS     Z12, Z12
-	VADDPS      Z8, Z12, Z12
-	VDIVPS      Z12, Z15, Z15
-	VFMADD231PS Z9, Z15, Z17
+	VSQRTPS     Z13, Z13
+	VADDPS      Z8, Z13, Z13
+	VDIVPS      Z13, Z10, Z10
+	VFMADD231PS Z9, Z10, Z15
 	VSQRTPS     Z14, Z14
 	VADDPS      Z8, Z14, Z14
-	VDIVPS      Z14, Z16, Z16
-	VFMADD231PS Z9, Z16, Z18
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS   Z18, Z17, Z12
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS   Z18, Z17, Z14
-	VMOVUPS     Z12, (SI)(CX*4)
-	VMOVUPS     Z14, 64(SI)(CX*4)
+	VDIVPS      Z14, Z12, Z12
+	VFMADD231PS Z9, Z12, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1580
-	VPTESTMD    Z0, Z17, K1
-	VPADDD      Z1, Z17, Z12
-	VCMPPS      $0x03, Z17, Z17, K2
+	JNE         unusual2709
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
 	VPADDD      Z2, Z12, K1, Z12
 	VMOVDQU32   Z3, K2, Z12
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
-	VPSRLD      $0x10, Z12, Z12
-	VPTERNLOGD  $0xf8, Z14, Z4, Z12
-	VMOVNTDQ    Z12, (BX)(CX*2)
-	JMP         stored1581
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2710
 
-unusual1580:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161583
-	JA         fp321584
-	VPTESTMD   Z0, Z17, K1
-	VPADDD     Z1, Z17, Z12
-	VCMPPS     $0x03, Z17, Z17, K2
+unusual2709:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162712
+	JA         fp322713
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
 	VPADDD     Z2, Z12, K1, Z12
 	VMOVDQU32  Z3, K2, Z12
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
-	VPSRLD     $0x10, Z12, Z12
-	VPTERNLOGD $0xf8, Z14, Z4, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1587
-	VMOVNTDQ   Z12, (BX)(CX*2)
-	JMP        stored1586
+	JNE        ordinary2716
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2715
 
-ordinary1587:
-	VMOVDQU32 Z12, (BX)(CX*2)
+ordinary2716:
+	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored1586:
-	JMP done1585
+stored2715:
+	JMP done2714
 
-fp161583:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z12
-	VPERMI2PS    Z18, Z17, Z12
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z12, Y13
-	VCVTPS2PH    $0x00, Z14, Y12
-	VINSERTI64X4 $0x01, Y12, Z13, Z13
+fp162712:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1589
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored1588
+	JNE          ordinary2718
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2717
 
-ordinary1589:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary2718:
+	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored1588:
-	JMP done1585
+stored2717:
+	JMP done2714
 
-fp321584:
-done1585:
-stored1581:
+fp322713:
+done2714:
+stored2710:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1578:
-	CMPQ CX, R10
-	JB   next1577
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1577
+check2707:
+	CMPQ CX, R11
+	JB   next2706
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2706
+	JMP  done2705
 
-done1550:
+fp162703:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2720
+
+next2719:
+	TESTQ     R9, R9
+	JEQ       kept2721
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2721:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS   Z12, Z10, Z13
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS   Z12, Z10, Z14
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z12, Z10, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z12, Z10, Z16
+	VMULPS      (AX), Z13, Z13
+	VFMADD231PS 64(AX), Z15, Z13
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z16, Z14
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VFMADD231PS Z13, Z13, Z10
+	VFMADD231PS Z14, Z14, Z12
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z10, Z17, Z17
+	VPADDD      Z12, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z10, Z10
+	VADDPS      Z8, Z10, Z10
+	VDIVPS      Z10, Z13, Z13
+	VFMADD231PS Z9, Z13, Z15
+	VSQRTPS     Z12, Z12
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z14, Z14
+	VFMADD231PS Z9, Z14, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2722
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2723
+
+unusual2722:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162725
+	JA         fp322726
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2729
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2728
+
+ordinary2729:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2728:
+	JMP done2727
+
+fp162725:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2731
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2730
+
+ordinary2731:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2730:
+	JMP done2727
+
+fp322726:
+done2727:
+stored2723:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2720:
+	CMPQ CX, R11
+	JB   next2719
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2719
+	JMP  done2705
+
+fp322704:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2733
+
+next2732:
+	TESTQ     R9, R9
+	JEQ       kept2734
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2734:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS   Z12, Z10, Z13
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS   Z12, Z10, Z14
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z12
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z12, Z10, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z12, Z10, Z16
+	VMULPS      (AX), Z13, Z13
+	VFMADD231PS 64(AX), Z15, Z13
+	VMULPS      (AX), Z14, Z14
+	VFMADD231PS 64(AX), Z16, Z14
+	VMOVDQU32   (R8)(CX*2), Z12
+	VPSLLD      $0x10, Z12, Z10
+	VPANDD      Z4, Z12, Z12
+	VFMADD231PS Z13, Z13, Z10
+	VFMADD231PS Z14, Z14, Z12
+	VPMULLD     Z7, Z7, Z17
+	VPSRLD      $0x10, Z17, Z17
+	VPADDD      Z5, Z7, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x10, Z18, Z18
+	VPADDD      Z10, Z17, Z17
+	VPADDD      Z12, Z18, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VPADDD      Z6, Z7, Z7
+	VSQRTPS     Z10, Z10
+	VADDPS      Z8, Z10, Z10
+	VDIVPS      Z10, Z13, Z13
+	VFMADD231PS Z9, Z13, Z15
+	VSQRTPS     Z12, Z12
+	VADDPS      Z8, Z12, Z12
+	VDIVPS      Z12, Z14, Z14
+	VFMADD231PS Z9, Z14, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z16, Z15, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS   Z16, Z15, Z12
+	VMOVUPS     Z10, (SI)(CX*4)
+	VMOVUPS     Z12, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2735
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z10
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z12
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z12, K1, Z12
+	VMOVDQU32   Z3, K2, Z12
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z12, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2736
+
+unusual2735:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162738
+	JA         fp322739
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z10
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z12
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z12, K1, Z12
+	VMOVDQU32  Z3, K2, Z12
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z12, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2742
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2741
+
+ordinary2742:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2741:
+	JMP done2740
+
+fp162738:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z16, Z15, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
+	VPERMI2PS    Z16, Z15, Z12
+	VPXORD       Z11, Z11, Z11
+	VCVTPS2PH    $0x00, Z10, Y11
+	VCVTPS2PH    $0x00, Z12, Y10
+	VINSERTI64X4 $0x01, Y10, Z11, Z11
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2744
+	VMOVNTDQ     Z11, (BX)(CX*2)
+	JMP          stored2743
+
+ordinary2744:
+	VMOVDQU32 Z11, (BX)(CX*2)
+
+stored2743:
+	JMP done2740
+
+fp322739:
+done2740:
+stored2736:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2733:
+	CMPQ CX, R11
+	JB   next2732
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2732
+
+done2705:
+updated2658:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3907,487 +6873,967 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z5
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z5
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1590
+	JEQ       aligned2745
 	ORQ       $0x04, DI
 
-aligned1590:
+aligned2745:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
-	VMOVUPS 192(AX), Z7
-	VMOVUPS 640(AX), Z8
-	VMOVUPS 704(AX), Z9
-	VMOVUPS 576(AX), Z10
-	VMOVUPS (AX), Z11
-	VMOVUPS 64(AX), Z12
-	VMOVUPS 512(AX), Z13
-	MOVQ    a+0(FP), AX
-	MOVQ    32(AX), AX
+	VMOVUPS 192(AX), Z11
+	VMOVUPS 640(AX), Z12
+	VMOVUPS 704(AX), Z13
+	VMOVUPS 576(AX), Z14
 	MOVQ    a+0(FP), R9
-	MOVQ    (R9), R9
+	MOVQ    32(R9), R9
 	MOVQ    a+0(FP), R10
-	MOVQ    8(R10), R10
+	MOVQ    (R10), R10
 	MOVQ    a+0(FP), R11
-	MOVQ    24(R11), R11
+	MOVQ    8(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain2746
+	VPXORQ  Z6, Z6, Z6
+	VPXORQ  Z7, Z7, Z7
+	VPXORQ  Z8, Z8, Z8
+	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp161592
-	JA      fp321593
-	MOVQ    R11, CX
-	MOVQ    a+0(FP), R11
-	MOVQ    16(R11), R11
-	ADDQ    CX, R11
-	JMP     check1596
+	JE      fp162749
+	JA      fp322750
+	MOVQ    R12, CX
+	MOVQ    a+0(FP), R12
+	MOVQ    16(R12), R12
+	ADDQ    CX, R12
+	JMP     check2753
 
-next1595:
-	TESTQ     AX, AX
-	JEQ       kept1597
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z14
-	VMOVDQU32 Z14, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z14
-	VMOVDQU32 Z14, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z14
-	VMOVDQU32 Z14, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+next2752:
+	TESTQ     R9, R9
+	JEQ       kept2754
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1597:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
-	VMOVDQU32   (DX)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z14
-	VPANDD      Z4, Z15, Z15
-	VMOVUPS     (SI)(CX*4), Z16
-	VMOVUPS     64(SI)(CX*4), Z17
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z17, Z16, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z17, Z16, Z19
-	VMULPS      Z11, Z14, Z14
-	VFMADD231PS Z12, Z18, Z14
-	VMULPS      Z11, Z15, Z15
-	VFMADD231PS Z12, Z19, Z15
-	VMOVDQU32   (R8)(CX*2), Z17
-	VPSLLD      $0x10, Z17, Z16
-	VPANDD      Z4, Z17, Z17
-	VMULPS      Z16, Z5, Z16
-	VFMADD231PS Z7, Z14, Z16
+kept2754:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z15
+	VPANDD      Z4, Z16, Z16
+	VMOVUPS     (SI)(CX*4), Z17
+	VMOVUPS     64(SI)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VMULPS      (AX), Z15, Z15
+	VFMADD231PS 64(AX), Z19, Z15
+	VMULPS      (AX), Z16, Z16
+	VFMADD231PS 64(AX), Z20, Z16
+	VMOVDQU32   (R8)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z4, Z18, Z18
 	VMULPS      Z17, Z5, Z17
-	VFMADD231PS Z7, Z15, Z17
-	VPADDD      pattern00008000<>+0(SB), Z16, Z20
+	VFMADD231PS Z11, Z15, Z17
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z11, Z16, Z18
 	VPADDD      pattern00008000<>+0(SB), Z17, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z14, Z14
-	VFMADD231PS Z8, Z16, Z14
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z14, Z18
-	VMULPS      Z9, Z15, Z15
-	VFMADD231PS Z8, Z17, Z15
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z15, Z19
-	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS   Z19, Z18, Z14
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
-	VMOVUPS     Z14, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VPADDD      pattern00008000<>+0(SB), Z18, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z15, Z15
+	VFMADD231PS Z12, Z17, Z15
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z15, Z19
+	VMULPS      Z13, Z16, Z16
+	VFMADD231PS Z12, Z18, Z16
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z16, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS   Z20, Z19, Z15
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z15, (SI)(CX*4)
+	VPADDQ      Z15, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual1598
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z14
-	VCMPPS      $0x03, Z18, Z18, K2
-	VPADDD      Z2, Z14, K1, Z14
-	VMOVDQU32   Z3, K2, Z14
+	JNE         unusual2755
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z15
 	VCMPPS      $0x03, Z19, Z19, K2
 	VPADDD      Z2, Z15, K1, Z15
 	VMOVDQU32   Z3, K2, Z15
-	VPSRLD      $0x10, Z14, Z14
-	VPTERNLOGD  $0xf8, Z15, Z4, Z14
-	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored1599
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z15, Z15
+	VPTERNLOGD  $0xf8, Z16, Z4, Z15
+	VMOVNTDQ    Z15, (BX)(CX*2)
+	JMP         stored2756
 
-unusual1598:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161601
-	JA         fp321602
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z14
-	VCMPPS     $0x03, Z18, Z18, K2
-	VPADDD     Z2, Z14, K1, Z14
-	VMOVDQU32  Z3, K2, Z14
+unusual2755:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162758
+	JA         fp322759
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z15
 	VCMPPS     $0x03, Z19, Z19, K2
 	VPADDD     Z2, Z15, K1, Z15
 	VMOVDQU32  Z3, K2, Z15
-	VPSRLD     $0x10, Z14, Z14
-	VPTERNLOGD $0xf8, Z15, Z4, Z14
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z15, Z15
+	VPTERNLOGD $0xf8, Z16, Z4, Z15
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1605
-	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored1604
+	JNE        ordinary2762
+	VMOVNTDQ   Z15, (BX)(CX*2)
+	JMP        stored2761
 
-ordinary1605:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2762:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored1604:
-	JMP done1603
+stored2761:
+	JMP done2760
 
-fp161601:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
-	VPERMI2PS    Z19, Z18, Z14
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z6, Z6, Z6
-	VCVTPS2PH    $0x00, Z14, Y6
-	VCVTPS2PH    $0x00, Z15, Y14
-	VINSERTI64X4 $0x01, Y14, Z6, Z6
+fp162758:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z20, Z19, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z10, Z10, Z10
+	VCVTPS2PH    $0x00, Z15, Y10
+	VCVTPS2PH    $0x00, Z16, Y15
+	VINSERTI64X4 $0x01, Y15, Z10, Z10
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1607
-	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored1606
+	JNE          ordinary2764
+	VMOVNTDQ     Z10, (BX)(CX*2)
+	JMP          stored2763
 
-ordinary1607:
+ordinary2764:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2763:
+	JMP done2760
+
+fp322759:
+done2760:
+stored2756:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2753:
+	CMPQ CX, R11
+	JB   next2752
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2752
+	JMP  done2751
+
+fp162749:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2766
+
+next2765:
+	TESTQ     R9, R9
+	JEQ       kept2767
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2767:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VCVTPH2PS   32(DX)(CX*2), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z10, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z10, Z18
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z10, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z10
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z17, Z10
+	VMULPS      Z16, Z5, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VPADDD      pattern00008000<>+0(SB), Z10, Z21
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z17, Z17
+	VFMADD231PS Z12, Z10, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z17, Z19
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z12, Z16, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z20, Z19, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2768
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z10
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z16, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2769
+
+unusual2768:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162771
+	JA         fp322772
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z10
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z16, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2775
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2774
+
+ordinary2775:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2774:
+	JMP done2773
+
+fp162771:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z20, Z19, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z10, Y15
+	VCVTPS2PH    $0x00, Z16, Y10
+	VINSERTI64X4 $0x01, Y10, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2777
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2776
+
+ordinary2777:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2776:
+	JMP done2773
+
+fp322772:
+done2773:
+stored2769:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2766:
+	CMPQ CX, R11
+	JB   next2765
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2765
+	JMP  done2751
+
+fp322750:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2779
+
+next2778:
+	TESTQ     R9, R9
+	JEQ       kept2780
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z10
+	VMOVDQU32 Z10, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z10
+	VMOVDQU32 Z10, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z10
+	VMOVDQU32 Z10, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2780:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	VPADDQ      (SI)(CX*4), Z6, Z6
+	VPADDQ      64(SI)(CX*4), Z6, Z6
+	VPADDQ      (R8)(CX*2), Z8, Z8
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VMOVUPS     64(DX)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS   Z16, Z10, Z17
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS   Z16, Z10, Z18
+	VMOVUPS     (SI)(CX*4), Z10
+	VMOVUPS     64(SI)(CX*4), Z16
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z16, Z10, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z16, Z10, Z20
+	VMULPS      (AX), Z17, Z17
+	VFMADD231PS 64(AX), Z19, Z17
+	VMULPS      (AX), Z18, Z18
+	VFMADD231PS 64(AX), Z20, Z18
+	VMOVDQU32   (R8)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z10
+	VPANDD      Z4, Z16, Z16
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z17, Z10
+	VMULPS      Z16, Z5, Z16
+	VFMADD231PS Z11, Z18, Z16
+	VPADDD      pattern00008000<>+0(SB), Z10, Z21
+	VPADDD      pattern00008000<>+0(SB), Z16, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z4, Z21
+	VMOVDQU32   Z21, (R8)(CX*2)
+	VPADDQ      Z21, Z9, Z9
+	VMULPS      Z13, Z17, Z17
+	VFMADD231PS Z12, Z10, Z17
+	VFMADD231PS 512(AX), Z19, Z19
+	VFMADD231PS Z14, Z17, Z19
+	VMULPS      Z13, Z18, Z18
+	VFMADD231PS Z12, Z16, Z18
+	VFMADD231PS 512(AX), Z20, Z20
+	VFMADD231PS Z14, Z18, Z20
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS   Z20, Z19, Z10
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS   Z20, Z19, Z16
+	VMOVUPS     Z10, (SI)(CX*4)
+	VPADDQ      Z10, Z7, Z7
+	VMOVUPS     Z16, 64(SI)(CX*4)
+	VPADDQ      Z16, Z7, Z7
+	TESTQ       DI, DI
+	JNE         unusual2781
+	VPTESTMD    Z0, Z19, K1
+	VPADDD      Z1, Z19, Z10
+	VCMPPS      $0x03, Z19, Z19, K2
+	VPADDD      Z2, Z10, K1, Z10
+	VMOVDQU32   Z3, K2, Z10
+	VPTESTMD    Z0, Z20, K1
+	VPADDD      Z1, Z20, Z16
+	VCMPPS      $0x03, Z20, Z20, K2
+	VPADDD      Z2, Z16, K1, Z16
+	VMOVDQU32   Z3, K2, Z16
+	VPSRLD      $0x10, Z10, Z10
+	VPTERNLOGD  $0xf8, Z16, Z4, Z10
+	VMOVNTDQ    Z10, (BX)(CX*2)
+	JMP         stored2782
+
+unusual2781:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162784
+	JA         fp322785
+	VPTESTMD   Z0, Z19, K1
+	VPADDD     Z1, Z19, Z10
+	VCMPPS     $0x03, Z19, Z19, K2
+	VPADDD     Z2, Z10, K1, Z10
+	VMOVDQU32  Z3, K2, Z10
+	VPTESTMD   Z0, Z20, K1
+	VPADDD     Z1, Z20, Z16
+	VCMPPS     $0x03, Z20, Z20, K2
+	VPADDD     Z2, Z16, K1, Z16
+	VMOVDQU32  Z3, K2, Z16
+	VPSRLD     $0x10, Z10, Z10
+	VPTERNLOGD $0xf8, Z16, Z4, Z10
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2788
+	VMOVNTDQ   Z10, (BX)(CX*2)
+	JMP        stored2787
+
+ordinary2788:
+	VMOVDQU32 Z10, (BX)(CX*2)
+
+stored2787:
+	JMP done2786
+
+fp162784:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
+	VPERMI2PS    Z20, Z19, Z10
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z10, Y15
+	VCVTPS2PH    $0x00, Z16, Y10
+	VINSERTI64X4 $0x01, Y10, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2790
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored2789
+
+ordinary2790:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored2789:
+	JMP done2786
+
+fp322785:
+done2786:
+stored2782:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check2779:
+	CMPQ CX, R11
+	JB   next2778
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2778
+
+done2751:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z6, (AX)
+	VMOVDQU32 Z7, 64(AX)
+	VMOVDQU32 Z8, 256(AX)
+	VMOVDQU32 Z9, 320(AX)
+	JMP       updated2747
+
+plain2746:
+	CMPQ CX, $0x01
+	JE   fp162792
+	JA   fp322793
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2796
+
+next2795:
+	TESTQ     R9, R9
+	JEQ       kept2797
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z6
+	VMOVDQU32 Z6, 64(R9)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z6
+	VMOVDQU32 Z6, 128(R9)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z6
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
+
+kept2797:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU32   (DX)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
+	VMOVUPS     (SI)(CX*4), Z9
+	VMOVUPS     64(SI)(CX*4), Z10
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z10, Z9, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z10, Z9, Z16
+	VMULPS      (AX), Z6, Z6
+	VFMADD231PS 64(AX), Z15, Z6
+	VMULPS      (AX), Z8, Z8
+	VFMADD231PS 64(AX), Z16, Z8
+	VMOVDQU32   (R8)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z9
+	VPANDD      Z4, Z10, Z10
+	VMULPS      Z9, Z5, Z9
+	VFMADD231PS Z11, Z6, Z9
+	VMULPS      Z10, Z5, Z10
+	VFMADD231PS Z11, Z8, Z10
+	VPADDD      pattern00008000<>+0(SB), Z9, Z17
+	VPADDD      pattern00008000<>+0(SB), Z10, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z6, Z6
+	VFMADD231PS Z12, Z9, Z6
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z6, Z15
+	VMULPS      Z13, Z8, Z8
+	VFMADD231PS Z12, Z10, Z8
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z8, Z16
+	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
+	VMOVUPS     Z6, (SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
+	TESTQ       DI, DI
+	JNE         unusual2798
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
+	VPADDD      Z2, Z6, K1, Z6
+	VMOVDQU32   Z3, K2, Z6
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
+	VPSRLD      $0x10, Z6, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
+	VMOVNTDQ    Z6, (BX)(CX*2)
+	JMP         stored2799
+
+unusual2798:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162801
+	JA         fp322802
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
+	VPADDD     Z2, Z6, K1, Z6
+	VMOVDQU32  Z3, K2, Z6
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
+	TESTQ      $0x00000004, DI
+	JNE        ordinary2805
+	VMOVNTDQ   Z6, (BX)(CX*2)
+	JMP        stored2804
+
+ordinary2805:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1606:
-	JMP done1603
+stored2804:
+	JMP done2803
 
-fp321602:
-done1603:
-stored1599:
+fp162801:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
+	TESTQ        $0x00000004, DI
+	JNE          ordinary2807
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2806
+
+ordinary2807:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored2806:
+	JMP done2803
+
+fp322802:
+done2803:
+stored2799:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1596:
-	CMPQ CX, R10
-	JB   next1595
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1595
-	JMP  done1594
+check2796:
+	CMPQ CX, R11
+	JB   next2795
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2795
+	JMP  done2794
 
-fp161592:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1609
+fp162792:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2809
 
-next1608:
-	TESTQ     AX, AX
-	JEQ       kept1610
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2808:
+	TESTQ     R9, R9
+	JEQ       kept2810
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1610:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*2)
+kept2810:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*2)
 	VCVTPH2PS   (DX)(CX*2), Z6
-	VCVTPH2PS   32(DX)(CX*2), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z6, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z6, Z17
+	VCVTPH2PS   32(DX)(CX*2), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS   Z8, Z6, Z9
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS   Z8, Z6, Z10
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z15, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z15, Z6, Z19
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMOVDQU32   (R8)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z4, Z15, Z15
+	VMOVUPS     64(SI)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z8, Z6, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z8, Z6, Z16
+	VMULPS      (AX), Z9, Z9
+	VFMADD231PS 64(AX), Z15, Z9
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z16, Z10
+	VMOVDQU32   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
 	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z7, Z16, Z6
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z7, Z17, Z15
-	VPADDD      pattern00008000<>+0(SB), Z6, Z20
-	VPADDD      pattern00008000<>+0(SB), Z15, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z6, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z15, Z17
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z17, Z19
+	VFMADD231PS Z11, Z9, Z6
+	VMULPS      Z8, Z5, Z8
+	VFMADD231PS Z11, Z10, Z8
+	VPADDD      pattern00008000<>+0(SB), Z6, Z17
+	VPADDD      pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z9, Z9
+	VFMADD231PS Z12, Z6, Z9
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z9, Z15
+	VMULPS      Z13, Z10, Z10
+	VFMADD231PS Z12, Z8, Z10
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z10, Z16
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z19, Z18, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1611
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z6
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2811
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z15, Z4, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1612
+	JMP         stored2812
 
-unusual1611:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161614
-	JA         fp321615
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z6
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2811:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162814
+	JA         fp322815
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z15, Z4, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1618
+	JNE        ordinary2818
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1617
+	JMP        stored2817
 
-ordinary1618:
+ordinary2818:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1617:
-	JMP done1616
+stored2817:
+	JMP done2816
 
-fp161614:
+fp162814:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z19, Z18, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z14, Z14, Z14
-	VCVTPS2PH    $0x00, Z6, Y14
-	VCVTPS2PH    $0x00, Z15, Y6
-	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1620
-	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1619
+	JNE          ordinary2820
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2819
 
-ordinary1620:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2820:
+	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored1619:
-	JMP done1616
+stored2819:
+	JMP done2816
 
-fp321615:
-done1616:
-stored1612:
+fp322815:
+done2816:
+stored2812:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1609:
-	CMPQ CX, R10
-	JB   next1608
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1608
-	JMP  done1594
+check2809:
+	CMPQ CX, R11
+	JB   next2808
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2808
+	JMP  done2794
 
-fp321593:
-	MOVQ R11, CX
-	MOVQ a+0(FP), R11
-	MOVQ 16(R11), R11
-	ADDQ CX, R11
-	JMP  check1622
+fp322793:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check2822
 
-next1621:
-	TESTQ     AX, AX
-	JEQ       kept1623
-	MOVQ      CX, R12
-	ANDQ      $0x0000007f, R12
+next2821:
+	TESTQ     R9, R9
+	JEQ       kept2823
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
-	VMOVDQU32 Z6, 64(AX)(R12*4)
+	VMOVDQU32 Z6, 64(R9)(R13*4)
 	VMOVDQU32 64(SI)(CX*4), Z6
-	VMOVDQU32 Z6, 128(AX)(R12*4)
+	VMOVDQU32 Z6, 128(R9)(R13*4)
 	VMOVDQU32 (R8)(CX*2), Z6
-	VMOVDQU32 Z6, 576(AX)(R12*2)
-	LEAQ      32(CX), R12
-	MOVQ      R12, (AX)
+	VMOVDQU32 Z6, 576(R9)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (R9)
 
-kept1623:
-	PREFETCHT0  (SI)(R11*4)
-	PREFETCHT0  64(SI)(R11*4)
-	PREFETCHT0  (R8)(R11*2)
-	PREFETCHT0  (DX)(R11*4)
-	PREFETCHT0  64(DX)(R11*4)
+kept2823:
+	PREFETCHT0  (SI)(R12*4)
+	PREFETCHT0  64(SI)(R12*4)
+	PREFETCHT0  (R8)(R12*2)
+	PREFETCHT0  (DX)(R12*4)
+	PREFETCHT0  64(DX)(R12*4)
 	VMOVUPS     (DX)(CX*4), Z6
-	VMOVUPS     64(DX)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
-	VPERMI2PS   Z15, Z6, Z16
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
-	VPERMI2PS   Z15, Z6, Z17
+	VMOVUPS     64(DX)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z9
+	VPERMI2PS   Z8, Z6, Z9
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z10
+	VPERMI2PS   Z8, Z6, Z10
 	VMOVUPS     (SI)(CX*4), Z6
-	VMOVUPS     64(SI)(CX*4), Z15
-	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z18
-	VPERMI2PS   Z15, Z6, Z18
-	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z19
-	VPERMI2PS   Z15, Z6, Z19
-	VMULPS      Z11, Z16, Z16
-	VFMADD231PS Z12, Z18, Z16
-	VMULPS      Z11, Z17, Z17
-	VFMADD231PS Z12, Z19, Z17
-	VMOVDQU32   (R8)(CX*2), Z15
-	VPSLLD      $0x10, Z15, Z6
-	VPANDD      Z4, Z15, Z15
+	VMOVUPS     64(SI)(CX*4), Z8
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS   Z8, Z6, Z15
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS   Z8, Z6, Z16
+	VMULPS      (AX), Z9, Z9
+	VFMADD231PS 64(AX), Z15, Z9
+	VMULPS      (AX), Z10, Z10
+	VFMADD231PS 64(AX), Z16, Z10
+	VMOVDQU32   (R8)(CX*2), Z8
+	VPSLLD      $0x10, Z8, Z6
+	VPANDD      Z4, Z8, Z8
 	VMULPS      Z6, Z5, Z6
-	VFMADD231PS Z7, Z16, Z6
-	VMULPS      Z15, Z5, Z15
-	VFMADD231PS Z7, Z17, Z15
-	VPADDD      pattern00008000<>+0(SB), Z6, Z20
-	VPADDD      pattern00008000<>+0(SB), Z15, Z21
-	VPSRLD      $0x10, Z20, Z20
-	VPTERNLOGD  $0xf8, Z21, Z4, Z20
-	VMOVDQU32   Z20, (R8)(CX*2)
-	VMULPS      Z9, Z16, Z16
-	VFMADD231PS Z8, Z6, Z16
-	VFMADD231PS Z13, Z18, Z18
-	VFMADD231PS Z10, Z16, Z18
-	VMULPS      Z9, Z17, Z17
-	VFMADD231PS Z8, Z15, Z17
-	VFMADD231PS Z13, Z19, Z19
-	VFMADD231PS Z10, Z17, Z19
+	VFMADD231PS Z11, Z9, Z6
+	VMULPS      Z8, Z5, Z8
+	VFMADD231PS Z11, Z10, Z8
+	VPADDD      pattern00008000<>+0(SB), Z6, Z17
+	VPADDD      pattern00008000<>+0(SB), Z8, Z18
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z4, Z17
+	VMOVDQU32   Z17, (R8)(CX*2)
+	VMULPS      Z13, Z9, Z9
+	VFMADD231PS Z12, Z6, Z9
+	VFMADD231PS 512(AX), Z15, Z15
+	VFMADD231PS Z14, Z9, Z15
+	VMULPS      Z13, Z10, Z10
+	VFMADD231PS Z12, Z8, Z10
+	VFMADD231PS 512(AX), Z16, Z16
+	VFMADD231PS Z14, Z10, Z16
 	VMOVDQU32   pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS   Z19, Z18, Z6
-	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS   Z19, Z18, Z15
+	VPERMI2PS   Z16, Z15, Z6
+	VMOVDQU32   pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS   Z16, Z15, Z8
 	VMOVUPS     Z6, (SI)(CX*4)
-	VMOVUPS     Z15, 64(SI)(CX*4)
+	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual1624
-	VPTESTMD    Z0, Z18, K1
-	VPADDD      Z1, Z18, Z6
-	VCMPPS      $0x03, Z18, Z18, K2
+	JNE         unusual2824
+	VPTESTMD    Z0, Z15, K1
+	VPADDD      Z1, Z15, Z6
+	VCMPPS      $0x03, Z15, Z15, K2
 	VPADDD      Z2, Z6, K1, Z6
 	VMOVDQU32   Z3, K2, Z6
-	VPTESTMD    Z0, Z19, K1
-	VPADDD      Z1, Z19, Z15
-	VCMPPS      $0x03, Z19, Z19, K2
-	VPADDD      Z2, Z15, K1, Z15
-	VMOVDQU32   Z3, K2, Z15
+	VPTESTMD    Z0, Z16, K1
+	VPADDD      Z1, Z16, Z8
+	VCMPPS      $0x03, Z16, Z16, K2
+	VPADDD      Z2, Z8, K1, Z8
+	VMOVDQU32   Z3, K2, Z8
 	VPSRLD      $0x10, Z6, Z6
-	VPTERNLOGD  $0xf8, Z15, Z4, Z6
+	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored1625
+	JMP         stored2825
 
-unusual1624:
-	MOVQ       DI, R12
-	ANDQ       $0x03, R12
-	CMPQ       R12, $0x01
-	JE         fp161627
-	JA         fp321628
-	VPTESTMD   Z0, Z18, K1
-	VPADDD     Z1, Z18, Z6
-	VCMPPS     $0x03, Z18, Z18, K2
+unusual2824:
+	MOVQ       DI, R13
+	ANDQ       $0x03, R13
+	CMPQ       R13, $0x01
+	JE         fp162827
+	JA         fp322828
+	VPTESTMD   Z0, Z15, K1
+	VPADDD     Z1, Z15, Z6
+	VCMPPS     $0x03, Z15, Z15, K2
 	VPADDD     Z2, Z6, K1, Z6
 	VMOVDQU32  Z3, K2, Z6
-	VPTESTMD   Z0, Z19, K1
-	VPADDD     Z1, Z19, Z15
-	VCMPPS     $0x03, Z19, Z19, K2
-	VPADDD     Z2, Z15, K1, Z15
-	VMOVDQU32  Z3, K2, Z15
+	VPTESTMD   Z0, Z16, K1
+	VPADDD     Z1, Z16, Z8
+	VCMPPS     $0x03, Z16, Z16, K2
+	VPADDD     Z2, Z8, K1, Z8
+	VMOVDQU32  Z3, K2, Z8
 	VPSRLD     $0x10, Z6, Z6
-	VPTERNLOGD $0xf8, Z15, Z4, Z6
+	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1631
+	JNE        ordinary2831
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored1630
+	JMP        stored2830
 
-ordinary1631:
+ordinary2831:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored1630:
-	JMP done1629
+stored2830:
+	JMP done2829
 
-fp161627:
+fp162827:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
-	VPERMI2PS    Z19, Z18, Z6
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z15
-	VPERMI2PS    Z19, Z18, Z15
-	VPXORD       Z14, Z14, Z14
-	VCVTPS2PH    $0x00, Z6, Y14
-	VCVTPS2PH    $0x00, Z15, Y6
-	VINSERTI64X4 $0x01, Y6, Z14, Z14
+	VPERMI2PS    Z16, Z15, Z6
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
+	VPERMI2PS    Z16, Z15, Z8
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z6, Y7
+	VCVTPS2PH    $0x00, Z8, Y6
+	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1633
-	VMOVNTDQ     Z14, (BX)(CX*2)
-	JMP          stored1632
+	JNE          ordinary2833
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored2832
 
-ordinary1633:
-	VMOVDQU32 Z14, (BX)(CX*2)
+ordinary2833:
+	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored1632:
-	JMP done1629
+stored2832:
+	JMP done2829
 
-fp321628:
-done1629:
-stored1625:
+fp322828:
+done2829:
+stored2825:
 	ADDQ $0x00000020, CX
-	ADDQ $0x00000020, R11
+	ADDQ $0x00000020, R12
 
-check1622:
-	CMPQ CX, R10
-	JB   next1621
-	MOVQ CX, R11
-	CMPQ R10, R9
-	MOVQ R9, R10
-	JB   next1621
+check2822:
+	CMPQ CX, R11
+	JB   next2821
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next2821
 
-done1594:
+done2794:
+updated2747:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4397,15 +7843,15 @@ done1594:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -4413,15 +7859,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161635
-	JA     fp321636
+	JE     fp162835
+	JA     fp322836
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1639
+	JMP    check2839
 
-next1638:
+next2838:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4431,36 +7877,36 @@ next1638:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1640
+	JEQ        written2840
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1641
+	JNE        unaligned2841
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1640
+	JMP        written2840
 
-unaligned1641:
+unaligned2841:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1640:
+written2840:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1639:
+check2839:
 	CMPQ DX, R8
-	JB   next1638
+	JB   next2838
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1638
-	JMP  done1637
+	JB   next2838
+	JMP  done2837
 
-fp161635:
+fp162835:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1643
+	JMP  check2843
 
-next1642:
+next2842:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4470,36 +7916,36 @@ next1642:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1644
+	JEQ        written2844
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1645
+	JNE        unaligned2845
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1644
+	JMP        written2844
 
-unaligned1645:
+unaligned2845:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1644:
+written2844:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1643:
+check2843:
 	CMPQ DX, R8
-	JB   next1642
+	JB   next2842
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1642
-	JMP  done1637
+	JB   next2842
+	JMP  done2837
 
-fp321636:
+fp322836:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1647
+	JMP  check2847
 
-next1646:
+next2846:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -4509,28 +7955,28 @@ next1646:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1648
+	JEQ        written2848
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1649
+	JNE        unaligned2849
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1648
+	JMP        written2848
 
-unaligned1649:
+unaligned2849:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1648:
+written2848:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check1647:
+check2847:
 	CMPQ DX, R8
-	JB   next1646
+	JB   next2846
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1646
+	JB   next2846
 
-done1637:
+done2837:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4539,17 +7985,17 @@ done1637:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -4557,15 +8003,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161651
-	JA     fp321652
+	JE     fp162851
+	JA     fp322852
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1655
+	JMP    check2855
 
-next1654:
+next2854:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4578,36 +8024,36 @@ next1654:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1656
+	JEQ        written2856
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1657
+	JNE        unaligned2857
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1656
+	JMP        written2856
 
-unaligned1657:
+unaligned2857:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1656:
+written2856:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1655:
+check2855:
 	CMPQ DX, R9
-	JB   next1654
+	JB   next2854
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1654
-	JMP  done1653
+	JB   next2854
+	JMP  done2853
 
-fp161651:
+fp162851:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1659
+	JMP  check2859
 
-next1658:
+next2858:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4620,36 +8066,36 @@ next1658:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1660
+	JEQ        written2860
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1661
+	JNE        unaligned2861
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1660
+	JMP        written2860
 
-unaligned1661:
+unaligned2861:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1660:
+written2860:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1659:
+check2859:
 	CMPQ DX, R9
-	JB   next1658
+	JB   next2858
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1658
-	JMP  done1653
+	JB   next2858
+	JMP  done2853
 
-fp321652:
+fp322852:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1663
+	JMP  check2863
 
-next1662:
+next2862:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -4662,28 +8108,28 @@ next1662:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written1664
+	JEQ        written2864
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned1665
+	JNE        unaligned2865
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written1664
+	JMP        written2864
 
-unaligned1665:
+unaligned2865:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1664:
+written2864:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check1663:
+check2863:
 	CMPQ DX, R9
-	JB   next1662
+	JB   next2862
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1662
+	JB   next2862
 
-done1653:
+done2853:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -4700,7 +8146,7 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -4747,46 +8193,46 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), SI
+	MOVQ      104(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      56(AX), DI
+	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned1666
+	JEQ       aligned2866
 	ORQ       $0x04, DI
 
-aligned1666:
+aligned2866:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp161668
-	JA   fp321669
+	JE   fp162868
+	JA   fp322869
 
-block1671:
+block2871:
 	TESTQ   R11, R11
-	JEQ     kept1674
+	JEQ     kept2874
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1674:
+kept2874:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -4804,9 +8250,9 @@ kept1674:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1672:
+tile2872:
 	TESTQ     R11, R11
-	JEQ       kept1675
+	JEQ       kept2875
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -4824,7 +8270,7 @@ tile1672:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1675:
+kept2875:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -4939,7 +8385,7 @@ kept1675:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1676
+	JNE         unusual2876
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -4953,14 +8399,14 @@ kept1675:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1677
+	JMP         stored2877
 
-unusual1676:
+unusual2876:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161679
-	JA         fp321680
+	JE         fp162879
+	JA         fp322880
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -4974,17 +8420,17 @@ unusual1676:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1683
+	JNE        ordinary2883
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1682
+	JMP        stored2882
 
-ordinary1683:
+ordinary2883:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1682:
-	JMP done1681
+stored2882:
+	JMP done2881
 
-fp161679:
+fp162879:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -4994,19 +8440,19 @@ fp161679:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1685
+	JNE          ordinary2885
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored1684
+	JMP          stored2884
 
-ordinary1685:
+ordinary2885:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1684:
-	JMP done1681
+stored2884:
+	JMP done2881
 
-fp321680:
-done1681:
-stored1677:
+fp322880:
+done2881:
+stored2877:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -5125,7 +8571,7 @@ stored1677:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1686
+	JNE         unusual2886
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -5139,14 +8585,14 @@ stored1677:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored1687
+	JMP         stored2887
 
-unusual1686:
+unusual2886:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161689
-	JA         fp321690
+	JE         fp162889
+	JA         fp322890
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -5160,17 +8606,17 @@ unusual1686:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1693
+	JNE        ordinary2893
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored1692
+	JMP        stored2892
 
-ordinary1693:
+ordinary2893:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1692:
-	JMP done1691
+stored2892:
+	JMP done2891
 
-fp161689:
+fp162889:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5180,28 +8626,28 @@ fp161689:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1695
+	JNE          ordinary2895
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1694
+	JMP          stored2894
 
-ordinary1695:
+ordinary2895:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1694:
-	JMP done1691
+stored2894:
+	JMP done2891
 
-fp321690:
-done1691:
-stored1687:
+fp322890:
+done2891:
+stored2887:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1672
+	JNE   tile2872
 	CMPL  5120(DX), $0x00
-	JEQ   done1697
+	JEQ   done2897
 	SUBQ  $0x00000100, AX
 
-next1696:
+next2896:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5220,9 +8666,9 @@ next1696:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1696
+	JNE        next2896
 
-done1697:
+done2897:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5247,11 +8693,11 @@ done1697:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1698
+	JEQ           unusual2898
 	CMPL          R14, $0x5f000000
-	JBE           usual1699
+	JBE           usual2899
 
-unusual1698:
+unusual2898:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5260,7 +8706,7 @@ unusual1698:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1700:
+next2900:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5269,7 +8715,7 @@ next1700:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1700
+	JB            next2900
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5291,7 +8737,7 @@ next1700:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1699:
+usual2899:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5350,7 +8796,7 @@ usual1699:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5379,7 +8825,7 @@ usual1699:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5393,7 +8839,7 @@ usual1699:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5401,24 +8847,24 @@ usual1699:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1671
-	JMP          done1670
+	JB           block2871
+	JMP          done2870
 
-fp161668:
-block1701:
+fp162868:
+block2901:
 	TESTQ   R11, R11
-	JEQ     kept1704
+	JEQ     kept2904
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1704:
+kept2904:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5436,9 +8882,9 @@ kept1704:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1702:
+tile2902:
 	TESTQ     R11, R11
-	JEQ       kept1705
+	JEQ       kept2905
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -5456,7 +8902,7 @@ tile1702:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1705:
+kept2905:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -5574,7 +9020,7 @@ kept1705:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1706
+	JNE         unusual2906
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -5588,14 +9034,14 @@ kept1705:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1707
+	JMP         stored2907
 
-unusual1706:
+unusual2906:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161709
-	JA         fp321710
+	JE         fp162909
+	JA         fp322910
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -5609,17 +9055,17 @@ unusual1706:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1713
+	JNE        ordinary2913
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1712
+	JMP        stored2912
 
-ordinary1713:
+ordinary2913:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1712:
-	JMP done1711
+stored2912:
+	JMP done2911
 
-fp161709:
+fp162909:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5629,19 +9075,19 @@ fp161709:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1715
+	JNE          ordinary2915
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1714
+	JMP          stored2914
 
-ordinary1715:
+ordinary2915:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1714:
-	JMP done1711
+stored2914:
+	JMP done2911
 
-fp321710:
-done1711:
-stored1707:
+fp322910:
+done2911:
+stored2907:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -5763,7 +9209,7 @@ stored1707:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1716
+	JNE         unusual2916
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -5777,14 +9223,14 @@ stored1707:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1717
+	JMP         stored2917
 
-unusual1716:
+unusual2916:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161719
-	JA         fp321720
+	JE         fp162919
+	JA         fp322920
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -5798,17 +9244,17 @@ unusual1716:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1723
+	JNE        ordinary2923
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1722
+	JMP        stored2922
 
-ordinary1723:
+ordinary2923:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1722:
-	JMP done1721
+stored2922:
+	JMP done2921
 
-fp161719:
+fp162919:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5818,28 +9264,28 @@ fp161719:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1725
+	JNE          ordinary2925
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1724
+	JMP          stored2924
 
-ordinary1725:
+ordinary2925:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1724:
-	JMP done1721
+stored2924:
+	JMP done2921
 
-fp321720:
-done1721:
-stored1717:
+fp322920:
+done2921:
+stored2917:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1702
+	JNE   tile2902
 	CMPL  5120(DX), $0x00
-	JEQ   done1727
+	JEQ   done2927
 	SUBQ  $0x00000100, AX
 
-next1726:
+next2926:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5858,9 +9304,9 @@ next1726:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1726
+	JNE        next2926
 
-done1727:
+done2927:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5885,11 +9331,11 @@ done1727:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1728
+	JEQ           unusual2928
 	CMPL          R14, $0x5f000000
-	JBE           usual1729
+	JBE           usual2929
 
-unusual1728:
+unusual2928:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5898,7 +9344,7 @@ unusual1728:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1730:
+next2930:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5907,7 +9353,7 @@ next1730:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1730
+	JB            next2930
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5929,7 +9375,7 @@ next1730:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1729:
+usual2929:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5988,7 +9434,7 @@ usual1729:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6017,7 +9463,7 @@ usual1729:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6031,7 +9477,7 @@ usual1729:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6039,24 +9485,24 @@ usual1729:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1701
-	JMP          done1670
+	JB           block2901
+	JMP          done2870
 
-fp321669:
-block1731:
+fp322869:
+block2931:
 	TESTQ   R11, R11
-	JEQ     kept1734
+	JEQ     kept2934
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept1734:
+kept2934:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -6074,9 +9520,9 @@ kept1734:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1732:
+tile2932:
 	TESTQ     R11, R11
-	JEQ       kept1735
+	JEQ       kept2935
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6094,7 +9540,7 @@ tile1732:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept1735:
+kept2935:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -6213,7 +9659,7 @@ kept1735:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1736
+	JNE         unusual2936
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -6227,14 +9673,14 @@ kept1735:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1737
+	JMP         stored2937
 
-unusual1736:
+unusual2936:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp161739
-	JA         fp321740
+	JE         fp162939
+	JA         fp322940
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -6248,17 +9694,17 @@ unusual1736:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1743
+	JNE        ordinary2943
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1742
+	JMP        stored2942
 
-ordinary1743:
+ordinary2943:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1742:
-	JMP done1741
+stored2942:
+	JMP done2941
 
-fp161739:
+fp162939:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6268,19 +9714,19 @@ fp161739:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1745
+	JNE          ordinary2945
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored1744
+	JMP          stored2944
 
-ordinary1745:
+ordinary2945:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored1744:
-	JMP done1741
+stored2944:
+	JMP done2941
 
-fp321740:
-done1741:
-stored1737:
+fp322940:
+done2941:
+stored2937:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -6403,7 +9849,7 @@ stored1737:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual1746
+	JNE         unusual2946
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -6417,14 +9863,14 @@ stored1737:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored1747
+	JMP         stored2947
 
-unusual1746:
+unusual2946:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp161749
-	JA         fp321750
+	JE         fp162949
+	JA         fp322950
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -6438,17 +9884,17 @@ unusual1746:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary1753
+	JNE        ordinary2953
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored1752
+	JMP        stored2952
 
-ordinary1753:
+ordinary2953:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored1752:
-	JMP done1751
+stored2952:
+	JMP done2951
 
-fp161749:
+fp162949:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6458,28 +9904,28 @@ fp161749:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary1755
+	JNE          ordinary2955
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored1754
+	JMP          stored2954
 
-ordinary1755:
+ordinary2955:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored1754:
-	JMP done1751
+stored2954:
+	JMP done2951
 
-fp321750:
-done1751:
-stored1747:
+fp322950:
+done2951:
+stored2947:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile1732
+	JNE   tile2932
 	CMPL  5120(DX), $0x00
-	JEQ   done1757
+	JEQ   done2957
 	SUBQ  $0x00000100, AX
 
-next1756:
+next2956:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6498,9 +9944,9 @@ next1756:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1756
+	JNE        next2956
 
-done1757:
+done2957:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -6525,11 +9971,11 @@ done1757:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1758
+	JEQ           unusual2958
 	CMPL          R14, $0x5f000000
-	JBE           usual1759
+	JBE           usual2959
 
-unusual1758:
+unusual2958:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6538,7 +9984,7 @@ unusual1758:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next1760:
+next2960:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6547,7 +9993,7 @@ next1760:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next1760
+	JB            next2960
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6569,7 +10015,7 @@ next1760:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual1759:
+usual2959:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6628,7 +10074,7 @@ usual1759:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6657,7 +10103,7 @@ usual1759:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6671,7 +10117,7 @@ usual1759:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6679,10 +10125,10 @@ usual1759:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1731
+	JB           block2931
 
-done1670:
-tile1761:
+done2870:
+tile2961:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -6760,12 +10206,12 @@ tile1761:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1761
+	JNE         tile2961
 	CMPL        5120(DX), $0x00
-	JEQ         done1763
+	JEQ         done2963
 	SUBQ        $0x00000100, AX
 
-next1762:
+next2962:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6784,9 +10230,9 @@ next1762:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1762
+	JNE        next2962
 
-done1763:
+done2963:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6796,19 +10242,19 @@ done1763:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   96(BX), BX
+	MOVQ   104(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   120(R8), R8
+	MOVQ   128(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -6816,15 +10262,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161765
-	JA     fp321766
+	JE     fp162965
+	JA     fp322966
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1769
+	JMP    check2969
 
-next1768:
+next2968:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6837,44 +10283,44 @@ next1768:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1770
+	JNE        within2970
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1770:
+within2970:
 	TESTQ    AX, AX
-	JEQ      written1771
+	JEQ      written2971
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1772
+	JNE      unaligned2972
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1771
+	JMP      written2971
 
-unaligned1772:
+unaligned2972:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1771:
+written2971:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1769:
+check2969:
 	CMPQ DX, R10
-	JB   next1768
+	JB   next2968
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1768
-	JMP  done1767
+	JB   next2968
+	JMP  done2967
 
-fp161765:
+fp162965:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1774
+	JMP  check2974
 
-next1773:
+next2973:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6887,44 +10333,44 @@ next1773:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1775
+	JNE        within2975
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1775:
+within2975:
 	TESTQ    AX, AX
-	JEQ      written1776
+	JEQ      written2976
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1777
+	JNE      unaligned2977
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1776
+	JMP      written2976
 
-unaligned1777:
+unaligned2977:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1776:
+written2976:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1774:
+check2974:
 	CMPQ DX, R10
-	JB   next1773
+	JB   next2973
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1773
-	JMP  done1767
+	JB   next2973
+	JMP  done2967
 
-fp321766:
+fp322966:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1779
+	JMP  check2979
 
-next1778:
+next2978:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -6937,36 +10383,36 @@ next1778:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1780
+	JNE        within2980
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1780:
+within2980:
 	TESTQ    AX, AX
-	JEQ      written1781
+	JEQ      written2981
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned1782
+	JNE      unaligned2982
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written1781
+	JMP      written2981
 
-unaligned1782:
+unaligned2982:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written1781:
+written2981:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1779:
+check2979:
 	CMPQ DX, R10
-	JB   next1778
+	JB   next2978
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1778
+	JB   next2978
 
-done1767:
+done2967:
 	SFENCE
 	VZEROUPPER
 	RET

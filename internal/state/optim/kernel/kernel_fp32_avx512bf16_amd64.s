@@ -626,36 +626,36 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2070
+	JEQ       aligned3390
 	ORQ       $0x04, DI
 
-aligned2070:
+aligned3390:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
-	MOVQ    112(R9), R9
+	MOVQ    120(R9), R9
 	VMOVUPS 128(AX), Z0
-	VMOVUPS 192(AX), Z2
-	VMOVUPS 256(AX), Z3
-	VMOVUPS 320(AX), Z4
-	VMOVUPS 384(AX), Z5
-	VMOVUPS 576(AX), Z6
-	VMOVUPS (AX), Z7
-	VMOVUPS 64(AX), Z8
-	VMOVUPS 448(AX), Z9
-	VMOVUPS 512(AX), Z10
+	VMOVUPS 192(AX), Z8
+	VMOVUPS 256(AX), Z9
+	VMOVUPS 320(AX), Z10
+	VMOVUPS 384(AX), Z11
+	VMOVUPS 576(AX), Z12
+	VMOVUPS (AX), Z13
+	VMOVUPS 64(AX), Z14
+	VMOVUPS 448(AX), Z15
+	VMOVUPS 512(AX), Z16
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R10
@@ -664,141 +664,426 @@ aligned2070:
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain3391
+	VPXORQ  Z1, Z1, Z1
+	VPXORQ  Z2, Z2, Z2
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
+	VPXORQ  Z5, Z5, Z5
+	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp162072
-	JA      fp322073
+	JE      fp163394
+	JA      fp323395
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2076
+	JMP     check3398
 
-next2075:
+next3397:
 	TESTQ     AX, AX
-	JEQ       kept2077
+	JEQ       kept3399
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
-	VMOVDQU32 (SI)(CX*4), Z11
-	VMOVDQU32 Z11, 64(AX)(R13*4)
-	VMOVDQU32 (R8)(CX*4), Z11
-	VMOVDQU32 Z11, 320(AX)(R13*4)
-	VMOVDQU32 (R9)(CX*4), Z11
-	VMOVDQU32 Z11, 576(AX)(R13*4)
+	VMOVDQU32 (SI)(CX*4), Z17
+	VMOVDQU32 Z17, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z17
+	VMOVDQU32 Z17, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z17
+	VMOVDQU32 Z17, 576(AX)(R13*4)
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2077:
+kept3399:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	VPADDQ        (R9)(CX*4), Z5, Z5
 	PREFETCHT0    (DX)(R12*2)
-	VPMOVZXWD     (DX)(CX*2), Z11
-	VPSLLD        $0x10, Z11, Z11
-	VMOVUPS       (SI)(CX*4), Z12
-	VMULPS        Z7, Z11, Z11
-	VFMADD231PS   Z8, Z12, Z11
-	VMULPS        (R8)(CX*4), Z0, Z13
-	VFMADD231PS   Z2, Z11, Z13
-	VMULPS        Z11, Z11, Z11
-	VMULPS        (R9)(CX*4), Z3, Z14
-	VFMADD231PS   Z4, Z11, Z14
-	VMOVUPS       Z13, (R8)(CX*4)
-	VMOVUPS       Z14, (R9)(CX*4)
-	VSQRTPS       Z14, Z14
-	VFMADD213PS   Z9, Z5, Z14
-	VDIVPS        Z14, Z13, Z13
-	VFMADD231PS   Z10, Z12, Z12
-	VFMADD231PS   Z6, Z13, Z12
-	VMOVUPS       Z12, (SI)(CX*4)
+	VPMOVZXWD     (DX)(CX*2), Z17
+	VPSLLD        $0x10, Z17, Z17
+	VMOVUPS       (SI)(CX*4), Z18
+	VMULPS        Z13, Z17, Z17
+	VFMADD231PS   Z14, Z18, Z17
+	VMULPS        (R8)(CX*4), Z0, Z19
+	VFMADD231PS   Z8, Z17, Z19
+	VMULPS        Z17, Z17, Z17
+	VMULPS        (R9)(CX*4), Z9, Z20
+	VFMADD231PS   Z10, Z17, Z20
+	VMOVUPS       Z19, (R8)(CX*4)
+	VPADDQ        Z19, Z4, Z4
+	VMOVUPS       Z20, (R9)(CX*4)
+	VPADDQ        Z20, Z6, Z6
+	VSQRTPS       Z20, Z20
+	VFMADD213PS   Z15, Z11, Z20
+	VDIVPS        Z20, Z19, Z19
+	VFMADD231PS   Z16, Z18, Z18
+	VFMADD231PS   Z12, Z19, Z18
+	VMOVUPS       Z18, (SI)(CX*4)
+	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual2078
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
+	JNE           unusual3400
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual2080
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
-	VCMPPS        $0x03, Z12, Z12, K2
-	VPADDD        pattern00000001<>+0(SB), Z11, K1, Z11
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z11
-	VPSRLD        $0x10, Z11, Z11
-	VPMOVDW       Z11, Y11
-	VMOVDQU32     Y11, Y11
+	JEQ           usual3402
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPMOVDW       Z17, Y17
+	VMOVDQU32     Y17, Y17
 
-usual2080:
-	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored2079
+usual3402:
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored3401
 
-unusual2078:
+unusual3400:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162082
-	JA            fp322083
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487e5262; WORD $0xdc72 // VCVTNEPS2BF16 Z12, Y11
+	JE            fp163404
+	JA            fp323405
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual2085
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z11
-	VCMPPS        $0x03, Z12, Z12, K2
-	VPADDD        pattern00000001<>+0(SB), Z11, K1, Z11
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z11
-	VPSRLD        $0x10, Z11, Z11
-	VPMOVDW       Z11, Y11
-	VMOVDQU32     Y11, Y11
+	JEQ           usual3407
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z17
+	VPSRLD        $0x10, Z17, Z17
+	VPMOVDW       Z17, Y17
+	VMOVDQU32     Y17, Y17
 
-usual2085:
+usual3407:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2087
-	VMOVNTDQ Y11, (BX)(CX*2)
-	JMP      stored2086
+	JNE      ordinary3409
+	VMOVNTDQ Y17, (BX)(CX*2)
+	JMP      stored3408
 
-ordinary2087:
-	VMOVDQU32 Y11, (BX)(CX*2)
+ordinary3409:
+	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored2086:
-	JMP done2084
+stored3408:
+	JMP done3406
 
-fp162082:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z12, Y1
+fp163404:
+	VPXORD    Y7, Y7, Y7
+	VCVTPS2PH $0x00, Z18, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2089
-	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2088
+	JNE       ordinary3411
+	VMOVNTDQ  Y7, (BX)(CX*2)
+	JMP       stored3410
 
-ordinary2089:
-	VMOVDQU32 Y1, (BX)(CX*2)
+ordinary3411:
+	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored2088:
-	JMP done2084
+stored3410:
+	JMP done3406
 
-fp322083:
-done2084:
-stored2079:
+fp323405:
+done3406:
+stored3401:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2076:
+check3398:
 	CMPQ CX, R11
-	JB   next2075
+	JB   next3397
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2075
-	JMP  done2074
+	JB   next3397
+	JMP  done3396
 
-fp162072:
+fp163394:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2091
+	JMP  check3413
 
-next2090:
+next3412:
 	TESTQ     AX, AX
-	JEQ       kept2092
+	JEQ       kept3414
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z7
+	VMOVDQU32 Z7, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z7
+	VMOVDQU32 Z7, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept3414:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	VPADDQ        (R9)(CX*4), Z5, Z5
+	PREFETCHT0    (DX)(R12*2)
+	VCVTPH2PS     (DX)(CX*2), Z7
+	VMOVUPS       (SI)(CX*4), Z18
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z18, Z7
+	VMULPS        (R8)(CX*4), Z0, Z19
+	VFMADD231PS   Z8, Z7, Z19
+	VMULPS        Z7, Z7, Z7
+	VMULPS        (R9)(CX*4), Z9, Z20
+	VFMADD231PS   Z10, Z7, Z20
+	VMOVUPS       Z19, (R8)(CX*4)
+	VPADDQ        Z19, Z4, Z4
+	VMOVUPS       Z20, (R9)(CX*4)
+	VPADDQ        Z20, Z6, Z6
+	VSQRTPS       Z20, Z20
+	VFMADD213PS   Z15, Z11, Z20
+	VDIVPS        Z20, Z19, Z19
+	VFMADD231PS   Z16, Z18, Z18
+	VFMADD231PS   Z12, Z19, Z18
+	VMOVUPS       Z18, (SI)(CX*4)
+	VPADDQ        Z18, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3415
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
+	KORTESTW      K1, K1
+	JEQ           usual3417
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD        $0x10, Z7, Z7
+	VPMOVDW       Z7, Y7
+	VMOVDQU32     Y7, Y7
+
+usual3417:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored3416
+
+unusual3415:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163419
+	JA            fp323420
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
+	KORTESTW      K1, K1
+	JEQ           usual3422
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD        $0x10, Z7, Z7
+	VPMOVDW       Z7, Y7
+	VMOVDQU32     Y7, Y7
+
+usual3422:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3424
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored3423
+
+ordinary3424:
+	VMOVDQU32 Y7, (BX)(CX*2)
+
+stored3423:
+	JMP done3421
+
+fp163419:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3426
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored3425
+
+ordinary3426:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored3425:
+	JMP done3421
+
+fp323420:
+done3421:
+stored3416:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check3413:
+	CMPQ CX, R11
+	JB   next3412
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3412
+	JMP  done3396
+
+fp323395:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3428
+
+next3427:
+	TESTQ     AX, AX
+	JEQ       kept3429
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z7
+	VMOVDQU32 Z7, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z7
+	VMOVDQU32 Z7, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept3429:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	VPADDQ        (R9)(CX*4), Z5, Z5
+	PREFETCHT0    (DX)(R12*4)
+	VMOVUPS       (DX)(CX*4), Z7
+	VMOVUPS       (SI)(CX*4), Z18
+	VMULPS        Z13, Z7, Z7
+	VFMADD231PS   Z14, Z18, Z7
+	VMULPS        (R8)(CX*4), Z0, Z19
+	VFMADD231PS   Z8, Z7, Z19
+	VMULPS        Z7, Z7, Z7
+	VMULPS        (R9)(CX*4), Z9, Z20
+	VFMADD231PS   Z10, Z7, Z20
+	VMOVUPS       Z19, (R8)(CX*4)
+	VPADDQ        Z19, Z4, Z4
+	VMOVUPS       Z20, (R9)(CX*4)
+	VPADDQ        Z20, Z6, Z6
+	VSQRTPS       Z20, Z20
+	VFMADD213PS   Z15, Z11, Z20
+	VDIVPS        Z20, Z19, Z19
+	VFMADD231PS   Z16, Z18, Z18
+	VFMADD231PS   Z12, Z19, Z18
+	VMOVUPS       Z18, (SI)(CX*4)
+	VPADDQ        Z18, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3430
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
+	KORTESTW      K1, K1
+	JEQ           usual3432
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD        $0x10, Z7, Z7
+	VPMOVDW       Z7, Y7
+	VMOVDQU32     Y7, Y7
+
+usual3432:
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored3431
+
+unusual3430:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163434
+	JA            fp323435
+	VCMPPS        $0x03, Z18, Z18, K1
+	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
+	KORTESTW      K1, K1
+	JEQ           usual3437
+	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
+	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS        $0x03, Z18, Z18, K2
+	VPADDD        pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD        $0x10, Z7, Z7
+	VPMOVDW       Z7, Y7
+	VMOVDQU32     Y7, Y7
+
+usual3437:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3439
+	VMOVNTDQ Y7, (BX)(CX*2)
+	JMP      stored3438
+
+ordinary3439:
+	VMOVDQU32 Y7, (BX)(CX*2)
+
+stored3438:
+	JMP done3436
+
+fp163434:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3441
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored3440
+
+ordinary3441:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored3440:
+	JMP done3436
+
+fp323435:
+done3436:
+stored3431:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check3428:
+	CMPQ CX, R11
+	JB   next3427
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3427
+
+done3396:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z1, (AX)
+	VMOVDQU32 Z2, 64(AX)
+	VMOVDQU32 Z3, 256(AX)
+	VMOVDQU32 Z4, 320(AX)
+	VMOVDQU32 Z5, 384(AX)
+	VMOVDQU32 Z6, 448(AX)
+	JMP       updated3392
+
+plain3391:
+	CMPQ CX, $0x01
+	JE   fp163443
+	JA   fp323444
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3447
+
+next3446:
+	TESTQ     AX, AX
+	JEQ       kept3448
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -810,117 +1095,240 @@ next2090:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2092:
+kept3448:
+	PREFETCHT0    (SI)(R12*4)
+	PREFETCHT0    (R8)(R12*4)
+	PREFETCHT0    (R9)(R12*4)
+	PREFETCHT0    (DX)(R12*2)
+	VPMOVZXWD     (DX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z13, Z1, Z1
+	VFMADD231PS   Z14, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z8, Z1, Z4
+	VMULPS        Z1, Z1, Z1
+	VMULPS        (R9)(CX*4), Z9, Z5
+	VFMADD231PS   Z10, Z1, Z5
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMOVUPS       Z5, (R9)(CX*4)
+	VSQRTPS       Z5, Z5
+	VFMADD213PS   Z15, Z11, Z5
+	VDIVPS        Z5, Z4, Z4
+	VFMADD231PS   Z16, Z3, Z3
+	VFMADD231PS   Z12, Z4, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3449
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3451
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3451:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3450
+
+unusual3449:
+	MOVQ          DI, R13
+	ANDQ          $0x03, R13
+	CMPQ          R13, $0x01
+	JE            fp163453
+	JA            fp323454
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3456
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3456:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3458
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3457
+
+ordinary3458:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored3457:
+	JMP done3455
+
+fp163453:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3460
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3459
+
+ordinary3460:
+	VMOVDQU32 Y2, (BX)(CX*2)
+
+stored3459:
+	JMP done3455
+
+fp323454:
+done3455:
+stored3450:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R12
+
+check3447:
+	CMPQ CX, R11
+	JB   next3446
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3446
+	JMP  done3445
+
+fp163443:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3462
+
+next3461:
+	TESTQ     AX, AX
+	JEQ       kept3463
+	MOVQ      CX, R13
+	ANDQ      $0x0000003f, R13
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R13*4)
+	VMOVDQU32 (R9)(CX*4), Z1
+	VMOVDQU32 Z1, 576(AX)(R13*4)
+	LEAQ      16(CX), R13
+	MOVQ      R13, (AX)
+
+kept3463:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
 	PREFETCHT0    (DX)(R12*2)
 	VCVTPH2PS     (DX)(CX*2), Z1
-	VMOVUPS       (SI)(CX*4), Z12
-	VMULPS        Z7, Z1, Z1
-	VFMADD231PS   Z8, Z12, Z1
-	VMULPS        (R8)(CX*4), Z0, Z13
-	VFMADD231PS   Z2, Z1, Z13
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z13, Z1, Z1
+	VFMADD231PS   Z14, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z8, Z1, Z4
 	VMULPS        Z1, Z1, Z1
-	VMULPS        (R9)(CX*4), Z3, Z14
-	VFMADD231PS   Z4, Z1, Z14
-	VMOVUPS       Z13, (R8)(CX*4)
-	VMOVUPS       Z14, (R9)(CX*4)
-	VSQRTPS       Z14, Z14
-	VFMADD213PS   Z9, Z5, Z14
-	VDIVPS        Z14, Z13, Z13
-	VFMADD231PS   Z10, Z12, Z12
-	VFMADD231PS   Z6, Z13, Z12
-	VMOVUPS       Z12, (SI)(CX*4)
+	VMULPS        (R9)(CX*4), Z9, Z5
+	VFMADD231PS   Z10, Z1, Z5
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMOVUPS       Z5, (R9)(CX*4)
+	VSQRTPS       Z5, Z5
+	VFMADD213PS   Z15, Z11, Z5
+	VDIVPS        Z5, Z4, Z4
+	VFMADD231PS   Z16, Z3, Z3
+	VFMADD231PS   Z12, Z4, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2093
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	JNE           unusual3464
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2095
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
-	VCMPPS        $0x03, Z12, Z12, K2
+	JEQ           usual3466
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2095:
+usual3466:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2094
+	JMP      stored3465
 
-unusual2093:
+unusual3464:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162097
-	JA            fp322098
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	JE            fp163468
+	JA            fp323469
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2100
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
-	VCMPPS        $0x03, Z12, Z12, K2
+	JEQ           usual3471
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2100:
+usual3471:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2102
+	JNE      ordinary3473
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2101
+	JMP      stored3472
 
-ordinary2102:
+ordinary3473:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2101:
-	JMP done2099
+stored3472:
+	JMP done3470
 
-fp162097:
-	VPXORD    Y11, Y11, Y11
-	VCVTPS2PH $0x00, Z12, Y11
+fp163468:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2104
-	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored2103
+	JNE       ordinary3475
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3474
 
-ordinary2104:
-	VMOVDQU32 Y11, (BX)(CX*2)
+ordinary3475:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2103:
-	JMP done2099
+stored3474:
+	JMP done3470
 
-fp322098:
-done2099:
-stored2094:
+fp323469:
+done3470:
+stored3465:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2091:
+check3462:
 	CMPQ CX, R11
-	JB   next2090
+	JB   next3461
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2090
-	JMP  done2074
+	JB   next3461
+	JMP  done3445
 
-fp322073:
+fp323444:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2106
+	JMP  check3477
 
-next2105:
+next3476:
 	TESTQ     AX, AX
-	JEQ       kept2107
+	JEQ       kept3478
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -932,107 +1340,108 @@ next2105:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2107:
+kept3478:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
 	PREFETCHT0    (DX)(R12*4)
 	VMOVUPS       (DX)(CX*4), Z1
-	VMOVUPS       (SI)(CX*4), Z12
-	VMULPS        Z7, Z1, Z1
-	VFMADD231PS   Z8, Z12, Z1
-	VMULPS        (R8)(CX*4), Z0, Z13
-	VFMADD231PS   Z2, Z1, Z13
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z13, Z1, Z1
+	VFMADD231PS   Z14, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z8, Z1, Z4
 	VMULPS        Z1, Z1, Z1
-	VMULPS        (R9)(CX*4), Z3, Z14
-	VFMADD231PS   Z4, Z1, Z14
-	VMOVUPS       Z13, (R8)(CX*4)
-	VMOVUPS       Z14, (R9)(CX*4)
-	VSQRTPS       Z14, Z14
-	VFMADD213PS   Z9, Z5, Z14
-	VDIVPS        Z14, Z13, Z13
-	VFMADD231PS   Z10, Z12, Z12
-	VFMADD231PS   Z6, Z13, Z12
-	VMOVUPS       Z12, (SI)(CX*4)
+	VMULPS        (R9)(CX*4), Z9, Z5
+	VFMADD231PS   Z10, Z1, Z5
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMOVUPS       Z5, (R9)(CX*4)
+	VSQRTPS       Z5, Z5
+	VFMADD213PS   Z15, Z11, Z5
+	VDIVPS        Z5, Z4, Z4
+	VFMADD231PS   Z16, Z3, Z3
+	VFMADD231PS   Z12, Z4, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2108
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	JNE           unusual3479
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2110
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
-	VCMPPS        $0x03, Z12, Z12, K2
+	JEQ           usual3481
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2110:
+usual3481:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2109
+	JMP      stored3480
 
-unusual2108:
+unusual3479:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp162112
-	JA            fp322113
-	VCMPPS        $0x03, Z12, Z12, K1
-	LONG $0x487ed262; WORD $0xcc72 // VCVTNEPS2BF16 Z12, Y1
+	JE            fp163483
+	JA            fp323484
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2115
-	VPTESTMD      pattern00010000<>+0(SB), Z12, K1
-	VPADDD        pattern00007fff<>+0(SB), Z12, Z1
-	VCMPPS        $0x03, Z12, Z12, K2
+	JEQ           usual3486
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2115:
+usual3486:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2117
+	JNE      ordinary3488
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2116
+	JMP      stored3487
 
-ordinary2117:
+ordinary3488:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2116:
-	JMP done2114
+stored3487:
+	JMP done3485
 
-fp162112:
-	VPXORD    Y11, Y11, Y11
-	VCVTPS2PH $0x00, Z12, Y11
+fp163483:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2119
-	VMOVNTDQ  Y11, (BX)(CX*2)
-	JMP       stored2118
+	JNE       ordinary3490
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3489
 
-ordinary2119:
-	VMOVDQU32 Y11, (BX)(CX*2)
+ordinary3490:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2118:
-	JMP done2114
+stored3489:
+	JMP done3485
 
-fp322113:
-done2114:
-stored2109:
+fp323484:
+done3485:
+stored3480:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2106:
+check3477:
 	CMPQ CX, R11
-	JB   next2105
+	JB   next3476
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2105
+	JB   next3476
 
-done2074:
+done3445:
+updated3392:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1048,32 +1457,32 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2120
+	JEQ       aligned3491
 	ORQ       $0x04, DI
 
-aligned2120:
+aligned3491:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
-	VMOVUPS 192(AX), Z3
-	VMOVUPS 256(AX), Z4
-	VMOVUPS 320(AX), Z5
-	VMOVUPS 576(AX), Z6
-	VMOVUPS (AX), Z7
-	VMOVUPS 64(AX), Z8
-	VMOVUPS 512(AX), Z9
+	VMOVUPS 192(AX), Z7
+	VMOVUPS 256(AX), Z8
+	VMOVUPS 320(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS (AX), Z11
+	VMOVUPS 64(AX), Z12
+	VMOVUPS 512(AX), Z13
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
@@ -1082,140 +1491,413 @@ aligned2120:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain3492
+	VPXORQ  Z1, Z1, Z1
+	VPXORQ  Z2, Z2, Z2
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp162122
-	JA      fp322123
+	JE      fp163495
+	JA      fp323496
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2126
+	JMP     check3499
 
-next2125:
+next3498:
 	TESTQ     AX, AX
-	JEQ       kept2127
+	JEQ       kept3500
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (SI)(CX*4), Z10
-	VMOVDQU32 Z10, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z10
-	VMOVDQU32 Z10, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z14
+	VMOVDQU32 Z14, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z14
+	VMOVDQU32 Z14, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2127:
+kept3500:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
 	PREFETCHT0    (DX)(R11*2)
-	VPMOVZXWD     (DX)(CX*2), Z10
-	VPSLLD        $0x10, Z10, Z10
-	VMOVUPS       (SI)(CX*4), Z11
-	VMULPS        Z7, Z10, Z10
-	VFMADD231PS   Z8, Z11, Z10
-	VMULPS        (R8)(CX*4), Z0, Z12
-	VFMADD231PS   Z3, Z10, Z12
-	VFMADD231PS   Z9, Z11, Z11
-	VPXORD        Z1, Z1, Z1
-	VANDPS        pattern80000000<>+0(SB), Z12, Z13
-	VXORPS        Z6, Z13, Z13
-	VCMPPS        $0x00, Z1, Z12, K1
-	VCMPPS        $0x03, Z12, Z12, K2
-	VMOVDQA32     Z1, K1, Z13
-	VMOVDQA32     Z12, K2, Z13
-	VADDPS        Z13, Z11, Z11
-	VMULPS        (R8)(CX*4), Z4, Z12
-	VFMADD231PS   Z5, Z10, Z12
-	VMOVUPS       Z12, (R8)(CX*4)
-	VMOVUPS       Z11, (SI)(CX*4)
+	VPMOVZXWD     (DX)(CX*2), Z14
+	VPSLLD        $0x10, Z14, Z14
+	VMOVUPS       (SI)(CX*4), Z15
+	VMULPS        Z11, Z14, Z14
+	VFMADD231PS   Z12, Z15, Z14
+	VMULPS        (R8)(CX*4), Z0, Z16
+	VFMADD231PS   Z7, Z14, Z16
+	VFMADD231PS   Z13, Z15, Z15
+	VPXORD        Z5, Z5, Z5
+	VANDPS        pattern80000000<>+0(SB), Z16, Z17
+	VXORPS        Z10, Z17, Z17
+	VCMPPS        $0x00, Z5, Z16, K1
+	VCMPPS        $0x03, Z16, Z16, K2
+	VMOVDQA32     Z5, K1, Z17
+	VMOVDQA32     Z16, K2, Z17
+	VADDPS        Z17, Z15, Z15
+	VMULPS        (R8)(CX*4), Z8, Z16
+	VFMADD231PS   Z9, Z14, Z16
+	VMOVUPS       Z16, (R8)(CX*4)
+	VPADDQ        Z16, Z4, Z4
+	VMOVUPS       Z15, (SI)(CX*4)
+	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual2128
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
+	JNE           unusual3501
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual2130
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
-	VCMPPS        $0x03, Z11, Z11, K2
-	VPADDD        pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z10
-	VPSRLD        $0x10, Z10, Z10
-	VPMOVDW       Z10, Y10
-	VMOVDQU32     Y10, Y10
+	JEQ           usual3503
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD        $0x10, Z14, Z14
+	VPMOVDW       Z14, Y14
+	VMOVDQU32     Y14, Y14
 
-usual2130:
-	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored2129
+usual3503:
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored3502
 
-unusual2128:
+unusual3501:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162132
-	JA            fp322133
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487e5262; WORD $0xd372 // VCVTNEPS2BF16 Z11, Y10
+	JE            fp163505
+	JA            fp323506
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual2135
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z10
-	VCMPPS        $0x03, Z11, Z11, K2
-	VPADDD        pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z10
-	VPSRLD        $0x10, Z10, Z10
-	VPMOVDW       Z10, Y10
-	VMOVDQU32     Y10, Y10
+	JEQ           usual3508
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD        $0x10, Z14, Z14
+	VPMOVDW       Z14, Y14
+	VMOVDQU32     Y14, Y14
 
-usual2135:
+usual3508:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2137
-	VMOVNTDQ Y10, (BX)(CX*2)
-	JMP      stored2136
+	JNE      ordinary3510
+	VMOVNTDQ Y14, (BX)(CX*2)
+	JMP      stored3509
 
-ordinary2137:
-	VMOVDQU32 Y10, (BX)(CX*2)
+ordinary3510:
+	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored2136:
-	JMP done2134
+stored3509:
+	JMP done3507
 
-fp162132:
-	VPXORD    Y2, Y2, Y2
-	VCVTPS2PH $0x00, Z11, Y2
+fp163505:
+	VPXORD    Y6, Y6, Y6
+	VCVTPS2PH $0x00, Z15, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2139
-	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored2138
+	JNE       ordinary3512
+	VMOVNTDQ  Y6, (BX)(CX*2)
+	JMP       stored3511
 
-ordinary2139:
-	VMOVDQU32 Y2, (BX)(CX*2)
+ordinary3512:
+	VMOVDQU32 Y6, (BX)(CX*2)
 
-stored2138:
-	JMP done2134
+stored3511:
+	JMP done3507
 
-fp322133:
-done2134:
-stored2129:
+fp323506:
+done3507:
+stored3502:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2126:
+check3499:
 	CMPQ CX, R10
-	JB   next2125
+	JB   next3498
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2125
-	JMP  done2124
+	JB   next3498
+	JMP  done3497
 
-fp162122:
+fp163495:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2141
+	JMP  check3514
 
-next2140:
+next3513:
 	TESTQ     AX, AX
-	JEQ       kept2142
+	JEQ       kept3515
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3515:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z5
+	VMOVUPS       (SI)(CX*4), Z15
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z15, Z5
+	VMULPS        (R8)(CX*4), Z0, Z16
+	VFMADD231PS   Z7, Z5, Z16
+	VFMADD231PS   Z13, Z15, Z15
+	VPXORD        Z6, Z6, Z6
+	VANDPS        pattern80000000<>+0(SB), Z16, Z17
+	VXORPS        Z10, Z17, Z17
+	VCMPPS        $0x00, Z6, Z16, K1
+	VCMPPS        $0x03, Z16, Z16, K2
+	VMOVDQA32     Z6, K1, Z17
+	VMOVDQA32     Z16, K2, Z17
+	VADDPS        Z17, Z15, Z15
+	VMULPS        (R8)(CX*4), Z8, Z16
+	VFMADD231PS   Z9, Z5, Z16
+	VMOVUPS       Z16, (R8)(CX*4)
+	VPADDQ        Z16, Z4, Z4
+	VMOVUPS       Z15, (SI)(CX*4)
+	VPADDQ        Z15, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3516
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3518
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3518:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3517
+
+unusual3516:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163520
+	JA            fp323521
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3523
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3523:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3525
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3524
+
+ordinary3525:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3524:
+	JMP done3522
+
+fp163520:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3527
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored3526
+
+ordinary3527:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored3526:
+	JMP done3522
+
+fp323521:
+done3522:
+stored3517:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3514:
+	CMPQ CX, R10
+	JB   next3513
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3513
+	JMP  done3497
+
+fp323496:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3529
+
+next3528:
+	TESTQ     AX, AX
+	JEQ       kept3530
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3530:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z5
+	VMOVUPS       (SI)(CX*4), Z15
+	VMULPS        Z11, Z5, Z5
+	VFMADD231PS   Z12, Z15, Z5
+	VMULPS        (R8)(CX*4), Z0, Z16
+	VFMADD231PS   Z7, Z5, Z16
+	VFMADD231PS   Z13, Z15, Z15
+	VPXORD        Z6, Z6, Z6
+	VANDPS        pattern80000000<>+0(SB), Z16, Z17
+	VXORPS        Z10, Z17, Z17
+	VCMPPS        $0x00, Z6, Z16, K1
+	VCMPPS        $0x03, Z16, Z16, K2
+	VMOVDQA32     Z6, K1, Z17
+	VMOVDQA32     Z16, K2, Z17
+	VADDPS        Z17, Z15, Z15
+	VMULPS        (R8)(CX*4), Z8, Z16
+	VFMADD231PS   Z9, Z5, Z16
+	VMOVUPS       Z16, (R8)(CX*4)
+	VPADDQ        Z16, Z4, Z4
+	VMOVUPS       Z15, (SI)(CX*4)
+	VPADDQ        Z15, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3531
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3533
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3533:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3532
+
+unusual3531:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163535
+	JA            fp323536
+	VCMPPS        $0x03, Z15, Z15, K1
+	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3538
+	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
+	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
+	VCMPPS        $0x03, Z15, Z15, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3538:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3540
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3539
+
+ordinary3540:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3539:
+	JMP done3537
+
+fp163535:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3542
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored3541
+
+ordinary3542:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored3541:
+	JMP done3537
+
+fp323536:
+done3537:
+stored3532:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3529:
+	CMPQ CX, R10
+	JB   next3528
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3528
+
+done3497:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z1, (AX)
+	VMOVDQU32 Z2, 64(AX)
+	VMOVDQU32 Z3, 256(AX)
+	VMOVDQU32 Z4, 320(AX)
+	JMP       updated3493
+
+plain3492:
+	CMPQ CX, $0x01
+	JE   fp163544
+	JA   fp323545
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3548
+
+next3547:
+	TESTQ     AX, AX
+	JEQ       kept3549
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1225,118 +1907,240 @@ next2140:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2142:
+kept3549:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VMOVUPS       (SI)(CX*4), Z4
+	VMULPS        Z11, Z1, Z1
+	VFMADD231PS   Z12, Z4, Z1
+	VMULPS        (R8)(CX*4), Z0, Z5
+	VFMADD231PS   Z7, Z1, Z5
+	VFMADD231PS   Z13, Z4, Z4
+	VPXORD        Z2, Z2, Z2
+	VANDPS        pattern80000000<>+0(SB), Z5, Z6
+	VXORPS        Z10, Z6, Z6
+	VCMPPS        $0x00, Z2, Z5, K1
+	VCMPPS        $0x03, Z5, Z5, K2
+	VMOVDQA32     Z2, K1, Z6
+	VMOVDQA32     Z5, K2, Z6
+	VADDPS        Z6, Z4, Z4
+	VMULPS        (R8)(CX*4), Z8, Z5
+	VFMADD231PS   Z9, Z1, Z5
+	VMOVUPS       Z5, (R8)(CX*4)
+	VMOVUPS       Z4, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3550
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3552
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3552:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3551
+
+unusual3550:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163554
+	JA            fp323555
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3557
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3557:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3559
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3558
+
+ordinary3559:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored3558:
+	JMP done3556
+
+fp163554:
+	VPXORD    Y3, Y3, Y3
+	VCVTPS2PH $0x00, Z4, Y3
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3561
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored3560
+
+ordinary3561:
+	VMOVDQU32 Y3, (BX)(CX*2)
+
+stored3560:
+	JMP done3556
+
+fp323555:
+done3556:
+stored3551:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3548:
+	CMPQ CX, R10
+	JB   next3547
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3547
+	JMP  done3546
+
+fp163544:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3563
+
+next3562:
+	TESTQ     AX, AX
+	JEQ       kept3564
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3564:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
 	VCVTPH2PS     (DX)(CX*2), Z1
-	VMOVUPS       (SI)(CX*4), Z11
-	VMULPS        Z7, Z1, Z1
-	VFMADD231PS   Z8, Z11, Z1
-	VMULPS        (R8)(CX*4), Z0, Z12
-	VFMADD231PS   Z3, Z1, Z12
-	VFMADD231PS   Z9, Z11, Z11
+	VMOVUPS       (SI)(CX*4), Z4
+	VMULPS        Z11, Z1, Z1
+	VFMADD231PS   Z12, Z4, Z1
+	VMULPS        (R8)(CX*4), Z0, Z5
+	VFMADD231PS   Z7, Z1, Z5
+	VFMADD231PS   Z13, Z4, Z4
 	VPXORD        Z2, Z2, Z2
-	VANDPS        pattern80000000<>+0(SB), Z12, Z13
-	VXORPS        Z6, Z13, Z13
-	VCMPPS        $0x00, Z2, Z12, K1
-	VCMPPS        $0x03, Z12, Z12, K2
-	VMOVDQA32     Z2, K1, Z13
-	VMOVDQA32     Z12, K2, Z13
-	VADDPS        Z13, Z11, Z11
-	VMULPS        (R8)(CX*4), Z4, Z12
-	VFMADD231PS   Z5, Z1, Z12
-	VMOVUPS       Z12, (R8)(CX*4)
-	VMOVUPS       Z11, (SI)(CX*4)
+	VANDPS        pattern80000000<>+0(SB), Z5, Z6
+	VXORPS        Z10, Z6, Z6
+	VCMPPS        $0x00, Z2, Z5, K1
+	VCMPPS        $0x03, Z5, Z5, K2
+	VMOVDQA32     Z2, K1, Z6
+	VMOVDQA32     Z5, K2, Z6
+	VADDPS        Z6, Z4, Z4
+	VMULPS        (R8)(CX*4), Z8, Z5
+	VFMADD231PS   Z9, Z1, Z5
+	VMOVUPS       Z5, (R8)(CX*4)
+	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2143
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	JNE           unusual3565
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2145
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
-	VCMPPS        $0x03, Z11, Z11, K2
+	JEQ           usual3567
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2145:
+usual3567:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2144
+	JMP      stored3566
 
-unusual2143:
+unusual3565:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162147
-	JA            fp322148
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	JE            fp163569
+	JA            fp323570
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2150
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
-	VCMPPS        $0x03, Z11, Z11, K2
+	JEQ           usual3572
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2150:
+usual3572:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2152
+	JNE      ordinary3574
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2151
+	JMP      stored3573
 
-ordinary2152:
+ordinary3574:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2151:
-	JMP done2149
+stored3573:
+	JMP done3571
 
-fp162147:
-	VPXORD    Y10, Y10, Y10
-	VCVTPS2PH $0x00, Z11, Y10
+fp163569:
+	VPXORD    Y3, Y3, Y3
+	VCVTPS2PH $0x00, Z4, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2154
-	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored2153
+	JNE       ordinary3576
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored3575
 
-ordinary2154:
-	VMOVDQU32 Y10, (BX)(CX*2)
+ordinary3576:
+	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored2153:
-	JMP done2149
+stored3575:
+	JMP done3571
 
-fp322148:
-done2149:
-stored2144:
+fp323570:
+done3571:
+stored3566:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2141:
+check3563:
 	CMPQ CX, R10
-	JB   next2140
+	JB   next3562
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2140
-	JMP  done2124
+	JB   next3562
+	JMP  done3546
 
-fp322123:
+fp323545:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2156
+	JMP  check3578
 
-next2155:
+next3577:
 	TESTQ     AX, AX
-	JEQ       kept2157
+	JEQ       kept3579
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1346,108 +2150,109 @@ next2155:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2157:
+kept3579:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
 	VMOVUPS       (DX)(CX*4), Z1
-	VMOVUPS       (SI)(CX*4), Z11
-	VMULPS        Z7, Z1, Z1
-	VFMADD231PS   Z8, Z11, Z1
-	VMULPS        (R8)(CX*4), Z0, Z12
-	VFMADD231PS   Z3, Z1, Z12
-	VFMADD231PS   Z9, Z11, Z11
+	VMOVUPS       (SI)(CX*4), Z4
+	VMULPS        Z11, Z1, Z1
+	VFMADD231PS   Z12, Z4, Z1
+	VMULPS        (R8)(CX*4), Z0, Z5
+	VFMADD231PS   Z7, Z1, Z5
+	VFMADD231PS   Z13, Z4, Z4
 	VPXORD        Z2, Z2, Z2
-	VANDPS        pattern80000000<>+0(SB), Z12, Z13
-	VXORPS        Z6, Z13, Z13
-	VCMPPS        $0x00, Z2, Z12, K1
-	VCMPPS        $0x03, Z12, Z12, K2
-	VMOVDQA32     Z2, K1, Z13
-	VMOVDQA32     Z12, K2, Z13
-	VADDPS        Z13, Z11, Z11
-	VMULPS        (R8)(CX*4), Z4, Z12
-	VFMADD231PS   Z5, Z1, Z12
-	VMOVUPS       Z12, (R8)(CX*4)
-	VMOVUPS       Z11, (SI)(CX*4)
+	VANDPS        pattern80000000<>+0(SB), Z5, Z6
+	VXORPS        Z10, Z6, Z6
+	VCMPPS        $0x00, Z2, Z5, K1
+	VCMPPS        $0x03, Z5, Z5, K2
+	VMOVDQA32     Z2, K1, Z6
+	VMOVDQA32     Z5, K2, Z6
+	VADDPS        Z6, Z4, Z4
+	VMULPS        (R8)(CX*4), Z8, Z5
+	VFMADD231PS   Z9, Z1, Z5
+	VMOVUPS       Z5, (R8)(CX*4)
+	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2158
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	JNE           unusual3580
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2160
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
-	VCMPPS        $0x03, Z11, Z11, K2
+	JEQ           usual3582
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2160:
+usual3582:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2159
+	JMP      stored3581
 
-unusual2158:
+unusual3580:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162162
-	JA            fp322163
-	VCMPPS        $0x03, Z11, Z11, K1
-	LONG $0x487ed262; WORD $0xcb72 // VCVTNEPS2BF16 Z11, Y1
+	JE            fp163584
+	JA            fp323585
+	VCMPPS        $0x03, Z4, Z4, K1
+	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2165
-	VPTESTMD      pattern00010000<>+0(SB), Z11, K1
-	VPADDD        pattern00007fff<>+0(SB), Z11, Z1
-	VCMPPS        $0x03, Z11, Z11, K2
+	JEQ           usual3587
+	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
+	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
+	VCMPPS        $0x03, Z4, Z4, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2165:
+usual3587:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2167
+	JNE      ordinary3589
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2166
+	JMP      stored3588
 
-ordinary2167:
+ordinary3589:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2166:
-	JMP done2164
+stored3588:
+	JMP done3586
 
-fp162162:
-	VPXORD    Y10, Y10, Y10
-	VCVTPS2PH $0x00, Z11, Y10
+fp163584:
+	VPXORD    Y3, Y3, Y3
+	VCVTPS2PH $0x00, Z4, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2169
-	VMOVNTDQ  Y10, (BX)(CX*2)
-	JMP       stored2168
+	JNE       ordinary3591
+	VMOVNTDQ  Y3, (BX)(CX*2)
+	JMP       stored3590
 
-ordinary2169:
-	VMOVDQU32 Y10, (BX)(CX*2)
+ordinary3591:
+	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored2168:
-	JMP done2164
+stored3590:
+	JMP done3586
 
-fp322163:
-done2164:
-stored2159:
+fp323585:
+done3586:
+stored3581:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2156:
+check3578:
 	CMPQ CX, R10
-	JB   next2155
+	JB   next3577
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2155
+	JB   next3577
 
-done2124:
+done3546:
+updated3493:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1463,28 +2268,28 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2170
+	JEQ       aligned3592
 	ORQ       $0x04, DI
 
-aligned2170:
+aligned3592:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z0
-	VMOVUPS 576(AX), Z2
-	VMOVUPS (AX), Z3
-	VMOVUPS 64(AX), Z4
+	VMOVUPS 576(AX), Z6
+	VMOVUPS (AX), Z7
+	VMOVUPS 64(AX), Z8
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
@@ -1493,18 +2298,145 @@ aligned2170:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain3593
+	VPXORQ  Z1, Z1, Z1
+	VPXORQ  Z2, Z2, Z2
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp162172
-	JA      fp322173
+	JE      fp163596
+	JA      fp323597
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2176
+	JMP     check3600
 
-next2175:
+next3599:
 	TESTQ     AX, AX
-	JEQ       kept2177
+	JEQ       kept3601
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z9
+	VMOVDQU32 Z9, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z9
+	VMOVDQU32 Z9, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3601:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z7, Z9, Z9
+	VFMADD231PS   Z8, Z10, Z9
+	VMOVUPS       (R8)(CX*4), Z11
+	VFMADD231PS   Z9, Z9, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VPADDQ        Z11, Z4, Z4
+	VSQRTPS       Z11, Z11
+	VADDPS        Z0, Z11, Z11
+	VDIVPS        Z11, Z9, Z9
+	VFMADD231PS   Z6, Z9, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3602
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	KORTESTW      K1, K1
+	JEQ           usual3604
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
+	VPSRLD        $0x10, Z9, Z9
+	VPMOVDW       Z9, Y9
+	VMOVDQU32     Y9, Y9
+
+usual3604:
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored3603
+
+unusual3602:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163606
+	JA            fp323607
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	KORTESTW      K1, K1
+	JEQ           usual3609
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
+	VPSRLD        $0x10, Z9, Z9
+	VPMOVDW       Z9, Y9
+	VMOVDQU32     Y9, Y9
+
+usual3609:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3611
+	VMOVNTDQ Y9, (BX)(CX*2)
+	JMP      stored3610
+
+ordinary3611:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored3610:
+	JMP done3608
+
+fp163606:
+	VPXORD    Y5, Y5, Y5
+	VCVTPS2PH $0x00, Z10, Y5
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3613
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored3612
+
+ordinary3613:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3612:
+	JMP done3608
+
+fp323607:
+done3608:
+stored3603:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3600:
+	CMPQ CX, R10
+	JB   next3599
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3599
+	JMP  done3598
+
+fp163596:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3615
+
+next3614:
+	TESTQ     AX, AX
+	JEQ       kept3616
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1514,112 +2446,244 @@ next2175:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2177:
+kept3616:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
 	PREFETCHT0    (DX)(R11*2)
-	VPMOVZXWD     (DX)(CX*2), Z5
-	VPSLLD        $0x10, Z5, Z5
-	VMOVUPS       (SI)(CX*4), Z6
-	VMULPS        Z3, Z5, Z5
-	VFMADD231PS   Z4, Z6, Z5
-	VMOVUPS       (R8)(CX*4), Z7
-	VFMADD231PS   Z5, Z5, Z7
-	VMOVUPS       Z7, (R8)(CX*4)
-	VSQRTPS       Z7, Z7
-	VADDPS        Z0, Z7, Z7
-	VDIVPS        Z7, Z5, Z5
-	VFMADD231PS   Z2, Z5, Z6
-	VMOVUPS       Z6, (SI)(CX*4)
+	VCVTPH2PS     (DX)(CX*2), Z5
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z7, Z5, Z5
+	VFMADD231PS   Z8, Z10, Z5
+	VMOVUPS       (R8)(CX*4), Z11
+	VFMADD231PS   Z5, Z5, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VPADDQ        Z11, Z4, Z4
+	VSQRTPS       Z11, Z11
+	VADDPS        Z0, Z11, Z11
+	VDIVPS        Z11, Z5, Z5
+	VFMADD231PS   Z6, Z5, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual2178
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
+	JNE           unusual3617
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual2180
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3619
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
+	VCMPPS        $0x03, Z10, Z10, K2
 	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD        $0x10, Z5, Z5
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual2180:
+usual3619:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored2179
+	JMP      stored3618
 
-unusual2178:
+unusual3617:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162182
-	JA            fp322183
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xee72 // VCVTNEPS2BF16 Z6, Y5
+	JE            fp163621
+	JA            fp323622
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual2185
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z5
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3624
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
+	VCMPPS        $0x03, Z10, Z10, K2
 	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD        $0x10, Z5, Z5
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual2185:
+usual3624:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2187
+	JNE      ordinary3626
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored2186
+	JMP      stored3625
 
-ordinary2187:
+ordinary3626:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored2186:
-	JMP done2184
+stored3625:
+	JMP done3623
 
-fp162182:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z6, Y1
+fp163621:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2189
-	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2188
+	JNE       ordinary3628
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored3627
 
-ordinary2189:
-	VMOVDQU32 Y1, (BX)(CX*2)
+ordinary3628:
+	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored2188:
-	JMP done2184
+stored3627:
+	JMP done3623
 
-fp322183:
-done2184:
-stored2179:
+fp323622:
+done3623:
+stored3618:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2176:
+check3615:
 	CMPQ CX, R10
-	JB   next2175
+	JB   next3614
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2175
-	JMP  done2174
+	JB   next3614
+	JMP  done3598
 
-fp162172:
+fp323597:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2191
+	JMP  check3630
 
-next2190:
+next3629:
 	TESTQ     AX, AX
-	JEQ       kept2192
+	JEQ       kept3631
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3631:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z5
+	VMOVUPS       (SI)(CX*4), Z10
+	VMULPS        Z7, Z5, Z5
+	VFMADD231PS   Z8, Z10, Z5
+	VMOVUPS       (R8)(CX*4), Z11
+	VFMADD231PS   Z5, Z5, Z11
+	VMOVUPS       Z11, (R8)(CX*4)
+	VPADDQ        Z11, Z4, Z4
+	VSQRTPS       Z11, Z11
+	VADDPS        Z0, Z11, Z11
+	VDIVPS        Z11, Z5, Z5
+	VFMADD231PS   Z6, Z5, Z10
+	VMOVUPS       Z10, (SI)(CX*4)
+	VPADDQ        Z10, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3632
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3634
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3634:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3633
+
+unusual3632:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163636
+	JA            fp323637
+	VCMPPS        $0x03, Z10, Z10, K1
+	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3639
+	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
+	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
+	VCMPPS        $0x03, Z10, Z10, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3639:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3641
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3640
+
+ordinary3641:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3640:
+	JMP done3638
+
+fp163636:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3643
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored3642
+
+ordinary3643:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored3642:
+	JMP done3638
+
+fp323637:
+done3638:
+stored3633:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3630:
+	CMPQ CX, R10
+	JB   next3629
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3629
+
+done3598:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z1, (AX)
+	VMOVDQU32 Z2, 64(AX)
+	VMOVDQU32 Z3, 256(AX)
+	VMOVDQU32 Z4, 320(AX)
+	JMP       updated3594
+
+plain3593:
+	CMPQ CX, $0x01
+	JE   fp163645
+	JA   fp323646
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3649
+
+next3648:
+	TESTQ     AX, AX
+	JEQ       kept3650
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1629,111 +2693,226 @@ next2190:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2192:
+kept3650:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z3, Z1
+	VMOVUPS       (R8)(CX*4), Z4
+	VFMADD231PS   Z1, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VSQRTPS       Z4, Z4
+	VADDPS        Z0, Z4, Z4
+	VDIVPS        Z4, Z1, Z1
+	VFMADD231PS   Z6, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3651
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3653
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3653:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3652
+
+unusual3651:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163655
+	JA            fp323656
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3658
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3658:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3660
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3659
+
+ordinary3660:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored3659:
+	JMP done3657
+
+fp163655:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3662
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3661
+
+ordinary3662:
+	VMOVDQU32 Y2, (BX)(CX*2)
+
+stored3661:
+	JMP done3657
+
+fp323656:
+done3657:
+stored3652:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3649:
+	CMPQ CX, R10
+	JB   next3648
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3648
+	JMP  done3647
+
+fp163645:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3664
+
+next3663:
+	TESTQ     AX, AX
+	JEQ       kept3665
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3665:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
 	VCVTPH2PS     (DX)(CX*2), Z1
-	VMOVUPS       (SI)(CX*4), Z6
-	VMULPS        Z3, Z1, Z1
-	VFMADD231PS   Z4, Z6, Z1
-	VMOVUPS       (R8)(CX*4), Z7
-	VFMADD231PS   Z1, Z1, Z7
-	VMOVUPS       Z7, (R8)(CX*4)
-	VSQRTPS       Z7, Z7
-	VADDPS        Z0, Z7, Z7
-	VDIVPS        Z7, Z1, Z1
-	VFMADD231PS   Z2, Z1, Z6
-	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z3, Z1
+	VMOVUPS       (R8)(CX*4), Z4
+	VFMADD231PS   Z1, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VSQRTPS       Z4, Z4
+	VADDPS        Z0, Z4, Z4
+	VDIVPS        Z4, Z1, Z1
+	VFMADD231PS   Z6, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2193
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	JNE           unusual3666
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2195
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3668
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2195:
+usual3668:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2194
+	JMP      stored3667
 
-unusual2193:
+unusual3666:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162197
-	JA            fp322198
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	JE            fp163670
+	JA            fp323671
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2200
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3673
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2200:
+usual3673:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2202
+	JNE      ordinary3675
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2201
+	JMP      stored3674
 
-ordinary2202:
+ordinary3675:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2201:
-	JMP done2199
+stored3674:
+	JMP done3672
 
-fp162197:
-	VPXORD    Y5, Y5, Y5
-	VCVTPS2PH $0x00, Z6, Y5
+fp163670:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2204
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored2203
+	JNE       ordinary3677
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3676
 
-ordinary2204:
-	VMOVDQU32 Y5, (BX)(CX*2)
+ordinary3677:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2203:
-	JMP done2199
+stored3676:
+	JMP done3672
 
-fp322198:
-done2199:
-stored2194:
+fp323671:
+done3672:
+stored3667:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2191:
+check3664:
 	CMPQ CX, R10
-	JB   next2190
+	JB   next3663
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2190
-	JMP  done2174
+	JB   next3663
+	JMP  done3647
 
-fp322173:
+fp323646:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2206
+	JMP  check3679
 
-next2205:
+next3678:
 	TESTQ     AX, AX
-	JEQ       kept2207
+	JEQ       kept3680
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1743,101 +2922,102 @@ next2205:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2207:
+kept3680:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
 	VMOVUPS       (DX)(CX*4), Z1
-	VMOVUPS       (SI)(CX*4), Z6
-	VMULPS        Z3, Z1, Z1
-	VFMADD231PS   Z4, Z6, Z1
-	VMOVUPS       (R8)(CX*4), Z7
-	VFMADD231PS   Z1, Z1, Z7
-	VMOVUPS       Z7, (R8)(CX*4)
-	VSQRTPS       Z7, Z7
-	VADDPS        Z0, Z7, Z7
-	VDIVPS        Z7, Z1, Z1
-	VFMADD231PS   Z2, Z1, Z6
-	VMOVUPS       Z6, (SI)(CX*4)
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z7, Z1, Z1
+	VFMADD231PS   Z8, Z3, Z1
+	VMOVUPS       (R8)(CX*4), Z4
+	VFMADD231PS   Z1, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VSQRTPS       Z4, Z4
+	VADDPS        Z0, Z4, Z4
+	VDIVPS        Z4, Z1, Z1
+	VFMADD231PS   Z6, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2208
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	JNE           unusual3681
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2210
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3683
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2210:
+usual3683:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2209
+	JMP      stored3682
 
-unusual2208:
+unusual3681:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162212
-	JA            fp322213
-	VCMPPS        $0x03, Z6, Z6, K1
-	LONG $0x487ef262; WORD $0xce72 // VCVTNEPS2BF16 Z6, Y1
+	JE            fp163685
+	JA            fp323686
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2215
-	VPTESTMD      pattern00010000<>+0(SB), Z6, K1
-	VPADDD        pattern00007fff<>+0(SB), Z6, Z1
-	VCMPPS        $0x03, Z6, Z6, K2
+	JEQ           usual3688
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2215:
+usual3688:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2217
+	JNE      ordinary3690
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2216
+	JMP      stored3689
 
-ordinary2217:
+ordinary3690:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2216:
-	JMP done2214
+stored3689:
+	JMP done3687
 
-fp162212:
-	VPXORD    Y5, Y5, Y5
-	VCVTPS2PH $0x00, Z6, Y5
+fp163685:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2219
-	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored2218
+	JNE       ordinary3692
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3691
 
-ordinary2219:
-	VMOVDQU32 Y5, (BX)(CX*2)
+ordinary3692:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2218:
-	JMP done2214
+stored3691:
+	JMP done3687
 
-fp322213:
-done2214:
-stored2209:
+fp323686:
+done3687:
+stored3682:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2206:
+check3679:
 	CMPQ CX, R10
-	JB   next2205
+	JB   next3678
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2205
+	JB   next3678
 
-done2174:
+done3647:
+updated3594:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1853,32 +3033,32 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2220
+	JEQ       aligned3693
 	ORQ       $0x04, DI
 
-aligned2220:
+aligned3693:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
-	VMOVUPS 192(AX), Z2
-	VMOVUPS 640(AX), Z3
-	VMOVUPS 704(AX), Z4
-	VMOVUPS 576(AX), Z5
-	VMOVUPS (AX), Z6
-	VMOVUPS 64(AX), Z7
-	VMOVUPS 512(AX), Z8
+	VMOVUPS 192(AX), Z6
+	VMOVUPS 640(AX), Z7
+	VMOVUPS 704(AX), Z8
+	VMOVUPS 576(AX), Z9
+	VMOVUPS (AX), Z10
+	VMOVUPS 64(AX), Z11
+	VMOVUPS 512(AX), Z12
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
@@ -1887,133 +3067,392 @@ aligned2220:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain3694
+	VPXORQ  Z1, Z1, Z1
+	VPXORQ  Z2, Z2, Z2
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp162222
-	JA      fp322223
+	JE      fp163697
+	JA      fp323698
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2226
+	JMP     check3701
 
-next2225:
+next3700:
 	TESTQ     AX, AX
-	JEQ       kept2227
+	JEQ       kept3702
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
-	VMOVDQU32 (SI)(CX*4), Z9
-	VMOVDQU32 Z9, 64(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*4), Z9
-	VMOVDQU32 Z9, 320(AX)(R12*4)
+	VMOVDQU32 (SI)(CX*4), Z13
+	VMOVDQU32 Z13, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z13
+	VMOVDQU32 Z13, 320(AX)(R12*4)
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2227:
+kept3702:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
 	PREFETCHT0    (DX)(R11*2)
-	VPMOVZXWD     (DX)(CX*2), Z9
-	VPSLLD        $0x10, Z9, Z9
-	VMOVUPS       (SI)(CX*4), Z10
-	VMULPS        Z6, Z9, Z9
-	VFMADD231PS   Z7, Z10, Z9
-	VMULPS        (R8)(CX*4), Z0, Z11
-	VFMADD231PS   Z2, Z9, Z11
-	VMOVUPS       Z11, (R8)(CX*4)
-	VMULPS        Z4, Z9, Z9
-	VFMADD231PS   Z3, Z11, Z9
-	VFMADD231PS   Z8, Z10, Z10
-	VFMADD231PS   Z5, Z9, Z10
-	VMOVUPS       Z10, (SI)(CX*4)
+	VPMOVZXWD     (DX)(CX*2), Z13
+	VPSLLD        $0x10, Z13, Z13
+	VMOVUPS       (SI)(CX*4), Z14
+	VMULPS        Z10, Z13, Z13
+	VFMADD231PS   Z11, Z14, Z13
+	VMULPS        (R8)(CX*4), Z0, Z15
+	VFMADD231PS   Z6, Z13, Z15
+	VMOVUPS       Z15, (R8)(CX*4)
+	VPADDQ        Z15, Z4, Z4
+	VMULPS        Z8, Z13, Z13
+	VFMADD231PS   Z7, Z15, Z13
+	VFMADD231PS   Z12, Z14, Z14
+	VFMADD231PS   Z9, Z13, Z14
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual2228
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	JNE           unusual3703
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual2230
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
-	VCMPPS        $0x03, Z10, Z10, K2
-	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
-	VPSRLD        $0x10, Z9, Z9
-	VPMOVDW       Z9, Y9
-	VMOVDQU32     Y9, Y9
+	JEQ           usual3705
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z13
+	VPSRLD        $0x10, Z13, Z13
+	VPMOVDW       Z13, Y13
+	VMOVDQU32     Y13, Y13
 
-usual2230:
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored2229
+usual3705:
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored3704
 
-unusual2228:
+unusual3703:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162232
-	JA            fp322233
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
+	JE            fp163707
+	JA            fp323708
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual2235
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
-	VCMPPS        $0x03, Z10, Z10, K2
-	VPADDD        pattern00000001<>+0(SB), Z9, K1, Z9
-	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z9
-	VPSRLD        $0x10, Z9, Z9
-	VPMOVDW       Z9, Y9
-	VMOVDQU32     Y9, Y9
+	JEQ           usual3710
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z13
+	VPSRLD        $0x10, Z13, Z13
+	VPMOVDW       Z13, Y13
+	VMOVDQU32     Y13, Y13
 
-usual2235:
+usual3710:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2237
-	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored2236
+	JNE      ordinary3712
+	VMOVNTDQ Y13, (BX)(CX*2)
+	JMP      stored3711
 
-ordinary2237:
-	VMOVDQU32 Y9, (BX)(CX*2)
+ordinary3712:
+	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored2236:
-	JMP done2234
+stored3711:
+	JMP done3709
 
-fp162232:
-	VPXORD    Y1, Y1, Y1
-	VCVTPS2PH $0x00, Z10, Y1
+fp163707:
+	VPXORD    Y5, Y5, Y5
+	VCVTPS2PH $0x00, Z14, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2239
-	VMOVNTDQ  Y1, (BX)(CX*2)
-	JMP       stored2238
+	JNE       ordinary3714
+	VMOVNTDQ  Y5, (BX)(CX*2)
+	JMP       stored3713
 
-ordinary2239:
-	VMOVDQU32 Y1, (BX)(CX*2)
+ordinary3714:
+	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored2238:
-	JMP done2234
+stored3713:
+	JMP done3709
 
-fp322233:
-done2234:
-stored2229:
+fp323708:
+done3709:
+stored3704:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2226:
+check3701:
 	CMPQ CX, R10
-	JB   next2225
+	JB   next3700
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2225
-	JMP  done2224
+	JB   next3700
+	JMP  done3699
 
-fp162222:
+fp163697:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2241
+	JMP  check3716
 
-next2240:
+next3715:
 	TESTQ     AX, AX
-	JEQ       kept2242
+	JEQ       kept3717
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3717:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*2)
+	VCVTPH2PS     (DX)(CX*2), Z5
+	VMOVUPS       (SI)(CX*4), Z14
+	VMULPS        Z10, Z5, Z5
+	VFMADD231PS   Z11, Z14, Z5
+	VMULPS        (R8)(CX*4), Z0, Z15
+	VFMADD231PS   Z6, Z5, Z15
+	VMOVUPS       Z15, (R8)(CX*4)
+	VPADDQ        Z15, Z4, Z4
+	VMULPS        Z8, Z5, Z5
+	VFMADD231PS   Z7, Z15, Z5
+	VFMADD231PS   Z12, Z14, Z14
+	VFMADD231PS   Z9, Z5, Z14
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3718
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3720
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3720:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3719
+
+unusual3718:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163722
+	JA            fp323723
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3725
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3725:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3727
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3726
+
+ordinary3727:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3726:
+	JMP done3724
+
+fp163722:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3729
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored3728
+
+ordinary3729:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored3728:
+	JMP done3724
+
+fp323723:
+done3724:
+stored3719:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3716:
+	CMPQ CX, R10
+	JB   next3715
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3715
+	JMP  done3699
+
+fp323698:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3731
+
+next3730:
+	TESTQ     AX, AX
+	JEQ       kept3732
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z5
+	VMOVDQU32 Z5, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3732:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	VPADDQ        (SI)(CX*4), Z1, Z1
+	VPADDQ        (R8)(CX*4), Z3, Z3
+	PREFETCHT0    (DX)(R11*4)
+	VMOVUPS       (DX)(CX*4), Z5
+	VMOVUPS       (SI)(CX*4), Z14
+	VMULPS        Z10, Z5, Z5
+	VFMADD231PS   Z11, Z14, Z5
+	VMULPS        (R8)(CX*4), Z0, Z15
+	VFMADD231PS   Z6, Z5, Z15
+	VMOVUPS       Z15, (R8)(CX*4)
+	VPADDQ        Z15, Z4, Z4
+	VMULPS        Z8, Z5, Z5
+	VFMADD231PS   Z7, Z15, Z5
+	VFMADD231PS   Z12, Z14, Z14
+	VFMADD231PS   Z9, Z5, Z14
+	VMOVUPS       Z14, (SI)(CX*4)
+	VPADDQ        Z14, Z2, Z2
+	TESTQ         DI, DI
+	JNE           unusual3733
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3735
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3735:
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3734
+
+unusual3733:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163737
+	JA            fp323738
+	VCMPPS        $0x03, Z14, Z14, K1
+	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
+	KORTESTW      K1, K1
+	JEQ           usual3740
+	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
+	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
+	VCMPPS        $0x03, Z14, Z14, K2
+	VPADDD        pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD        $0x10, Z5, Z5
+	VPMOVDW       Z5, Y5
+	VMOVDQU32     Y5, Y5
+
+usual3740:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3742
+	VMOVNTDQ Y5, (BX)(CX*2)
+	JMP      stored3741
+
+ordinary3742:
+	VMOVDQU32 Y5, (BX)(CX*2)
+
+stored3741:
+	JMP done3739
+
+fp163737:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3744
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored3743
+
+ordinary3744:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored3743:
+	JMP done3739
+
+fp323738:
+done3739:
+stored3734:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3731:
+	CMPQ CX, R10
+	JB   next3730
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3730
+
+done3699:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z1, (AX)
+	VMOVDQU32 Z2, 64(AX)
+	VMOVDQU32 Z3, 256(AX)
+	VMOVDQU32 Z4, 320(AX)
+	JMP       updated3695
+
+plain3694:
+	CMPQ CX, $0x01
+	JE   fp163746
+	JA   fp323747
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3750
+
+next3749:
+	TESTQ     AX, AX
+	JEQ       kept3751
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2023,111 +3462,226 @@ next2240:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2242:
+kept3751:
+	PREFETCHT0    (SI)(R11*4)
+	PREFETCHT0    (R8)(R11*4)
+	PREFETCHT0    (DX)(R11*2)
+	VPMOVZXWD     (DX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z10, Z1, Z1
+	VFMADD231PS   Z11, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z6, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMULPS        Z8, Z1, Z1
+	VFMADD231PS   Z7, Z4, Z1
+	VFMADD231PS   Z12, Z3, Z3
+	VFMADD231PS   Z9, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
+	TESTQ         DI, DI
+	JNE           unusual3752
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3754
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3754:
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3753
+
+unusual3752:
+	MOVQ          DI, R12
+	ANDQ          $0x03, R12
+	CMPQ          R12, $0x01
+	JE            fp163756
+	JA            fp323757
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
+	KORTESTW      K1, K1
+	JEQ           usual3759
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
+	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, Y1
+	VMOVDQU32     Y1, Y1
+
+usual3759:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3761
+	VMOVNTDQ Y1, (BX)(CX*2)
+	JMP      stored3760
+
+ordinary3761:
+	VMOVDQU32 Y1, (BX)(CX*2)
+
+stored3760:
+	JMP done3758
+
+fp163756:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
+	TESTQ     $0x00000004, DI
+	JNE       ordinary3763
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3762
+
+ordinary3763:
+	VMOVDQU32 Y2, (BX)(CX*2)
+
+stored3762:
+	JMP done3758
+
+fp323757:
+done3758:
+stored3753:
+	ADDQ $0x00000010, CX
+	ADDQ $0x00000010, R11
+
+check3750:
+	CMPQ CX, R10
+	JB   next3749
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3749
+	JMP  done3748
+
+fp163746:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3765
+
+next3764:
+	TESTQ     AX, AX
+	JEQ       kept3766
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z1
+	VMOVDQU32 Z1, 320(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept3766:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
 	VCVTPH2PS     (DX)(CX*2), Z1
-	VMOVUPS       (SI)(CX*4), Z10
-	VMULPS        Z6, Z1, Z1
-	VFMADD231PS   Z7, Z10, Z1
-	VMULPS        (R8)(CX*4), Z0, Z11
-	VFMADD231PS   Z2, Z1, Z11
-	VMOVUPS       Z11, (R8)(CX*4)
-	VMULPS        Z4, Z1, Z1
-	VFMADD231PS   Z3, Z11, Z1
-	VFMADD231PS   Z8, Z10, Z10
-	VFMADD231PS   Z5, Z1, Z10
-	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z10, Z1, Z1
+	VFMADD231PS   Z11, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z6, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMULPS        Z8, Z1, Z1
+	VFMADD231PS   Z7, Z4, Z1
+	VFMADD231PS   Z12, Z3, Z3
+	VFMADD231PS   Z9, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2243
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	JNE           unusual3767
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2245
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
-	VCMPPS        $0x03, Z10, Z10, K2
+	JEQ           usual3769
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2245:
+usual3769:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2244
+	JMP      stored3768
 
-unusual2243:
+unusual3767:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162247
-	JA            fp322248
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	JE            fp163771
+	JA            fp323772
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2250
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
-	VCMPPS        $0x03, Z10, Z10, K2
+	JEQ           usual3774
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2250:
+usual3774:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2252
+	JNE      ordinary3776
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2251
+	JMP      stored3775
 
-ordinary2252:
+ordinary3776:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2251:
-	JMP done2249
+stored3775:
+	JMP done3773
 
-fp162247:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
+fp163771:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2254
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2253
+	JNE       ordinary3778
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3777
 
-ordinary2254:
-	VMOVDQU32 Y9, (BX)(CX*2)
+ordinary3778:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2253:
-	JMP done2249
+stored3777:
+	JMP done3773
 
-fp322248:
-done2249:
-stored2244:
+fp323772:
+done3773:
+stored3768:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2241:
+check3765:
 	CMPQ CX, R10
-	JB   next2240
+	JB   next3764
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2240
-	JMP  done2224
+	JB   next3764
+	JMP  done3748
 
-fp322223:
+fp323747:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2256
+	JMP  check3780
 
-next2255:
+next3779:
 	TESTQ     AX, AX
-	JEQ       kept2257
+	JEQ       kept3781
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2137,101 +3691,102 @@ next2255:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2257:
+kept3781:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
 	VMOVUPS       (DX)(CX*4), Z1
-	VMOVUPS       (SI)(CX*4), Z10
-	VMULPS        Z6, Z1, Z1
-	VFMADD231PS   Z7, Z10, Z1
-	VMULPS        (R8)(CX*4), Z0, Z11
-	VFMADD231PS   Z2, Z1, Z11
-	VMOVUPS       Z11, (R8)(CX*4)
-	VMULPS        Z4, Z1, Z1
-	VFMADD231PS   Z3, Z11, Z1
-	VFMADD231PS   Z8, Z10, Z10
-	VFMADD231PS   Z5, Z1, Z10
-	VMOVUPS       Z10, (SI)(CX*4)
+	VMOVUPS       (SI)(CX*4), Z3
+	VMULPS        Z10, Z1, Z1
+	VFMADD231PS   Z11, Z3, Z1
+	VMULPS        (R8)(CX*4), Z0, Z4
+	VFMADD231PS   Z6, Z1, Z4
+	VMOVUPS       Z4, (R8)(CX*4)
+	VMULPS        Z8, Z1, Z1
+	VFMADD231PS   Z7, Z4, Z1
+	VFMADD231PS   Z12, Z3, Z3
+	VFMADD231PS   Z9, Z1, Z3
+	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual2258
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	JNE           unusual3782
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2260
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
-	VCMPPS        $0x03, Z10, Z10, K2
+	JEQ           usual3784
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2260:
+usual3784:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2259
+	JMP      stored3783
 
-unusual2258:
+unusual3782:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp162262
-	JA            fp322263
-	VCMPPS        $0x03, Z10, Z10, K1
-	LONG $0x487ed262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y1
+	JE            fp163786
+	JA            fp323787
+	VCMPPS        $0x03, Z3, Z3, K1
+	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual2265
-	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
-	VPADDD        pattern00007fff<>+0(SB), Z10, Z1
-	VCMPPS        $0x03, Z10, Z10, K2
+	JEQ           usual3789
+	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
+	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
+	VCMPPS        $0x03, Z3, Z3, K2
 	VPADDD        pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32     pattern7fc00000<>+0(SB), K2, Z1
 	VPSRLD        $0x10, Z1, Z1
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual2265:
+usual3789:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2267
+	JNE      ordinary3791
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored2266
+	JMP      stored3790
 
-ordinary2267:
+ordinary3791:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored2266:
-	JMP done2264
+stored3790:
+	JMP done3788
 
-fp162262:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
+fp163786:
+	VPXORD    Y2, Y2, Y2
+	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2269
-	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored2268
+	JNE       ordinary3793
+	VMOVNTDQ  Y2, (BX)(CX*2)
+	JMP       stored3792
 
-ordinary2269:
-	VMOVDQU32 Y9, (BX)(CX*2)
+ordinary3793:
+	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored2268:
-	JMP done2264
+stored3792:
+	JMP done3788
 
-fp322263:
-done2264:
-stored2259:
+fp323787:
+done3788:
+stored3783:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2256:
+check3780:
 	CMPQ CX, R10
-	JB   next2255
+	JB   next3779
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2255
+	JB   next3779
 
-done2224:
+done3748:
+updated3695:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2250,28 +3805,28 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2270
+	JEQ       aligned3794
 	ORQ       $0x04, DI
 
-aligned2270:
+aligned3794:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	MOVQ         112(R9), R9
+	MOVQ         120(R9), R9
 	MOVQ         a+0(FP), R10
-	VPBROADCASTD 64(R10), Z4
+	VPBROADCASTD 72(R10), Z4
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
@@ -2291,18 +3846,627 @@ aligned2270:
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain3795
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
+	VPXORQ       Z17, Z17, Z17
+	VPXORQ       Z18, Z18, Z18
+	VPXORQ       Z19, Z19, Z19
+	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp162272
-	JA           fp322273
+	JE           fp163798
+	JA           fp323799
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check2276
+	JMP          check3802
 
-next2275:
+next3801:
 	TESTQ     AX, AX
-	JEQ       kept2277
+	JEQ       kept3803
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z21
+	VMOVDQU32 Z21, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z21
+	VMOVDQU32 Z21, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z21
+	VMOVDQU32 Z21, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z21
+	VMOVDQU32 Z21, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept3803:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	VPADDQ         (SI)(CX*4), Z15, Z15
+	VPADDQ         64(SI)(CX*4), Z15, Z15
+	VPADDQ         (R8)(CX*2), Z17, Z17
+	VPADDQ         (R9)(CX*2), Z19, Z19
+	PREFETCHT0     (DX)(R12*2)
+	VMOVDQU32      (DX)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z21
+	VPANDD         Z1, Z23, Z23
+	VMOVUPS        (SI)(CX*4), Z24
+	VMOVUPS        64(SI)(CX*4), Z25
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z25, Z24, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z25, Z24, Z27
+	VMULPS         Z11, Z21, Z21
+	VFMADD231PS    Z12, Z26, Z21
+	VMULPS         Z11, Z23, Z23
+	VFMADD231PS    Z12, Z27, Z23
+	VMOVDQU32      (R8)(CX*2), Z25
+	VPSLLD         $0x10, Z25, Z24
+	VPANDD         Z1, Z25, Z25
+	VMULPS         Z24, Z5, Z24
+	VFMADD231PS    Z6, Z21, Z24
+	VMULPS         Z25, Z5, Z25
+	VFMADD231PS    Z6, Z23, Z25
+	VMULPS         Z21, Z21, Z21
+	VMULPS         Z23, Z23, Z23
+	VMOVDQU32      (R9)(CX*2), Z29
+	VPSLLD         $0x10, Z29, Z28
+	VPANDD         Z1, Z29, Z29
+	VMULPS         Z28, Z7, Z28
+	VFMADD231PS    Z8, Z21, Z28
+	VMULPS         Z29, Z7, Z21
+	VFMADD231PS    Z8, Z23, Z21
+	VPADDD         Z0, Z24, Z23
+	VPADDD         Z0, Z25, Z29
+	VPSRLD         $0x10, Z23, Z23
+	VPTERNLOGD     $0xf8, Z29, Z1, Z23
+	VMOVDQU32      Z23, (R8)(CX*2)
+	VPADDQ         Z23, Z18, Z18
+	VPMULLD        Z4, Z4, Z23
+	VPSRLD         $0x10, Z23, Z23
+	VPADDD         Z2, Z4, Z29
+	VPMULLD        Z29, Z29, Z29
+	VPSRLD         $0x10, Z29, Z29
+	VPADDD         Z28, Z23, Z23
+	VPADDD         Z21, Z29, Z29
+	VPSRLD         $0x10, Z23, Z23
+	VPTERNLOGD     $0xf8, Z29, Z1, Z23
+	VMOVDQU32      Z23, (R9)(CX*2)
+	VPADDQ         Z23, Z20, Z20
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z28, Z28
+	VSQRTPS        Z21, Z21
+	VFMADD213PS    Z13, Z9, Z28
+	VDIVPS         Z28, Z24, Z24
+	VFMADD231PS    Z14, Z26, Z26
+	VFMADD231PS    Z10, Z24, Z26
+	VFMADD213PS    Z13, Z9, Z21
+	VDIVPS         Z21, Z25, Z25
+	VFMADD231PS    Z14, Z27, Z27
+	VFMADD231PS    Z10, Z25, Z27
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS      Z27, Z26, Z21
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS      Z27, Z26, Z23
+	VMOVUPS        Z21, (SI)(CX*4)
+	VPADDQ         Z21, Z16, Z16
+	VMOVUPS        Z23, 64(SI)(CX*4)
+	VPADDQ         Z23, Z16, Z16
+	TESTQ          DI, DI
+	JNE            unusual3804
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3806
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3806:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3805
+
+unusual3804:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp163808
+	JA             fp323809
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3811
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3811:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3813
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3812
+
+ordinary3813:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored3812:
+	JMP done3810
+
+fp163808:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS    Z27, Z26, Z21
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS    Z27, Z26, Z23
+	VPXORD       Z22, Z22, Z22
+	VCVTPS2PH    $0x00, Z21, Y22
+	VCVTPS2PH    $0x00, Z23, Y21
+	VINSERTI64X4 $0x01, Y21, Z22, Z22
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3815
+	VMOVNTDQ     Z22, (BX)(CX*2)
+	JMP          stored3814
+
+ordinary3815:
+	VMOVDQU32 Z22, (BX)(CX*2)
+
+stored3814:
+	JMP done3810
+
+fp323809:
+done3810:
+stored3805:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check3802:
+	CMPQ CX, R11
+	JB   next3801
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3801
+	JMP  done3800
+
+fp163798:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3817
+
+next3816:
+	TESTQ     AX, AX
+	JEQ       kept3818
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z21
+	VMOVDQU32 Z21, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z21
+	VMOVDQU32 Z21, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z21
+	VMOVDQU32 Z21, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z21
+	VMOVDQU32 Z21, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept3818:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	VPADDQ         (SI)(CX*4), Z15, Z15
+	VPADDQ         64(SI)(CX*4), Z15, Z15
+	VPADDQ         (R8)(CX*2), Z17, Z17
+	VPADDQ         (R9)(CX*2), Z19, Z19
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Z21
+	VCVTPH2PS      32(DX)(CX*2), Z23
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS      Z23, Z21, Z24
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS      Z23, Z21, Z25
+	VMOVUPS        (SI)(CX*4), Z21
+	VMOVUPS        64(SI)(CX*4), Z23
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z23, Z21, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z23, Z21, Z27
+	VMULPS         Z11, Z24, Z24
+	VFMADD231PS    Z12, Z26, Z24
+	VMULPS         Z11, Z25, Z25
+	VFMADD231PS    Z12, Z27, Z25
+	VMOVDQU32      (R8)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z21
+	VPANDD         Z1, Z23, Z23
+	VMULPS         Z21, Z5, Z21
+	VFMADD231PS    Z6, Z24, Z21
+	VMULPS         Z23, Z5, Z23
+	VFMADD231PS    Z6, Z25, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z25, Z25, Z25
+	VMOVDQU32      (R9)(CX*2), Z29
+	VPSLLD         $0x10, Z29, Z28
+	VPANDD         Z1, Z29, Z29
+	VMULPS         Z28, Z7, Z28
+	VFMADD231PS    Z8, Z24, Z28
+	VMULPS         Z29, Z7, Z24
+	VFMADD231PS    Z8, Z25, Z24
+	VPADDD         Z0, Z21, Z25
+	VPADDD         Z0, Z23, Z29
+	VPSRLD         $0x10, Z25, Z25
+	VPTERNLOGD     $0xf8, Z29, Z1, Z25
+	VMOVDQU32      Z25, (R8)(CX*2)
+	VPADDQ         Z25, Z18, Z18
+	VPMULLD        Z4, Z4, Z25
+	VPSRLD         $0x10, Z25, Z25
+	VPADDD         Z2, Z4, Z29
+	VPMULLD        Z29, Z29, Z29
+	VPSRLD         $0x10, Z29, Z29
+	VPADDD         Z28, Z25, Z25
+	VPADDD         Z24, Z29, Z29
+	VPSRLD         $0x10, Z25, Z25
+	VPTERNLOGD     $0xf8, Z29, Z1, Z25
+	VMOVDQU32      Z25, (R9)(CX*2)
+	VPADDQ         Z25, Z20, Z20
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z28, Z28
+	VSQRTPS        Z24, Z24
+	VFMADD213PS    Z13, Z9, Z28
+	VDIVPS         Z28, Z21, Z21
+	VFMADD231PS    Z14, Z26, Z26
+	VFMADD231PS    Z10, Z21, Z26
+	VFMADD213PS    Z13, Z9, Z24
+	VDIVPS         Z24, Z23, Z23
+	VFMADD231PS    Z14, Z27, Z27
+	VFMADD231PS    Z10, Z23, Z27
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS      Z27, Z26, Z21
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS      Z27, Z26, Z23
+	VMOVUPS        Z21, (SI)(CX*4)
+	VPADDQ         Z21, Z16, Z16
+	VMOVUPS        Z23, 64(SI)(CX*4)
+	VPADDQ         Z23, Z16, Z16
+	TESTQ          DI, DI
+	JNE            unusual3819
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3821
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3821:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3820
+
+unusual3819:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp163823
+	JA             fp323824
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3826
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3826:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3828
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3827
+
+ordinary3828:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored3827:
+	JMP done3825
+
+fp163823:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS    Z27, Z26, Z21
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS    Z27, Z26, Z23
+	VPXORD       Z22, Z22, Z22
+	VCVTPS2PH    $0x00, Z21, Y22
+	VCVTPS2PH    $0x00, Z23, Y21
+	VINSERTI64X4 $0x01, Y21, Z22, Z22
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3830
+	VMOVNTDQ     Z22, (BX)(CX*2)
+	JMP          stored3829
+
+ordinary3830:
+	VMOVDQU32 Z22, (BX)(CX*2)
+
+stored3829:
+	JMP done3825
+
+fp323824:
+done3825:
+stored3820:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check3817:
+	CMPQ CX, R11
+	JB   next3816
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3816
+	JMP  done3800
+
+fp323799:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3832
+
+next3831:
+	TESTQ     AX, AX
+	JEQ       kept3833
+	MOVQ      CX, R13
+	ANDQ      $0x0000007f, R13
+	VMOVDQU32 (SI)(CX*4), Z21
+	VMOVDQU32 Z21, 64(AX)(R13*4)
+	VMOVDQU32 64(SI)(CX*4), Z21
+	VMOVDQU32 Z21, 128(AX)(R13*4)
+	VMOVDQU32 (R8)(CX*2), Z21
+	VMOVDQU32 Z21, 576(AX)(R13*2)
+	VMOVDQU32 (R9)(CX*2), Z21
+	VMOVDQU32 Z21, 832(AX)(R13*2)
+	LEAQ      32(CX), R13
+	MOVQ      R13, (AX)
+
+kept3833:
+	PREFETCHT0     (SI)(R12*4)
+	PREFETCHT0     64(SI)(R12*4)
+	PREFETCHT0     (R8)(R12*2)
+	PREFETCHT0     (R9)(R12*2)
+	VPADDQ         (SI)(CX*4), Z15, Z15
+	VPADDQ         64(SI)(CX*4), Z15, Z15
+	VPADDQ         (R8)(CX*2), Z17, Z17
+	VPADDQ         (R9)(CX*2), Z19, Z19
+	PREFETCHT0     (DX)(R12*4)
+	PREFETCHT0     64(DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Z21
+	VMOVUPS        64(DX)(CX*4), Z23
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS      Z23, Z21, Z24
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS      Z23, Z21, Z25
+	VMOVUPS        (SI)(CX*4), Z21
+	VMOVUPS        64(SI)(CX*4), Z23
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z26
+	VPERMI2PS      Z23, Z21, Z26
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z27
+	VPERMI2PS      Z23, Z21, Z27
+	VMULPS         Z11, Z24, Z24
+	VFMADD231PS    Z12, Z26, Z24
+	VMULPS         Z11, Z25, Z25
+	VFMADD231PS    Z12, Z27, Z25
+	VMOVDQU32      (R8)(CX*2), Z23
+	VPSLLD         $0x10, Z23, Z21
+	VPANDD         Z1, Z23, Z23
+	VMULPS         Z21, Z5, Z21
+	VFMADD231PS    Z6, Z24, Z21
+	VMULPS         Z23, Z5, Z23
+	VFMADD231PS    Z6, Z25, Z23
+	VMULPS         Z24, Z24, Z24
+	VMULPS         Z25, Z25, Z25
+	VMOVDQU32      (R9)(CX*2), Z29
+	VPSLLD         $0x10, Z29, Z28
+	VPANDD         Z1, Z29, Z29
+	VMULPS         Z28, Z7, Z28
+	VFMADD231PS    Z8, Z24, Z28
+	VMULPS         Z29, Z7, Z24
+	VFMADD231PS    Z8, Z25, Z24
+	VPADDD         Z0, Z21, Z25
+	VPADDD         Z0, Z23, Z29
+	VPSRLD         $0x10, Z25, Z25
+	VPTERNLOGD     $0xf8, Z29, Z1, Z25
+	VMOVDQU32      Z25, (R8)(CX*2)
+	VPADDQ         Z25, Z18, Z18
+	VPMULLD        Z4, Z4, Z25
+	VPSRLD         $0x10, Z25, Z25
+	VPADDD         Z2, Z4, Z29
+	VPMULLD        Z29, Z29, Z29
+	VPSRLD         $0x10, Z29, Z29
+	VPADDD         Z28, Z25, Z25
+	VPADDD         Z24, Z29, Z29
+	VPSRLD         $0x10, Z25, Z25
+	VPTERNLOGD     $0xf8, Z29, Z1, Z25
+	VMOVDQU32      Z25, (R9)(CX*2)
+	VPADDQ         Z25, Z20, Z20
+	VPADDD         Z3, Z4, Z4
+	VSQRTPS        Z28, Z28
+	VSQRTPS        Z24, Z24
+	VFMADD213PS    Z13, Z9, Z28
+	VDIVPS         Z28, Z21, Z21
+	VFMADD231PS    Z14, Z26, Z26
+	VFMADD231PS    Z10, Z21, Z26
+	VFMADD213PS    Z13, Z9, Z24
+	VDIVPS         Z24, Z23, Z23
+	VFMADD231PS    Z14, Z27, Z27
+	VFMADD231PS    Z10, Z23, Z27
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS      Z27, Z26, Z21
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS      Z27, Z26, Z23
+	VMOVUPS        Z21, (SI)(CX*4)
+	VPADDQ         Z21, Z16, Z16
+	VMOVUPS        Z23, 64(SI)(CX*4)
+	VPADDQ         Z23, Z16, Z16
+	TESTQ          DI, DI
+	JNE            unusual3834
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3836
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3836:
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3835
+
+unusual3834:
+	MOVQ           DI, R13
+	ANDQ           $0x03, R13
+	CMPQ           R13, $0x01
+	JE             fp163838
+	JA             fp323839
+	VCMPPS         $0x03, Z21, Z23, K1
+	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
+	KORTESTW       K1, K1
+	JEQ            usual3841
+	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
+	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
+	VCMPPS         $0x03, Z26, Z26, K2
+	VPADDD         pattern00000001<>+0(SB), Z21, K1, Z21
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z21
+	VPTESTMD       pattern00010000<>+0(SB), Z27, K1
+	VPADDD         pattern00007fff<>+0(SB), Z27, Z23
+	VCMPPS         $0x03, Z27, Z27, K2
+	VPADDD         pattern00000001<>+0(SB), Z23, K1, Z23
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z23
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z23, Z1, Z21
+	VMOVDQU32      Z21, Z21
+
+usual3841:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3843
+	VMOVNTDQ Z21, (BX)(CX*2)
+	JMP      stored3842
+
+ordinary3843:
+	VMOVDQU32 Z21, (BX)(CX*2)
+
+stored3842:
+	JMP done3840
+
+fp163838:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
+	VPERMI2PS    Z27, Z26, Z21
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
+	VPERMI2PS    Z27, Z26, Z23
+	VPXORD       Z22, Z22, Z22
+	VCVTPS2PH    $0x00, Z21, Y22
+	VCVTPS2PH    $0x00, Z23, Y21
+	VINSERTI64X4 $0x01, Y21, Z22, Z22
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3845
+	VMOVNTDQ     Z22, (BX)(CX*2)
+	JMP          stored3844
+
+ordinary3845:
+	VMOVDQU32 Z22, (BX)(CX*2)
+
+stored3844:
+	JMP done3840
+
+fp323839:
+done3840:
+stored3835:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R12
+
+check3832:
+	CMPQ CX, R11
+	JB   next3831
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next3831
+
+done3800:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z15, (AX)
+	VMOVDQU32 Z16, 64(AX)
+	VMOVDQU32 Z17, 256(AX)
+	VMOVDQU32 Z18, 320(AX)
+	VMOVDQU32 Z19, 384(AX)
+	VMOVDQU32 Z20, 448(AX)
+	JMP       updated3796
+
+plain3795:
+	CMPQ CX, $0x01
+	JE   fp163847
+	JA   fp323848
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check3851
+
+next3850:
+	TESTQ     AX, AX
+	JEQ       kept3852
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2316,7 +4480,7 @@ next2275:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2277:
+kept3852:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2384,11 +4548,11 @@ kept2277:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2278
+	JNE            unusual3853
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2280
+	JEQ            usual3855
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2403,20 +4567,20 @@ kept2277:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2280:
+usual3855:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2279
+	JMP      stored3854
 
-unusual2278:
+unusual3853:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162282
-	JA             fp322283
+	JE             fp163857
+	JA             fp323858
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2285
+	JEQ            usual3860
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2431,19 +4595,19 @@ unusual2278:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2285:
+usual3860:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2287
+	JNE      ordinary3862
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2286
+	JMP      stored3861
 
-ordinary2287:
+ordinary3862:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2286:
-	JMP done2284
+stored3861:
+	JMP done3859
 
-fp162282:
+fp163857:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2453,41 +4617,41 @@ fp162282:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2289
+	JNE          ordinary3864
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2288
+	JMP          stored3863
 
-ordinary2289:
+ordinary3864:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2288:
-	JMP done2284
+stored3863:
+	JMP done3859
 
-fp322283:
-done2284:
-stored2279:
+fp323858:
+done3859:
+stored3854:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2276:
+check3851:
 	CMPQ CX, R11
-	JB   next2275
+	JB   next3850
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2275
-	JMP  done2274
+	JB   next3850
+	JMP  done3849
 
-fp162272:
+fp163847:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2291
+	JMP  check3866
 
-next2290:
+next3865:
 	TESTQ     AX, AX
-	JEQ       kept2292
+	JEQ       kept3867
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2501,7 +4665,7 @@ next2290:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2292:
+kept3867:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2572,11 +4736,11 @@ kept2292:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2293
+	JNE            unusual3868
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2295
+	JEQ            usual3870
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2591,20 +4755,20 @@ kept2292:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2295:
+usual3870:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2294
+	JMP      stored3869
 
-unusual2293:
+unusual3868:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162297
-	JA             fp322298
+	JE             fp163872
+	JA             fp323873
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2300
+	JEQ            usual3875
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2619,19 +4783,19 @@ unusual2293:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2300:
+usual3875:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2302
+	JNE      ordinary3877
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2301
+	JMP      stored3876
 
-ordinary2302:
+ordinary3877:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2301:
-	JMP done2299
+stored3876:
+	JMP done3874
 
-fp162297:
+fp163872:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2641,41 +4805,41 @@ fp162297:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2304
+	JNE          ordinary3879
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2303
+	JMP          stored3878
 
-ordinary2304:
+ordinary3879:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2303:
-	JMP done2299
+stored3878:
+	JMP done3874
 
-fp322298:
-done2299:
-stored2294:
+fp323873:
+done3874:
+stored3869:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2291:
+check3866:
 	CMPQ CX, R11
-	JB   next2290
+	JB   next3865
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2290
-	JMP  done2274
+	JB   next3865
+	JMP  done3849
 
-fp322273:
+fp323848:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2306
+	JMP  check3881
 
-next2305:
+next3880:
 	TESTQ     AX, AX
-	JEQ       kept2307
+	JEQ       kept3882
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -2689,7 +4853,7 @@ next2305:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept2307:
+kept3882:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -2761,11 +4925,11 @@ kept2307:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2308
+	JNE            unusual3883
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2310
+	JEQ            usual3885
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2780,20 +4944,20 @@ kept2307:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2310:
+usual3885:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2309
+	JMP      stored3884
 
-unusual2308:
+unusual3883:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162312
-	JA             fp322313
+	JE             fp163887
+	JA             fp323888
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2315
+	JEQ            usual3890
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -2808,19 +4972,19 @@ unusual2308:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual2315:
+usual3890:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2317
+	JNE      ordinary3892
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored2316
+	JMP      stored3891
 
-ordinary2317:
+ordinary3892:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2316:
-	JMP done2314
+stored3891:
+	JMP done3889
 
-fp162312:
+fp163887:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -2830,31 +4994,32 @@ fp162312:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2319
+	JNE          ordinary3894
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored2318
+	JMP          stored3893
 
-ordinary2319:
+ordinary3894:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored2318:
-	JMP done2314
+stored3893:
+	JMP done3889
 
-fp322313:
-done2314:
-stored2309:
+fp323888:
+done3889:
+stored3884:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2306:
+check3881:
 	CMPQ CX, R11
-	JB   next2305
+	JB   next3880
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2305
+	JB   next3880
 
-done2274:
+done3849:
+updated3796:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2873,32 +5038,32 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2320
+	JEQ       aligned3895
 	ORQ       $0x04, DI
 
-aligned2320:
+aligned3895:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
-	VMOVUPS 192(AX), Z6
-	VMOVUPS 256(AX), Z7
-	VMOVUPS 320(AX), Z8
-	VMOVUPS 576(AX), Z9
-	VMOVUPS (AX), Z10
-	VMOVUPS 64(AX), Z11
-	VMOVUPS 512(AX), Z12
+	VMOVUPS 192(AX), Z10
+	VMOVUPS 256(AX), Z11
+	VMOVUPS 320(AX), Z12
+	VMOVUPS 576(AX), Z13
+	VMOVUPS (AX), Z14
+	VMOVUPS 64(AX), Z15
+	VMOVUPS 512(AX), Z16
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
@@ -2907,192 +5072,584 @@ aligned2320:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain3896
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
+	VPXORQ  Z5, Z5, Z5
+	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp162322
-	JA      fp322323
+	JE      fp163899
+	JA      fp323900
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2326
+	JMP     check3903
 
-next2325:
+next3902:
 	TESTQ     AX, AX
-	JEQ       kept2327
+	JEQ       kept3904
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z13
-	VMOVDQU32 Z13, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z13
-	VMOVDQU32 Z13, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z13
-	VMOVDQU32 Z13, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z17
+	VMOVDQU32 Z17, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z17
+	VMOVDQU32 Z17, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z17
+	VMOVDQU32 Z17, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2327:
+kept3904:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
 	PREFETCHT0     (DX)(R11*2)
-	VMOVDQU32      (DX)(CX*2), Z14
-	VPSLLD         $0x10, Z14, Z13
-	VPANDD         Z1, Z14, Z14
-	VMOVUPS        (SI)(CX*4), Z15
-	VMOVUPS        64(SI)(CX*4), Z16
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS      Z16, Z15, Z17
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS      Z16, Z15, Z18
-	VMULPS         Z10, Z13, Z13
-	VFMADD231PS    Z11, Z17, Z13
-	VMULPS         Z10, Z14, Z14
-	VFMADD231PS    Z11, Z18, Z14
-	VMOVDQU32      (R8)(CX*2), Z16
-	VPSLLD         $0x10, Z16, Z15
-	VPANDD         Z1, Z16, Z16
-	VMULPS         Z15, Z2, Z19
-	VFMADD231PS    Z6, Z13, Z19
-	VFMADD231PS    Z12, Z17, Z17
-	VPXORD         Z3, Z3, Z3
-	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
-	VCMPPS         $0x00, Z3, Z19, K1
-	VCMPPS         $0x03, Z19, Z19, K2
-	VMOVDQA32      Z3, K1, Z20
-	VMOVDQA32      Z19, K2, Z20
-	VADDPS         Z20, Z17, Z17
-	VMULPS         Z16, Z2, Z19
-	VFMADD231PS    Z6, Z14, Z19
-	VFMADD231PS    Z12, Z18, Z18
-	VPXORD         Z4, Z4, Z4
-	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
-	VCMPPS         $0x00, Z4, Z19, K1
-	VCMPPS         $0x03, Z19, Z19, K2
-	VMOVDQA32      Z4, K1, Z20
-	VMOVDQA32      Z19, K2, Z20
-	VADDPS         Z20, Z18, Z18
-	VMULPS         Z15, Z7, Z15
-	VFMADD231PS    Z8, Z13, Z15
-	VMULPS         Z16, Z7, Z13
-	VFMADD231PS    Z8, Z14, Z13
-	VPADDD         Z0, Z15, Z14
-	VPADDD         Z0, Z13, Z13
-	VPSRLD         $0x10, Z14, Z14
-	VPTERNLOGD     $0xf8, Z13, Z1, Z14
-	VMOVDQU32      Z14, (R8)(CX*2)
-	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS      Z18, Z17, Z13
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS      Z18, Z17, Z14
-	VMOVUPS        Z13, (SI)(CX*4)
-	VMOVUPS        Z14, 64(SI)(CX*4)
+	VMOVDQU32      (DX)(CX*2), Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z1, Z18, Z18
+	VMOVUPS        (SI)(CX*4), Z19
+	VMOVUPS        64(SI)(CX*4), Z20
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS      Z20, Z19, Z21
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS      Z20, Z19, Z22
+	VMULPS         Z14, Z17, Z17
+	VFMADD231PS    Z15, Z21, Z17
+	VMULPS         Z14, Z18, Z18
+	VFMADD231PS    Z15, Z22, Z18
+	VMOVDQU32      (R8)(CX*2), Z20
+	VPSLLD         $0x10, Z20, Z19
+	VPANDD         Z1, Z20, Z20
+	VMULPS         Z19, Z2, Z23
+	VFMADD231PS    Z10, Z17, Z23
+	VFMADD231PS    Z16, Z21, Z21
+	VPXORD         Z7, Z7, Z7
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z7, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z7, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z21, Z21
+	VMULPS         Z20, Z2, Z23
+	VFMADD231PS    Z10, Z18, Z23
+	VFMADD231PS    Z16, Z22, Z22
+	VPXORD         Z8, Z8, Z8
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z8, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z8, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z22, Z22
+	VMULPS         Z19, Z11, Z19
+	VFMADD231PS    Z12, Z17, Z19
+	VMULPS         Z20, Z11, Z17
+	VFMADD231PS    Z12, Z18, Z17
+	VPADDD         Z0, Z19, Z18
+	VPADDD         Z0, Z17, Z17
+	VPSRLD         $0x10, Z18, Z18
+	VPTERNLOGD     $0xf8, Z17, Z1, Z18
+	VMOVDQU32      Z18, (R8)(CX*2)
+	VPADDQ         Z18, Z6, Z6
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS      Z22, Z21, Z17
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z22, Z21, Z18
+	VMOVUPS        Z17, (SI)(CX*4)
+	VPADDQ         Z17, Z4, Z4
+	VMOVUPS        Z18, 64(SI)(CX*4)
+	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual2328
-	VCMPPS         $0x03, Z13, Z14, K1
-	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
+	JNE            unusual3905
+	VCMPPS         $0x03, Z17, Z18, K1
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual2330
-	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
-	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
-	VCMPPS         $0x03, Z17, Z17, K2
-	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
-	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
-	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
-	VPSRLD         $0x10, Z13, Z13
-	VPTERNLOGD     $0xf8, Z14, Z1, Z13
-	VMOVDQU32      Z13, Z13
+	JEQ            usual3907
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, Z17
 
-usual2330:
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored2329
+usual3907:
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3906
 
-unusual2328:
+unusual3905:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162332
-	JA             fp322333
-	VCMPPS         $0x03, Z13, Z14, K1
-	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
+	JE             fp163909
+	JA             fp323910
+	VCMPPS         $0x03, Z17, Z18, K1
+	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual2335
-	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
-	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
-	VCMPPS         $0x03, Z17, Z17, K2
-	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
-	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
-	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
-	VPSRLD         $0x10, Z13, Z13
-	VPTERNLOGD     $0xf8, Z14, Z1, Z13
-	VMOVDQU32      Z13, Z13
+	JEQ            usual3912
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z17, K1, Z17
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z17
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, Z17
 
-usual2335:
+usual3912:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2337
-	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored2336
+	JNE      ordinary3914
+	VMOVNTDQ Z17, (BX)(CX*2)
+	JMP      stored3913
 
-ordinary2337:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary3914:
+	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2336:
-	JMP done2334
+stored3913:
+	JMP done3911
 
-fp162332:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
-	VPERMI2PS    Z18, Z17, Z13
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z5, Z5, Z5
-	VCVTPS2PH    $0x00, Z13, Y5
-	VCVTPS2PH    $0x00, Z14, Y13
-	VINSERTI64X4 $0x01, Y13, Z5, Z5
+fp163909:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
+	VPERMI2PS    Z22, Z21, Z17
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z9, Z9, Z9
+	VCVTPS2PH    $0x00, Z17, Y9
+	VCVTPS2PH    $0x00, Z18, Y17
+	VINSERTI64X4 $0x01, Y17, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2339
-	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored2338
+	JNE          ordinary3916
+	VMOVNTDQ     Z9, (BX)(CX*2)
+	JMP          stored3915
 
-ordinary2339:
-	VMOVDQU32 Z5, (BX)(CX*2)
+ordinary3916:
+	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2338:
-	JMP done2334
+stored3915:
+	JMP done3911
 
-fp322333:
-done2334:
-stored2329:
+fp323910:
+done3911:
+stored3906:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2326:
+check3903:
 	CMPQ CX, R10
-	JB   next2325
+	JB   next3902
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2325
-	JMP  done2324
+	JB   next3902
+	JMP  done3901
 
-fp162322:
+fp163899:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2341
+	JMP  check3918
 
-next2340:
+next3917:
 	TESTQ     AX, AX
-	JEQ       kept2342
+	JEQ       kept3919
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z7
+	VMOVDQU32 Z7, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z7
+	VMOVDQU32 Z7, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3919:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z7
+	VCVTPH2PS      32(DX)(CX*2), Z18
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS      Z18, Z7, Z19
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS      Z18, Z7, Z20
+	VMOVUPS        (SI)(CX*4), Z7
+	VMOVUPS        64(SI)(CX*4), Z18
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS      Z18, Z7, Z21
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS      Z18, Z7, Z22
+	VMULPS         Z14, Z19, Z19
+	VFMADD231PS    Z15, Z21, Z19
+	VMULPS         Z14, Z20, Z20
+	VFMADD231PS    Z15, Z22, Z20
+	VMOVDQU32      (R8)(CX*2), Z18
+	VPSLLD         $0x10, Z18, Z7
+	VPANDD         Z1, Z18, Z18
+	VMULPS         Z7, Z2, Z23
+	VFMADD231PS    Z10, Z19, Z23
+	VFMADD231PS    Z16, Z21, Z21
+	VPXORD         Z8, Z8, Z8
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z8, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z8, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z21, Z21
+	VMULPS         Z18, Z2, Z23
+	VFMADD231PS    Z10, Z20, Z23
+	VFMADD231PS    Z16, Z22, Z22
+	VPXORD         Z9, Z9, Z9
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z9, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z9, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z22, Z22
+	VMULPS         Z7, Z11, Z7
+	VFMADD231PS    Z12, Z19, Z7
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z20, Z18
+	VPADDD         Z0, Z7, Z7
+	VPADDD         Z0, Z18, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, (R8)(CX*2)
+	VPADDQ         Z7, Z6, Z6
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS      Z22, Z21, Z7
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z22, Z21, Z18
+	VMOVUPS        Z7, (SI)(CX*4)
+	VPADDQ         Z7, Z4, Z4
+	VMOVUPS        Z18, 64(SI)(CX*4)
+	VPADDQ         Z18, Z4, Z4
+	TESTQ          DI, DI
+	JNE            unusual3920
+	VCMPPS         $0x03, Z7, Z18, K1
+	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
+	KORTESTW       K1, K1
+	JEQ            usual3922
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual3922:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3921
+
+unusual3920:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp163924
+	JA             fp323925
+	VCMPPS         $0x03, Z7, Z18, K1
+	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
+	KORTESTW       K1, K1
+	JEQ            usual3927
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual3927:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3929
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3928
+
+ordinary3929:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored3928:
+	JMP done3926
+
+fp163924:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS    Z22, Z21, Z7
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z7, Y17
+	VCVTPS2PH    $0x00, Z18, Y7
+	VINSERTI64X4 $0x01, Y7, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3931
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored3930
+
+ordinary3931:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored3930:
+	JMP done3926
+
+fp323925:
+done3926:
+stored3921:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check3918:
+	CMPQ CX, R10
+	JB   next3917
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3917
+	JMP  done3901
+
+fp323900:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3933
+
+next3932:
+	TESTQ     AX, AX
+	JEQ       kept3934
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z7
+	VMOVDQU32 Z7, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z7
+	VMOVDQU32 Z7, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3934:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z7
+	VMOVUPS        64(DX)(CX*4), Z18
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS      Z18, Z7, Z19
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS      Z18, Z7, Z20
+	VMOVUPS        (SI)(CX*4), Z7
+	VMOVUPS        64(SI)(CX*4), Z18
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS      Z18, Z7, Z21
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS      Z18, Z7, Z22
+	VMULPS         Z14, Z19, Z19
+	VFMADD231PS    Z15, Z21, Z19
+	VMULPS         Z14, Z20, Z20
+	VFMADD231PS    Z15, Z22, Z20
+	VMOVDQU32      (R8)(CX*2), Z18
+	VPSLLD         $0x10, Z18, Z7
+	VPANDD         Z1, Z18, Z18
+	VMULPS         Z7, Z2, Z23
+	VFMADD231PS    Z10, Z19, Z23
+	VFMADD231PS    Z16, Z21, Z21
+	VPXORD         Z8, Z8, Z8
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z8, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z8, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z21, Z21
+	VMULPS         Z18, Z2, Z23
+	VFMADD231PS    Z10, Z20, Z23
+	VFMADD231PS    Z16, Z22, Z22
+	VPXORD         Z9, Z9, Z9
+	VANDPS         pattern80000000<>+0(SB), Z23, Z24
+	VXORPS         Z13, Z24, Z24
+	VCMPPS         $0x00, Z9, Z23, K1
+	VCMPPS         $0x03, Z23, Z23, K2
+	VMOVDQA32      Z9, K1, Z24
+	VMOVDQA32      Z23, K2, Z24
+	VADDPS         Z24, Z22, Z22
+	VMULPS         Z7, Z11, Z7
+	VFMADD231PS    Z12, Z19, Z7
+	VMULPS         Z18, Z11, Z18
+	VFMADD231PS    Z12, Z20, Z18
+	VPADDD         Z0, Z7, Z7
+	VPADDD         Z0, Z18, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, (R8)(CX*2)
+	VPADDQ         Z7, Z6, Z6
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS      Z22, Z21, Z7
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS      Z22, Z21, Z18
+	VMOVUPS        Z7, (SI)(CX*4)
+	VPADDQ         Z7, Z4, Z4
+	VMOVUPS        Z18, 64(SI)(CX*4)
+	VPADDQ         Z18, Z4, Z4
+	TESTQ          DI, DI
+	JNE            unusual3935
+	VCMPPS         $0x03, Z7, Z18, K1
+	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
+	KORTESTW       K1, K1
+	JEQ            usual3937
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual3937:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3936
+
+unusual3935:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp163939
+	JA             fp323940
+	VCMPPS         $0x03, Z7, Z18, K1
+	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
+	KORTESTW       K1, K1
+	JEQ            usual3942
+	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
+	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
+	VCMPPS         $0x03, Z21, Z21, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z22, K1
+	VPADDD         pattern00007fff<>+0(SB), Z22, Z18
+	VCMPPS         $0x03, Z22, Z22, K2
+	VPADDD         pattern00000001<>+0(SB), Z18, K1, Z18
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z18
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z18, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual3942:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3944
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored3943
+
+ordinary3944:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored3943:
+	JMP done3941
+
+fp163939:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS    Z22, Z21, Z7
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
+	VPERMI2PS    Z22, Z21, Z18
+	VPXORD       Z17, Z17, Z17
+	VCVTPS2PH    $0x00, Z7, Y17
+	VCVTPS2PH    $0x00, Z18, Y7
+	VINSERTI64X4 $0x01, Y7, Z17, Z17
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3946
+	VMOVNTDQ     Z17, (BX)(CX*2)
+	JMP          stored3945
+
+ordinary3946:
+	VMOVDQU32 Z17, (BX)(CX*2)
+
+stored3945:
+	JMP done3941
+
+fp323940:
+done3941:
+stored3936:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check3933:
+	CMPQ CX, R10
+	JB   next3932
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3932
+
+done3901:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z3, (AX)
+	VMOVDQU32 Z4, 64(AX)
+	VMOVDQU32 Z5, 256(AX)
+	VMOVDQU32 Z6, 320(AX)
+	JMP       updated3897
+
+plain3896:
+	CMPQ CX, $0x01
+	JE   fp163948
+	JA   fp323949
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3952
+
+next3951:
+	TESTQ     AX, AX
+	JEQ       kept3953
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -3104,172 +5661,169 @@ next2340:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2342:
+kept3953:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*2)
-	VCVTPH2PS      (DX)(CX*2), Z3
-	VCVTPH2PS      32(DX)(CX*2), Z14
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS      Z14, Z3, Z15
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS      Z14, Z3, Z16
-	VMOVUPS        (SI)(CX*4), Z3
-	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      (DX)(CX*2), Z7
+	VPSLLD         $0x10, Z7, Z3
+	VPANDD         Z1, Z7, Z7
+	VMOVUPS        (SI)(CX*4), Z8
+	VMOVUPS        64(SI)(CX*4), Z9
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS      Z14, Z3, Z17
+	VPERMI2PS      Z9, Z8, Z17
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS      Z14, Z3, Z18
-	VMULPS         Z10, Z15, Z15
-	VFMADD231PS    Z11, Z17, Z15
-	VMULPS         Z10, Z16, Z16
-	VFMADD231PS    Z11, Z18, Z16
-	VMOVDQU32      (R8)(CX*2), Z14
-	VPSLLD         $0x10, Z14, Z3
-	VPANDD         Z1, Z14, Z14
-	VMULPS         Z3, Z2, Z19
-	VFMADD231PS    Z6, Z15, Z19
-	VFMADD231PS    Z12, Z17, Z17
+	VPERMI2PS      Z9, Z8, Z18
+	VMULPS         Z14, Z3, Z3
+	VFMADD231PS    Z15, Z17, Z3
+	VMULPS         Z14, Z7, Z7
+	VFMADD231PS    Z15, Z18, Z7
+	VMOVDQU32      (R8)(CX*2), Z9
+	VPSLLD         $0x10, Z9, Z8
+	VPANDD         Z1, Z9, Z9
+	VMULPS         Z8, Z2, Z19
+	VFMADD231PS    Z10, Z3, Z19
+	VFMADD231PS    Z16, Z17, Z17
 	VPXORD         Z4, Z4, Z4
 	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
+	VXORPS         Z13, Z20, Z20
 	VCMPPS         $0x00, Z4, Z19, K1
 	VCMPPS         $0x03, Z19, Z19, K2
 	VMOVDQA32      Z4, K1, Z20
 	VMOVDQA32      Z19, K2, Z20
 	VADDPS         Z20, Z17, Z17
-	VMULPS         Z14, Z2, Z19
-	VFMADD231PS    Z6, Z16, Z19
-	VFMADD231PS    Z12, Z18, Z18
+	VMULPS         Z9, Z2, Z19
+	VFMADD231PS    Z10, Z7, Z19
+	VFMADD231PS    Z16, Z18, Z18
 	VPXORD         Z5, Z5, Z5
 	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
+	VXORPS         Z13, Z20, Z20
 	VCMPPS         $0x00, Z5, Z19, K1
 	VCMPPS         $0x03, Z19, Z19, K2
 	VMOVDQA32      Z5, K1, Z20
 	VMOVDQA32      Z19, K2, Z20
 	VADDPS         Z20, Z18, Z18
-	VMULPS         Z3, Z7, Z3
-	VFMADD231PS    Z8, Z15, Z3
-	VMULPS         Z14, Z7, Z14
-	VFMADD231PS    Z8, Z16, Z14
+	VMULPS         Z8, Z11, Z8
+	VFMADD231PS    Z12, Z3, Z8
+	VMULPS         Z9, Z11, Z3
+	VFMADD231PS    Z12, Z7, Z3
+	VPADDD         Z0, Z8, Z7
 	VPADDD         Z0, Z3, Z3
-	VPADDD         Z0, Z14, Z14
-	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
-	VMOVDQU32      Z3, (R8)(CX*2)
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z3, Z1, Z7
+	VMOVDQU32      Z7, (R8)(CX*2)
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS      Z18, Z17, Z3
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS      Z18, Z17, Z14
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS      Z18, Z17, Z7
 	VMOVUPS        Z3, (SI)(CX*4)
-	VMOVUPS        Z14, 64(SI)(CX*4)
+	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2343
-	VCMPPS         $0x03, Z3, Z14, K1
-	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	JNE            unusual3954
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2345
+	JEQ            usual3956
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2345:
+usual3956:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2344
+	JMP      stored3955
 
-unusual2343:
+unusual3954:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162347
-	JA             fp322348
-	VCMPPS         $0x03, Z3, Z14, K1
-	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	JE             fp163958
+	JA             fp323959
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2350
+	JEQ            usual3961
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2350:
+usual3961:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2352
+	JNE      ordinary3963
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2351
+	JMP      stored3962
 
-ordinary2352:
+ordinary3963:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2351:
-	JMP done2349
+stored3962:
+	JMP done3960
 
-fp162347:
+fp163958:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z3, Y13
-	VCVTPS2PH    $0x00, Z14, Y3
-	VINSERTI64X4 $0x01, Y3, Z13, Z13
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS    Z18, Z17, Z7
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z3, Y6
+	VCVTPS2PH    $0x00, Z7, Y3
+	VINSERTI64X4 $0x01, Y3, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2354
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored2353
+	JNE          ordinary3965
+	VMOVNTDQ     Z6, (BX)(CX*2)
+	JMP          stored3964
 
-ordinary2354:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary3965:
+	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2353:
-	JMP done2349
+stored3964:
+	JMP done3960
 
-fp322348:
-done2349:
-stored2344:
+fp323959:
+done3960:
+stored3955:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2341:
+check3952:
 	CMPQ CX, R10
-	JB   next2340
+	JB   next3951
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2340
-	JMP  done2324
+	JB   next3951
+	JMP  done3950
 
-fp322323:
+fp163948:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2356
+	JMP  check3967
 
-next2355:
+next3966:
 	TESTQ     AX, AX
-	JEQ       kept2357
+	JEQ       kept3968
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -3281,163 +5835,341 @@ next2355:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2357:
+kept3968:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z3
+	VCVTPH2PS      32(DX)(CX*2), Z7
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z8
+	VPERMI2PS      Z7, Z3, Z8
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z9
+	VPERMI2PS      Z7, Z3, Z9
+	VMOVUPS        (SI)(CX*4), Z3
+	VMOVUPS        64(SI)(CX*4), Z7
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z7, Z3, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z7, Z3, Z18
+	VMULPS         Z14, Z8, Z8
+	VFMADD231PS    Z15, Z17, Z8
+	VMULPS         Z14, Z9, Z9
+	VFMADD231PS    Z15, Z18, Z9
+	VMOVDQU32      (R8)(CX*2), Z7
+	VPSLLD         $0x10, Z7, Z3
+	VPANDD         Z1, Z7, Z7
+	VMULPS         Z3, Z2, Z19
+	VFMADD231PS    Z10, Z8, Z19
+	VFMADD231PS    Z16, Z17, Z17
+	VPXORD         Z4, Z4, Z4
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z13, Z20, Z20
+	VCMPPS         $0x00, Z4, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z4, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z17, Z17
+	VMULPS         Z7, Z2, Z19
+	VFMADD231PS    Z10, Z9, Z19
+	VFMADD231PS    Z16, Z18, Z18
+	VPXORD         Z5, Z5, Z5
+	VANDPS         pattern80000000<>+0(SB), Z19, Z20
+	VXORPS         Z13, Z20, Z20
+	VCMPPS         $0x00, Z5, Z19, K1
+	VCMPPS         $0x03, Z19, Z19, K2
+	VMOVDQA32      Z5, K1, Z20
+	VMOVDQA32      Z19, K2, Z20
+	VADDPS         Z20, Z18, Z18
+	VMULPS         Z3, Z11, Z3
+	VFMADD231PS    Z12, Z8, Z3
+	VMULPS         Z7, Z11, Z7
+	VFMADD231PS    Z12, Z9, Z7
+	VPADDD         Z0, Z3, Z3
+	VPADDD         Z0, Z7, Z7
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
+	VMOVDQU32      Z3, (R8)(CX*2)
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z18, Z17, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS      Z18, Z17, Z7
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z7, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual3969
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
+	KORTESTW       K1, K1
+	JEQ            usual3971
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual3971:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored3970
+
+unusual3969:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp163973
+	JA             fp323974
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
+	KORTESTW       K1, K1
+	JEQ            usual3976
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual3976:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary3978
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored3977
+
+ordinary3978:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored3977:
+	JMP done3975
+
+fp163973:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z18, Z17, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS    Z18, Z17, Z7
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z3, Y6
+	VCVTPS2PH    $0x00, Z7, Y3
+	VINSERTI64X4 $0x01, Y3, Z6, Z6
+	TESTQ        $0x00000004, DI
+	JNE          ordinary3980
+	VMOVNTDQ     Z6, (BX)(CX*2)
+	JMP          stored3979
+
+ordinary3980:
+	VMOVDQU32 Z6, (BX)(CX*2)
+
+stored3979:
+	JMP done3975
+
+fp323974:
+done3975:
+stored3970:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check3967:
+	CMPQ CX, R10
+	JB   next3966
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3966
+	JMP  done3950
+
+fp323949:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3982
+
+next3981:
+	TESTQ     AX, AX
+	JEQ       kept3983
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3983:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*4)
 	PREFETCHT0     64(DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Z3
-	VMOVUPS        64(DX)(CX*4), Z14
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS      Z14, Z3, Z15
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS      Z14, Z3, Z16
+	VMOVUPS        64(DX)(CX*4), Z7
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z8
+	VPERMI2PS      Z7, Z3, Z8
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z9
+	VPERMI2PS      Z7, Z3, Z9
 	VMOVUPS        (SI)(CX*4), Z3
-	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVUPS        64(SI)(CX*4), Z7
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
-	VPERMI2PS      Z14, Z3, Z17
+	VPERMI2PS      Z7, Z3, Z17
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
-	VPERMI2PS      Z14, Z3, Z18
-	VMULPS         Z10, Z15, Z15
-	VFMADD231PS    Z11, Z17, Z15
-	VMULPS         Z10, Z16, Z16
-	VFMADD231PS    Z11, Z18, Z16
-	VMOVDQU32      (R8)(CX*2), Z14
-	VPSLLD         $0x10, Z14, Z3
-	VPANDD         Z1, Z14, Z14
+	VPERMI2PS      Z7, Z3, Z18
+	VMULPS         Z14, Z8, Z8
+	VFMADD231PS    Z15, Z17, Z8
+	VMULPS         Z14, Z9, Z9
+	VFMADD231PS    Z15, Z18, Z9
+	VMOVDQU32      (R8)(CX*2), Z7
+	VPSLLD         $0x10, Z7, Z3
+	VPANDD         Z1, Z7, Z7
 	VMULPS         Z3, Z2, Z19
-	VFMADD231PS    Z6, Z15, Z19
-	VFMADD231PS    Z12, Z17, Z17
+	VFMADD231PS    Z10, Z8, Z19
+	VFMADD231PS    Z16, Z17, Z17
 	VPXORD         Z4, Z4, Z4
 	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
+	VXORPS         Z13, Z20, Z20
 	VCMPPS         $0x00, Z4, Z19, K1
 	VCMPPS         $0x03, Z19, Z19, K2
 	VMOVDQA32      Z4, K1, Z20
 	VMOVDQA32      Z19, K2, Z20
 	VADDPS         Z20, Z17, Z17
-	VMULPS         Z14, Z2, Z19
-	VFMADD231PS    Z6, Z16, Z19
-	VFMADD231PS    Z12, Z18, Z18
+	VMULPS         Z7, Z2, Z19
+	VFMADD231PS    Z10, Z9, Z19
+	VFMADD231PS    Z16, Z18, Z18
 	VPXORD         Z5, Z5, Z5
 	VANDPS         pattern80000000<>+0(SB), Z19, Z20
-	VXORPS         Z9, Z20, Z20
+	VXORPS         Z13, Z20, Z20
 	VCMPPS         $0x00, Z5, Z19, K1
 	VCMPPS         $0x03, Z19, Z19, K2
 	VMOVDQA32      Z5, K1, Z20
 	VMOVDQA32      Z19, K2, Z20
 	VADDPS         Z20, Z18, Z18
-	VMULPS         Z3, Z7, Z3
-	VFMADD231PS    Z8, Z15, Z3
-	VMULPS         Z14, Z7, Z14
-	VFMADD231PS    Z8, Z16, Z14
+	VMULPS         Z3, Z11, Z3
+	VFMADD231PS    Z12, Z8, Z3
+	VMULPS         Z7, Z11, Z7
+	VFMADD231PS    Z12, Z9, Z7
 	VPADDD         Z0, Z3, Z3
-	VPADDD         Z0, Z14, Z14
+	VPADDD         Z0, Z7, Z7
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, (R8)(CX*2)
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS      Z18, Z17, Z3
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS      Z18, Z17, Z14
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS      Z18, Z17, Z7
 	VMOVUPS        Z3, (SI)(CX*4)
-	VMOVUPS        Z14, 64(SI)(CX*4)
+	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2358
-	VCMPPS         $0x03, Z3, Z14, K1
-	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	JNE            unusual3984
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2360
+	JEQ            usual3986
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2360:
+usual3986:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2359
+	JMP      stored3985
 
-unusual2358:
+unusual3984:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162362
-	JA             fp322363
-	VCMPPS         $0x03, Z3, Z14, K1
-	LONG $0x480ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z14, Z3
+	JE             fp163988
+	JA             fp323989
+	VCMPPS         $0x03, Z3, Z7, K1
+	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2365
+	JEQ            usual3991
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
-	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS         $0x03, Z18, Z18, K2
-	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z14, Z1, Z3
+	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2365:
+usual3991:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2367
+	JNE      ordinary3993
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2366
+	JMP      stored3992
 
-ordinary2367:
+ordinary3993:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2366:
-	JMP done2364
+stored3992:
+	JMP done3990
 
-fp162362:
+fp163988:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
-	VPERMI2PS    Z18, Z17, Z14
-	VPXORD       Z13, Z13, Z13
-	VCVTPS2PH    $0x00, Z3, Y13
-	VCVTPS2PH    $0x00, Z14, Y3
-	VINSERTI64X4 $0x01, Y3, Z13, Z13
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
+	VPERMI2PS    Z18, Z17, Z7
+	VPXORD       Z6, Z6, Z6
+	VCVTPS2PH    $0x00, Z3, Y6
+	VCVTPS2PH    $0x00, Z7, Y3
+	VINSERTI64X4 $0x01, Y3, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2369
-	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored2368
+	JNE          ordinary3995
+	VMOVNTDQ     Z6, (BX)(CX*2)
+	JMP          stored3994
 
-ordinary2369:
-	VMOVDQU32 Z13, (BX)(CX*2)
+ordinary3995:
+	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2368:
-	JMP done2364
+stored3994:
+	JMP done3990
 
-fp322363:
-done2364:
-stored2359:
+fp323989:
+done3990:
+stored3985:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2356:
+check3982:
 	CMPQ CX, R10
-	JB   next2355
+	JB   next3981
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2355
+	JB   next3981
 
-done2324:
+done3950:
+updated3897:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3453,34 +6185,34 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	LDMXCSR   4(SP)
 	VMOVDQU32 pattern00008000<>+0(SB), Z0
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
-	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
-	VMOVDQU32 patternc6ef3720<>+0(SB), Z3
+	VMOVDQU32 pattern9e3779b9<>+0(SB), Z6
+	VMOVDQU32 patternc6ef3720<>+0(SB), Z7
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2370
+	JEQ       aligned3996
 	ORQ       $0x04, DI
 
-aligned2370:
+aligned3996:
 	MOVQ         a+0(FP), R8
-	MOVQ         104(R8), R8
+	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z4
-	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z4, Z4
-	VMOVUPS      448(AX), Z5
-	VMOVUPS      576(AX), Z6
-	VMOVUPS      (AX), Z7
-	VMOVUPS      64(AX), Z8
+	VPBROADCASTD 72(R9), Z8
+	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z8, Z8
+	VMOVUPS      448(AX), Z9
+	VMOVUPS      576(AX), Z10
+	VMOVUPS      (AX), Z11
+	VMOVUPS      64(AX), Z12
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), AX
 	MOVQ         a+0(FP), R9
@@ -3489,182 +6221,554 @@ aligned2370:
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain3997
+	VPXORQ       Z1, Z1, Z1
+	VPXORQ       Z2, Z2, Z2
+	VPXORQ       Z3, Z3, Z3
+	VPXORQ       Z4, Z4, Z4
 	CMPQ         CX, $0x01
-	JE           fp162372
-	JA           fp322373
+	JE           fp164000
+	JA           fp324001
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2376
+	JMP          check4004
 
-next2375:
+next4003:
 	TESTQ     AX, AX
-	JEQ       kept2377
+	JEQ       kept4005
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z9
-	VMOVDQU32 Z9, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z9
-	VMOVDQU32 Z9, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z9
-	VMOVDQU32 Z9, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z13
+	VMOVDQU32 Z13, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z13
+	VMOVDQU32 Z13, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z13
+	VMOVDQU32 Z13, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2377:
+kept4005:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z1, Z1
+	VPADDQ         64(SI)(CX*4), Z1, Z1
+	VPADDQ         (R8)(CX*2), Z3, Z3
 	PREFETCHT0     (DX)(R11*2)
-	VMOVDQU32      (DX)(CX*2), Z10
-	VPSLLD         $0x10, Z10, Z9
-	VPANDD         Z0, Z10, Z10
-	VMOVUPS        (SI)(CX*4), Z11
-	VMOVUPS        64(SI)(CX*4), Z12
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS      Z12, Z11, Z13
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS      Z12, Z11, Z14
-	VMULPS         Z7, Z9, Z9
-	VFMADD231PS    Z8, Z13, Z9
-	VMULPS         Z7, Z10, Z10
-	VFMADD231PS    Z8, Z14, Z10
-	VMOVDQU32      (R8)(CX*2), Z12
-	VPSLLD         $0x10, Z12, Z11
-	VPANDD         Z0, Z12, Z12
-	VFMADD231PS    Z9, Z9, Z11
-	VFMADD231PS    Z10, Z10, Z12
-	VPMULLD        Z4, Z4, Z15
-	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z2, Z4, Z16
-	VPMULLD        Z16, Z16, Z16
-	VPSRLD         $0x10, Z16, Z16
-	VPADDD         Z11, Z15, Z15
-	VPADDD         Z12, Z16, Z16
-	VPSRLD         $0x10, Z15, Z15
-	VPTERNLOGD     $0xf8, Z16, Z0, Z15
-	VMOVDQU32      Z15, (R8)(CX*2)
-	VPADDD         Z3, Z4, Z4
-	VSQRTPS        Z11, Z11
-	VADDPS         Z5, Z11, Z11
-	VDIVPS         Z11, Z9, Z9
-	VFMADD231PS    Z6, Z9, Z13
-	VSQRTPS        Z12, Z12
-	VADDPS         Z5, Z12, Z12
-	VDIVPS         Z12, Z10, Z10
-	VFMADD231PS    Z6, Z10, Z14
-	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
-	VPERMI2PS      Z14, Z13, Z9
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS      Z14, Z13, Z10
-	VMOVUPS        Z9, (SI)(CX*4)
-	VMOVUPS        Z10, 64(SI)(CX*4)
+	VMOVDQU32      (DX)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z13
+	VPANDD         Z0, Z14, Z14
+	VMOVUPS        (SI)(CX*4), Z15
+	VMOVUPS        64(SI)(CX*4), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z16, Z15, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z16, Z15, Z18
+	VMULPS         Z11, Z13, Z13
+	VFMADD231PS    Z12, Z17, Z13
+	VMULPS         Z11, Z14, Z14
+	VFMADD231PS    Z12, Z18, Z14
+	VMOVDQU32      (R8)(CX*2), Z16
+	VPSLLD         $0x10, Z16, Z15
+	VPANDD         Z0, Z16, Z16
+	VFMADD231PS    Z13, Z13, Z15
+	VFMADD231PS    Z14, Z14, Z16
+	VPMULLD        Z8, Z8, Z19
+	VPSRLD         $0x10, Z19, Z19
+	VPADDD         Z6, Z8, Z20
+	VPMULLD        Z20, Z20, Z20
+	VPSRLD         $0x10, Z20, Z20
+	VPADDD         Z15, Z19, Z19
+	VPADDD         Z16, Z20, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z0, Z19
+	VMOVDQU32      Z19, (R8)(CX*2)
+	VPADDQ         Z19, Z4, Z4
+	VPADDD         Z7, Z8, Z8
+	VSQRTPS        Z15, Z15
+	VADDPS         Z9, Z15, Z15
+	VDIVPS         Z15, Z13, Z13
+	VFMADD231PS    Z10, Z13, Z17
+	VSQRTPS        Z16, Z16
+	VADDPS         Z9, Z16, Z16
+	VDIVPS         Z16, Z14, Z14
+	VFMADD231PS    Z10, Z14, Z18
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS      Z18, Z17, Z13
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z13, (SI)(CX*4)
+	VPADDQ         Z13, Z2, Z2
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual2378
-	VCMPPS         $0x03, Z9, Z10, K1
-	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
+	JNE            unusual4006
+	VCMPPS         $0x03, Z13, Z14, K1
+	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual2380
-	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
-	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
-	VCMPPS         $0x03, Z13, Z13, K2
-	VPADDD         pattern00000001<>+0(SB), Z9, K1, Z9
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z9
-	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
-	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
-	VPSRLD         $0x10, Z9, Z9
-	VPTERNLOGD     $0xf8, Z10, Z0, Z9
-	VMOVDQU32      Z9, Z9
+	JEQ            usual4008
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z13, Z13
+	VPTERNLOGD     $0xf8, Z14, Z0, Z13
+	VMOVDQU32      Z13, Z13
 
-usual2380:
-	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2379
+usual4008:
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4007
 
-unusual2378:
+unusual4006:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162382
-	JA             fp322383
-	VCMPPS         $0x03, Z9, Z10, K1
-	LONG $0x482f5262; WORD $0xc972 // VCVTNE2PS2BF16 Z9, Z10, Z9
+	JE             fp164010
+	JA             fp324011
+	VCMPPS         $0x03, Z13, Z14, K1
+	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual2385
-	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
-	VPADDD         pattern00007fff<>+0(SB), Z13, Z9
-	VCMPPS         $0x03, Z13, Z13, K2
-	VPADDD         pattern00000001<>+0(SB), Z9, K1, Z9
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z9
-	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
-	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
-	VPSRLD         $0x10, Z9, Z9
-	VPTERNLOGD     $0xf8, Z10, Z0, Z9
-	VMOVDQU32      Z9, Z9
+	JEQ            usual4013
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z13, K1, Z13
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z13
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z13, Z13
+	VPTERNLOGD     $0xf8, Z14, Z0, Z13
+	VMOVDQU32      Z13, Z13
 
-usual2385:
+usual4013:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2387
-	VMOVNTDQ Z9, (BX)(CX*2)
-	JMP      stored2386
+	JNE      ordinary4015
+	VMOVNTDQ Z13, (BX)(CX*2)
+	JMP      stored4014
 
-ordinary2387:
-	VMOVDQU32 Z9, (BX)(CX*2)
+ordinary4015:
+	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored2386:
-	JMP done2384
+stored4014:
+	JMP done4012
 
-fp162382:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z9
-	VPERMI2PS    Z14, Z13, Z9
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z1, Z1, Z1
-	VCVTPS2PH    $0x00, Z9, Y1
-	VCVTPS2PH    $0x00, Z10, Y9
-	VINSERTI64X4 $0x01, Y9, Z1, Z1
+fp164010:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
+	VPERMI2PS    Z18, Z17, Z13
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z5, Z5, Z5
+	VCVTPS2PH    $0x00, Z13, Y5
+	VCVTPS2PH    $0x00, Z14, Y13
+	VINSERTI64X4 $0x01, Y13, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2389
-	VMOVNTDQ     Z1, (BX)(CX*2)
-	JMP          stored2388
+	JNE          ordinary4017
+	VMOVNTDQ     Z5, (BX)(CX*2)
+	JMP          stored4016
 
-ordinary2389:
-	VMOVDQU32 Z1, (BX)(CX*2)
+ordinary4017:
+	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored2388:
-	JMP done2384
+stored4016:
+	JMP done4012
 
-fp322383:
-done2384:
-stored2379:
+fp324011:
+done4012:
+stored4007:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2376:
+check4004:
 	CMPQ CX, R10
-	JB   next2375
+	JB   next4003
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2375
-	JMP  done2374
+	JB   next4003
+	JMP  done4002
 
-fp162372:
+fp164000:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2391
+	JMP  check4019
 
-next2390:
+next4018:
 	TESTQ     AX, AX
-	JEQ       kept2392
+	JEQ       kept4020
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z5
+	VMOVDQU32 Z5, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z5
+	VMOVDQU32 Z5, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4020:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z1, Z1
+	VPADDQ         64(SI)(CX*4), Z1, Z1
+	VPADDQ         (R8)(CX*2), Z3, Z3
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z5
+	VCVTPH2PS      32(DX)(CX*2), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z14, Z5, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z14, Z5, Z16
+	VMOVUPS        (SI)(CX*4), Z5
+	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z14, Z5, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z14, Z5, Z18
+	VMULPS         Z11, Z15, Z15
+	VFMADD231PS    Z12, Z17, Z15
+	VMULPS         Z11, Z16, Z16
+	VFMADD231PS    Z12, Z18, Z16
+	VMOVDQU32      (R8)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z5
+	VPANDD         Z0, Z14, Z14
+	VFMADD231PS    Z15, Z15, Z5
+	VFMADD231PS    Z16, Z16, Z14
+	VPMULLD        Z8, Z8, Z19
+	VPSRLD         $0x10, Z19, Z19
+	VPADDD         Z6, Z8, Z20
+	VPMULLD        Z20, Z20, Z20
+	VPSRLD         $0x10, Z20, Z20
+	VPADDD         Z5, Z19, Z19
+	VPADDD         Z14, Z20, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z0, Z19
+	VMOVDQU32      Z19, (R8)(CX*2)
+	VPADDQ         Z19, Z4, Z4
+	VPADDD         Z7, Z8, Z8
+	VSQRTPS        Z5, Z5
+	VADDPS         Z9, Z5, Z5
+	VDIVPS         Z5, Z15, Z15
+	VFMADD231PS    Z10, Z15, Z17
+	VSQRTPS        Z14, Z14
+	VADDPS         Z9, Z14, Z14
+	VDIVPS         Z14, Z16, Z16
+	VFMADD231PS    Z10, Z16, Z18
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z18, Z17, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z5, (SI)(CX*4)
+	VPADDQ         Z5, Z2, Z2
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	VPADDQ         Z14, Z2, Z2
+	TESTQ          DI, DI
+	JNE            unusual4021
+	VCMPPS         $0x03, Z5, Z14, K1
+	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
+	KORTESTW       K1, K1
+	JEQ            usual4023
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z14, Z0, Z5
+	VMOVDQU32      Z5, Z5
+
+usual4023:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4022
+
+unusual4021:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164025
+	JA             fp324026
+	VCMPPS         $0x03, Z5, Z14, K1
+	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
+	KORTESTW       K1, K1
+	JEQ            usual4028
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z14, Z0, Z5
+	VMOVDQU32      Z5, Z5
+
+usual4028:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4030
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4029
+
+ordinary4030:
+	VMOVDQU32 Z5, (BX)(CX*2)
+
+stored4029:
+	JMP done4027
+
+fp164025:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z18, Z17, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z5, Y13
+	VCVTPS2PH    $0x00, Z14, Y5
+	VINSERTI64X4 $0x01, Y5, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4032
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored4031
+
+ordinary4032:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored4031:
+	JMP done4027
+
+fp324026:
+done4027:
+stored4022:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4019:
+	CMPQ CX, R10
+	JB   next4018
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4018
+	JMP  done4002
+
+fp324001:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4034
+
+next4033:
+	TESTQ     AX, AX
+	JEQ       kept4035
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z5
+	VMOVDQU32 Z5, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z5
+	VMOVDQU32 Z5, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z5
+	VMOVDQU32 Z5, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4035:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z1, Z1
+	VPADDQ         64(SI)(CX*4), Z1, Z1
+	VPADDQ         (R8)(CX*2), Z3, Z3
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z5
+	VMOVUPS        64(DX)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z14, Z5, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z14, Z5, Z16
+	VMOVUPS        (SI)(CX*4), Z5
+	VMOVUPS        64(SI)(CX*4), Z14
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z14, Z5, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z14, Z5, Z18
+	VMULPS         Z11, Z15, Z15
+	VFMADD231PS    Z12, Z17, Z15
+	VMULPS         Z11, Z16, Z16
+	VFMADD231PS    Z12, Z18, Z16
+	VMOVDQU32      (R8)(CX*2), Z14
+	VPSLLD         $0x10, Z14, Z5
+	VPANDD         Z0, Z14, Z14
+	VFMADD231PS    Z15, Z15, Z5
+	VFMADD231PS    Z16, Z16, Z14
+	VPMULLD        Z8, Z8, Z19
+	VPSRLD         $0x10, Z19, Z19
+	VPADDD         Z6, Z8, Z20
+	VPMULLD        Z20, Z20, Z20
+	VPSRLD         $0x10, Z20, Z20
+	VPADDD         Z5, Z19, Z19
+	VPADDD         Z14, Z20, Z20
+	VPSRLD         $0x10, Z19, Z19
+	VPTERNLOGD     $0xf8, Z20, Z0, Z19
+	VMOVDQU32      Z19, (R8)(CX*2)
+	VPADDQ         Z19, Z4, Z4
+	VPADDD         Z7, Z8, Z8
+	VSQRTPS        Z5, Z5
+	VADDPS         Z9, Z5, Z5
+	VDIVPS         Z5, Z15, Z15
+	VFMADD231PS    Z10, Z15, Z17
+	VSQRTPS        Z14, Z14
+	VADDPS         Z9, Z14, Z14
+	VDIVPS         Z14, Z16, Z16
+	VFMADD231PS    Z10, Z16, Z18
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS      Z18, Z17, Z5
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS      Z18, Z17, Z14
+	VMOVUPS        Z5, (SI)(CX*4)
+	VPADDQ         Z5, Z2, Z2
+	VMOVUPS        Z14, 64(SI)(CX*4)
+	VPADDQ         Z14, Z2, Z2
+	TESTQ          DI, DI
+	JNE            unusual4036
+	VCMPPS         $0x03, Z5, Z14, K1
+	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
+	KORTESTW       K1, K1
+	JEQ            usual4038
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z14, Z0, Z5
+	VMOVDQU32      Z5, Z5
+
+usual4038:
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4037
+
+unusual4036:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164040
+	JA             fp324041
+	VCMPPS         $0x03, Z5, Z14, K1
+	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
+	KORTESTW       K1, K1
+	JEQ            usual4043
+	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
+	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
+	VCMPPS         $0x03, Z17, Z17, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPTESTMD       pattern00010000<>+0(SB), Z18, K1
+	VPADDD         pattern00007fff<>+0(SB), Z18, Z14
+	VCMPPS         $0x03, Z18, Z18, K2
+	VPADDD         pattern00000001<>+0(SB), Z14, K1, Z14
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z14
+	VPSRLD         $0x10, Z5, Z5
+	VPTERNLOGD     $0xf8, Z14, Z0, Z5
+	VMOVDQU32      Z5, Z5
+
+usual4043:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4045
+	VMOVNTDQ Z5, (BX)(CX*2)
+	JMP      stored4044
+
+ordinary4045:
+	VMOVDQU32 Z5, (BX)(CX*2)
+
+stored4044:
+	JMP done4042
+
+fp164040:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
+	VPERMI2PS    Z18, Z17, Z5
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
+	VPERMI2PS    Z18, Z17, Z14
+	VPXORD       Z13, Z13, Z13
+	VCVTPS2PH    $0x00, Z5, Y13
+	VCVTPS2PH    $0x00, Z14, Y5
+	VINSERTI64X4 $0x01, Y5, Z13, Z13
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4047
+	VMOVNTDQ     Z13, (BX)(CX*2)
+	JMP          stored4046
+
+ordinary4047:
+	VMOVDQU32 Z13, (BX)(CX*2)
+
+stored4046:
+	JMP done4042
+
+fp324041:
+done4042:
+stored4037:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4034:
+	CMPQ CX, R10
+	JB   next4033
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4033
+
+done4002:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z1, (AX)
+	VMOVDQU32 Z2, 64(AX)
+	VMOVDQU32 Z3, 256(AX)
+	VMOVDQU32 Z4, 320(AX)
+	JMP       updated3998
+
+plain3997:
+	CMPQ CX, $0x01
+	JE   fp164049
+	JA   fp324050
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4053
+
+next4052:
+	TESTQ     AX, AX
+	JEQ       kept4054
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3676,162 +6780,326 @@ next2390:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2392:
+kept4054:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VMOVDQU32      (DX)(CX*2), Z3
+	VPSLLD         $0x10, Z3, Z1
+	VPANDD         Z0, Z3, Z3
+	VMOVUPS        (SI)(CX*4), Z4
+	VMOVUPS        64(SI)(CX*4), Z5
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
+	VPERMI2PS      Z5, Z4, Z13
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
+	VPERMI2PS      Z5, Z4, Z14
+	VMULPS         Z11, Z1, Z1
+	VFMADD231PS    Z12, Z13, Z1
+	VMULPS         Z11, Z3, Z3
+	VFMADD231PS    Z12, Z14, Z3
+	VMOVDQU32      (R8)(CX*2), Z5
+	VPSLLD         $0x10, Z5, Z4
+	VPANDD         Z0, Z5, Z5
+	VFMADD231PS    Z1, Z1, Z4
+	VFMADD231PS    Z3, Z3, Z5
+	VPMULLD        Z8, Z8, Z15
+	VPSRLD         $0x10, Z15, Z15
+	VPADDD         Z6, Z8, Z16
+	VPMULLD        Z16, Z16, Z16
+	VPSRLD         $0x10, Z16, Z16
+	VPADDD         Z4, Z15, Z15
+	VPADDD         Z5, Z16, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z0, Z15
+	VMOVDQU32      Z15, (R8)(CX*2)
+	VPADDD         Z7, Z8, Z8
+	VSQRTPS        Z4, Z4
+	VADDPS         Z9, Z4, Z4
+	VDIVPS         Z4, Z1, Z1
+	VFMADD231PS    Z10, Z1, Z13
+	VSQRTPS        Z5, Z5
+	VADDPS         Z9, Z5, Z5
+	VDIVPS         Z5, Z3, Z3
+	VFMADD231PS    Z10, Z3, Z14
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS      Z14, Z13, Z1
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS      Z14, Z13, Z3
+	VMOVUPS        Z1, (SI)(CX*4)
+	VMOVUPS        Z3, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual4055
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
+	KORTESTW       K1, K1
+	JEQ            usual4057
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual4057:
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4056
+
+unusual4055:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164059
+	JA             fp324060
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
+	KORTESTW       K1, K1
+	JEQ            usual4062
+	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
+	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
+	VCMPPS         $0x03, Z13, Z13, K2
+	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
+	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
+	VCMPPS         $0x03, Z14, Z14, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPSRLD         $0x10, Z1, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
+	VMOVDQU32      Z1, Z1
+
+usual4062:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4064
+	VMOVNTDQ Z1, (BX)(CX*2)
+	JMP      stored4063
+
+ordinary4064:
+	VMOVDQU32 Z1, (BX)(CX*2)
+
+stored4063:
+	JMP done4061
+
+fp164059:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
+	VPERMI2PS    Z14, Z13, Z1
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS    Z14, Z13, Z3
+	VPXORD       Z2, Z2, Z2
+	VCVTPS2PH    $0x00, Z1, Y2
+	VCVTPS2PH    $0x00, Z3, Y1
+	VINSERTI64X4 $0x01, Y1, Z2, Z2
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4066
+	VMOVNTDQ     Z2, (BX)(CX*2)
+	JMP          stored4065
+
+ordinary4066:
+	VMOVDQU32 Z2, (BX)(CX*2)
+
+stored4065:
+	JMP done4061
+
+fp324060:
+done4061:
+stored4056:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4053:
+	CMPQ CX, R10
+	JB   next4052
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4052
+	JMP  done4051
+
+fp164049:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4068
+
+next4067:
+	TESTQ     AX, AX
+	JEQ       kept4069
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z1
+	VMOVDQU32 Z1, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z1
+	VMOVDQU32 Z1, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z1
+	VMOVDQU32 Z1, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4069:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Z1
-	VCVTPH2PS      32(DX)(CX*2), Z10
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS      Z10, Z1, Z11
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS      Z10, Z1, Z12
+	VCVTPH2PS      32(DX)(CX*2), Z3
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z4
+	VPERMI2PS      Z3, Z1, Z4
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z5
+	VPERMI2PS      Z3, Z1, Z5
 	VMOVUPS        (SI)(CX*4), Z1
-	VMOVUPS        64(SI)(CX*4), Z10
+	VMOVUPS        64(SI)(CX*4), Z3
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS      Z10, Z1, Z13
+	VPERMI2PS      Z3, Z1, Z13
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS      Z10, Z1, Z14
-	VMULPS         Z7, Z11, Z11
-	VFMADD231PS    Z8, Z13, Z11
-	VMULPS         Z7, Z12, Z12
-	VFMADD231PS    Z8, Z14, Z12
-	VMOVDQU32      (R8)(CX*2), Z10
-	VPSLLD         $0x10, Z10, Z1
-	VPANDD         Z0, Z10, Z10
-	VFMADD231PS    Z11, Z11, Z1
-	VFMADD231PS    Z12, Z12, Z10
-	VPMULLD        Z4, Z4, Z15
+	VPERMI2PS      Z3, Z1, Z14
+	VMULPS         Z11, Z4, Z4
+	VFMADD231PS    Z12, Z13, Z4
+	VMULPS         Z11, Z5, Z5
+	VFMADD231PS    Z12, Z14, Z5
+	VMOVDQU32      (R8)(CX*2), Z3
+	VPSLLD         $0x10, Z3, Z1
+	VPANDD         Z0, Z3, Z3
+	VFMADD231PS    Z4, Z4, Z1
+	VFMADD231PS    Z5, Z5, Z3
+	VPMULLD        Z8, Z8, Z15
 	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z2, Z4, Z16
+	VPADDD         Z6, Z8, Z16
 	VPMULLD        Z16, Z16, Z16
 	VPSRLD         $0x10, Z16, Z16
 	VPADDD         Z1, Z15, Z15
-	VPADDD         Z10, Z16, Z16
+	VPADDD         Z3, Z16, Z16
 	VPSRLD         $0x10, Z15, Z15
 	VPTERNLOGD     $0xf8, Z16, Z0, Z15
 	VMOVDQU32      Z15, (R8)(CX*2)
-	VPADDD         Z3, Z4, Z4
+	VPADDD         Z7, Z8, Z8
 	VSQRTPS        Z1, Z1
-	VADDPS         Z5, Z1, Z1
-	VDIVPS         Z1, Z11, Z11
-	VFMADD231PS    Z6, Z11, Z13
-	VSQRTPS        Z10, Z10
-	VADDPS         Z5, Z10, Z10
-	VDIVPS         Z10, Z12, Z12
-	VFMADD231PS    Z6, Z12, Z14
+	VADDPS         Z9, Z1, Z1
+	VDIVPS         Z1, Z4, Z4
+	VFMADD231PS    Z10, Z4, Z13
+	VSQRTPS        Z3, Z3
+	VADDPS         Z9, Z3, Z3
+	VDIVPS         Z3, Z5, Z5
+	VFMADD231PS    Z10, Z5, Z14
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS      Z14, Z13, Z1
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS      Z14, Z13, Z10
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS      Z14, Z13, Z3
 	VMOVUPS        Z1, (SI)(CX*4)
-	VMOVUPS        Z10, 64(SI)(CX*4)
+	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2393
-	VCMPPS         $0x03, Z1, Z10, K1
-	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	JNE            unusual4070
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2395
+	JEQ            usual4072
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
 	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
 	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
 	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPSRLD         $0x10, Z1, Z1
-	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2395:
+usual4072:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2394
+	JMP      stored4071
 
-unusual2393:
+unusual4070:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162397
-	JA             fp322398
-	VCMPPS         $0x03, Z1, Z10, K1
-	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	JE             fp164074
+	JA             fp324075
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2400
+	JEQ            usual4077
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
 	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
 	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
 	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPSRLD         $0x10, Z1, Z1
-	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2400:
+usual4077:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2402
+	JNE      ordinary4079
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2401
+	JMP      stored4078
 
-ordinary2402:
+ordinary4079:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2401:
-	JMP done2399
+stored4078:
+	JMP done4076
 
-fp162397:
+fp164074:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z1, Y9
-	VCVTPS2PH    $0x00, Z10, Y1
-	VINSERTI64X4 $0x01, Y1, Z9, Z9
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS    Z14, Z13, Z3
+	VPXORD       Z2, Z2, Z2
+	VCVTPS2PH    $0x00, Z1, Y2
+	VCVTPS2PH    $0x00, Z3, Y1
+	VINSERTI64X4 $0x01, Y1, Z2, Z2
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2404
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2403
+	JNE          ordinary4081
+	VMOVNTDQ     Z2, (BX)(CX*2)
+	JMP          stored4080
 
-ordinary2404:
-	VMOVDQU32 Z9, (BX)(CX*2)
+ordinary4081:
+	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored2403:
-	JMP done2399
+stored4080:
+	JMP done4076
 
-fp322398:
-done2399:
-stored2394:
+fp324075:
+done4076:
+stored4071:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2391:
+check4068:
 	CMPQ CX, R10
-	JB   next2390
+	JB   next4067
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2390
-	JMP  done2374
+	JB   next4067
+	JMP  done4051
 
-fp322373:
+fp324050:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2406
+	JMP  check4083
 
-next2405:
+next4082:
 	TESTQ     AX, AX
-	JEQ       kept2407
+	JEQ       kept4084
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3843,153 +7111,154 @@ next2405:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2407:
+kept4084:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*4)
 	PREFETCHT0     64(DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Z1
-	VMOVUPS        64(DX)(CX*4), Z10
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z11
-	VPERMI2PS      Z10, Z1, Z11
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z12
-	VPERMI2PS      Z10, Z1, Z12
+	VMOVUPS        64(DX)(CX*4), Z3
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z4
+	VPERMI2PS      Z3, Z1, Z4
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z5
+	VPERMI2PS      Z3, Z1, Z5
 	VMOVUPS        (SI)(CX*4), Z1
-	VMOVUPS        64(SI)(CX*4), Z10
+	VMOVUPS        64(SI)(CX*4), Z3
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS      Z10, Z1, Z13
+	VPERMI2PS      Z3, Z1, Z13
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS      Z10, Z1, Z14
-	VMULPS         Z7, Z11, Z11
-	VFMADD231PS    Z8, Z13, Z11
-	VMULPS         Z7, Z12, Z12
-	VFMADD231PS    Z8, Z14, Z12
-	VMOVDQU32      (R8)(CX*2), Z10
-	VPSLLD         $0x10, Z10, Z1
-	VPANDD         Z0, Z10, Z10
-	VFMADD231PS    Z11, Z11, Z1
-	VFMADD231PS    Z12, Z12, Z10
-	VPMULLD        Z4, Z4, Z15
+	VPERMI2PS      Z3, Z1, Z14
+	VMULPS         Z11, Z4, Z4
+	VFMADD231PS    Z12, Z13, Z4
+	VMULPS         Z11, Z5, Z5
+	VFMADD231PS    Z12, Z14, Z5
+	VMOVDQU32      (R8)(CX*2), Z3
+	VPSLLD         $0x10, Z3, Z1
+	VPANDD         Z0, Z3, Z3
+	VFMADD231PS    Z4, Z4, Z1
+	VFMADD231PS    Z5, Z5, Z3
+	VPMULLD        Z8, Z8, Z15
 	VPSRLD         $0x10, Z15, Z15
-	VPADDD         Z2, Z4, Z16
+	VPADDD         Z6, Z8, Z16
 	VPMULLD        Z16, Z16, Z16
 	VPSRLD         $0x10, Z16, Z16
 	VPADDD         Z1, Z15, Z15
-	VPADDD         Z10, Z16, Z16
+	VPADDD         Z3, Z16, Z16
 	VPSRLD         $0x10, Z15, Z15
 	VPTERNLOGD     $0xf8, Z16, Z0, Z15
 	VMOVDQU32      Z15, (R8)(CX*2)
-	VPADDD         Z3, Z4, Z4
+	VPADDD         Z7, Z8, Z8
 	VSQRTPS        Z1, Z1
-	VADDPS         Z5, Z1, Z1
-	VDIVPS         Z1, Z11, Z11
-	VFMADD231PS    Z6, Z11, Z13
-	VSQRTPS        Z10, Z10
-	VADDPS         Z5, Z10, Z10
-	VDIVPS         Z10, Z12, Z12
-	VFMADD231PS    Z6, Z12, Z14
+	VADDPS         Z9, Z1, Z1
+	VDIVPS         Z1, Z4, Z4
+	VFMADD231PS    Z10, Z4, Z13
+	VSQRTPS        Z3, Z3
+	VADDPS         Z9, Z3, Z3
+	VDIVPS         Z3, Z5, Z5
+	VFMADD231PS    Z10, Z5, Z14
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS      Z14, Z13, Z1
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS      Z14, Z13, Z10
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS      Z14, Z13, Z3
 	VMOVUPS        Z1, (SI)(CX*4)
-	VMOVUPS        Z10, 64(SI)(CX*4)
+	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2408
-	VCMPPS         $0x03, Z1, Z10, K1
-	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	JNE            unusual4085
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2410
+	JEQ            usual4087
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
 	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
 	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
 	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPSRLD         $0x10, Z1, Z1
-	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2410:
+usual4087:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2409
+	JMP      stored4086
 
-unusual2408:
+unusual4085:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162412
-	JA             fp322413
-	VCMPPS         $0x03, Z1, Z10, K1
-	LONG $0x482ff262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z10, Z1
+	JE             fp164089
+	JA             fp324090
+	VCMPPS         $0x03, Z1, Z3, K1
+	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual2415
+	JEQ            usual4092
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
 	VPADDD         pattern00000001<>+0(SB), Z1, K1, Z1
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z1
 	VPTESTMD       pattern00010000<>+0(SB), Z14, K1
-	VPADDD         pattern00007fff<>+0(SB), Z14, Z10
+	VPADDD         pattern00007fff<>+0(SB), Z14, Z3
 	VCMPPS         $0x03, Z14, Z14, K2
-	VPADDD         pattern00000001<>+0(SB), Z10, K1, Z10
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z10
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPSRLD         $0x10, Z1, Z1
-	VPTERNLOGD     $0xf8, Z10, Z0, Z1
+	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual2415:
+usual4092:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2417
+	JNE      ordinary4094
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored2416
+	JMP      stored4093
 
-ordinary2417:
+ordinary4094:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored2416:
-	JMP done2414
+stored4093:
+	JMP done4091
 
-fp162412:
+fp164089:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
-	VPERMI2PS    Z14, Z13, Z10
-	VPXORD       Z9, Z9, Z9
-	VCVTPS2PH    $0x00, Z1, Y9
-	VCVTPS2PH    $0x00, Z10, Y1
-	VINSERTI64X4 $0x01, Y1, Z9, Z9
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
+	VPERMI2PS    Z14, Z13, Z3
+	VPXORD       Z2, Z2, Z2
+	VCVTPS2PH    $0x00, Z1, Y2
+	VCVTPS2PH    $0x00, Z3, Y1
+	VINSERTI64X4 $0x01, Y1, Z2, Z2
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2419
-	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2418
+	JNE          ordinary4096
+	VMOVNTDQ     Z2, (BX)(CX*2)
+	JMP          stored4095
 
-ordinary2419:
-	VMOVDQU32 Z9, (BX)(CX*2)
+ordinary4096:
+	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored2418:
-	JMP done2414
+stored4095:
+	JMP done4091
 
-fp322413:
-done2414:
-stored2409:
+fp324090:
+done4091:
+stored4086:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2406:
+check4083:
 	CMPQ CX, R10
-	JB   next2405
+	JB   next4082
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2405
+	JB   next4082
 
-done2374:
+done4051:
+updated3998:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4008,32 +7277,32 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	VMOVDQU32 pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32 patternc6ef3720<>+0(SB), Z2
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	MOVQ      a+0(FP), CX
-	MOVQ      48(CX), CX
+	MOVQ      56(CX), CX
 	MOVQ      a+0(FP), DX
-	MOVQ      128(DX), DX
+	MOVQ      136(DX), DX
 	MOVQ      a+0(FP), BX
-	MOVQ      80(BX), BX
+	MOVQ      88(BX), BX
 	MOVQ      a+0(FP), SI
-	MOVQ      96(SI), SI
+	MOVQ      104(SI), SI
 	MOVQ      a+0(FP), DI
-	MOVQ      56(DI), DI
+	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2420
+	JEQ       aligned4097
 	ORQ       $0x04, DI
 
-aligned2420:
+aligned4097:
 	MOVQ    a+0(FP), R8
-	MOVQ    104(R8), R8
+	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
-	VMOVUPS 192(AX), Z4
-	VMOVUPS 640(AX), Z5
-	VMOVUPS 704(AX), Z6
-	VMOVUPS 576(AX), Z7
-	VMOVUPS (AX), Z8
-	VMOVUPS 64(AX), Z9
-	VMOVUPS 512(AX), Z10
+	VMOVUPS 192(AX), Z8
+	VMOVUPS 640(AX), Z9
+	VMOVUPS 704(AX), Z10
+	VMOVUPS 576(AX), Z11
+	VMOVUPS (AX), Z12
+	VMOVUPS 64(AX), Z13
+	VMOVUPS 512(AX), Z14
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), AX
 	MOVQ    a+0(FP), R9
@@ -4042,178 +7311,542 @@ aligned2420:
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain4098
+	VPXORQ  Z3, Z3, Z3
+	VPXORQ  Z4, Z4, Z4
+	VPXORQ  Z5, Z5, Z5
+	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp162422
-	JA      fp322423
+	JE      fp164101
+	JA      fp324102
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2426
+	JMP     check4105
 
-next2425:
+next4104:
 	TESTQ     AX, AX
-	JEQ       kept2427
+	JEQ       kept4106
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
-	VMOVDQU32 (SI)(CX*4), Z11
-	VMOVDQU32 Z11, 64(AX)(R12*4)
-	VMOVDQU32 64(SI)(CX*4), Z11
-	VMOVDQU32 Z11, 128(AX)(R12*4)
-	VMOVDQU32 (R8)(CX*2), Z11
-	VMOVDQU32 Z11, 576(AX)(R12*2)
+	VMOVDQU32 (SI)(CX*4), Z15
+	VMOVDQU32 Z15, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z15
+	VMOVDQU32 Z15, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z15
+	VMOVDQU32 Z15, 576(AX)(R12*2)
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2427:
+kept4106:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
 	PREFETCHT0     (DX)(R11*2)
-	VMOVDQU32      (DX)(CX*2), Z12
-	VPSLLD         $0x10, Z12, Z11
-	VPANDD         Z1, Z12, Z12
-	VMOVUPS        (SI)(CX*4), Z13
-	VMOVUPS        64(SI)(CX*4), Z14
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS      Z14, Z13, Z15
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS      Z14, Z13, Z16
-	VMULPS         Z8, Z11, Z11
-	VFMADD231PS    Z9, Z15, Z11
-	VMULPS         Z8, Z12, Z12
-	VFMADD231PS    Z9, Z16, Z12
-	VMOVDQU32      (R8)(CX*2), Z14
-	VPSLLD         $0x10, Z14, Z13
-	VPANDD         Z1, Z14, Z14
-	VMULPS         Z13, Z2, Z13
-	VFMADD231PS    Z4, Z11, Z13
-	VMULPS         Z14, Z2, Z14
-	VFMADD231PS    Z4, Z12, Z14
-	VPADDD         Z0, Z13, Z17
-	VPADDD         Z0, Z14, Z18
-	VPSRLD         $0x10, Z17, Z17
-	VPTERNLOGD     $0xf8, Z18, Z1, Z17
-	VMOVDQU32      Z17, (R8)(CX*2)
-	VMULPS         Z6, Z11, Z11
-	VFMADD231PS    Z5, Z13, Z11
-	VFMADD231PS    Z10, Z15, Z15
-	VFMADD231PS    Z7, Z11, Z15
-	VMULPS         Z6, Z12, Z12
-	VFMADD231PS    Z5, Z14, Z12
-	VFMADD231PS    Z10, Z16, Z16
-	VFMADD231PS    Z7, Z12, Z16
-	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
-	VPERMI2PS      Z16, Z15, Z11
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS      Z16, Z15, Z12
-	VMOVUPS        Z11, (SI)(CX*4)
-	VMOVUPS        Z12, 64(SI)(CX*4)
+	VMOVDQU32      (DX)(CX*2), Z16
+	VPSLLD         $0x10, Z16, Z15
+	VPANDD         Z1, Z16, Z16
+	VMOVUPS        (SI)(CX*4), Z17
+	VMOVUPS        64(SI)(CX*4), Z18
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS      Z18, Z17, Z19
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS      Z18, Z17, Z20
+	VMULPS         Z12, Z15, Z15
+	VFMADD231PS    Z13, Z19, Z15
+	VMULPS         Z12, Z16, Z16
+	VFMADD231PS    Z13, Z20, Z16
+	VMOVDQU32      (R8)(CX*2), Z18
+	VPSLLD         $0x10, Z18, Z17
+	VPANDD         Z1, Z18, Z18
+	VMULPS         Z17, Z2, Z17
+	VFMADD231PS    Z8, Z15, Z17
+	VMULPS         Z18, Z2, Z18
+	VFMADD231PS    Z8, Z16, Z18
+	VPADDD         Z0, Z17, Z21
+	VPADDD         Z0, Z18, Z22
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z22, Z1, Z21
+	VMOVDQU32      Z21, (R8)(CX*2)
+	VPADDQ         Z21, Z6, Z6
+	VMULPS         Z10, Z15, Z15
+	VFMADD231PS    Z9, Z17, Z15
+	VFMADD231PS    Z14, Z19, Z19
+	VFMADD231PS    Z11, Z15, Z19
+	VMULPS         Z10, Z16, Z16
+	VFMADD231PS    Z9, Z18, Z16
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z11, Z16, Z20
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS      Z20, Z19, Z15
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS      Z20, Z19, Z16
+	VMOVUPS        Z15, (SI)(CX*4)
+	VPADDQ         Z15, Z4, Z4
+	VMOVUPS        Z16, 64(SI)(CX*4)
+	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual2428
-	VCMPPS         $0x03, Z11, Z12, K1
-	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
+	JNE            unusual4107
+	VCMPPS         $0x03, Z15, Z16, K1
+	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2430
-	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
-	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
-	VCMPPS         $0x03, Z15, Z15, K2
-	VPADDD         pattern00000001<>+0(SB), Z11, K1, Z11
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z11
-	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
-	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
-	VPSRLD         $0x10, Z11, Z11
-	VPTERNLOGD     $0xf8, Z12, Z1, Z11
-	VMOVDQU32      Z11, Z11
+	JEQ            usual4109
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z1, Z15
+	VMOVDQU32      Z15, Z15
 
-usual2430:
-	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2429
+usual4109:
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4108
 
-unusual2428:
+unusual4107:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162432
-	JA             fp322433
-	VCMPPS         $0x03, Z11, Z12, K1
-	LONG $0x481f5262; WORD $0xdb72 // VCVTNE2PS2BF16 Z11, Z12, Z11
+	JE             fp164111
+	JA             fp324112
+	VCMPPS         $0x03, Z15, Z16, K1
+	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual2435
-	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
-	VPADDD         pattern00007fff<>+0(SB), Z15, Z11
-	VCMPPS         $0x03, Z15, Z15, K2
-	VPADDD         pattern00000001<>+0(SB), Z11, K1, Z11
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z11
-	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
-	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
-	VPSRLD         $0x10, Z11, Z11
-	VPTERNLOGD     $0xf8, Z12, Z1, Z11
-	VMOVDQU32      Z11, Z11
+	JEQ            usual4114
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z15, K1, Z15
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z15
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z15, Z15
+	VPTERNLOGD     $0xf8, Z16, Z1, Z15
+	VMOVDQU32      Z15, Z15
 
-usual2435:
+usual4114:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2437
-	VMOVNTDQ Z11, (BX)(CX*2)
-	JMP      stored2436
+	JNE      ordinary4116
+	VMOVNTDQ Z15, (BX)(CX*2)
+	JMP      stored4115
 
-ordinary2437:
-	VMOVDQU32 Z11, (BX)(CX*2)
+ordinary4116:
+	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2436:
-	JMP done2434
+stored4115:
+	JMP done4113
 
-fp162432:
-	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z11
-	VPERMI2PS    Z16, Z15, Z11
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z3, Z3, Z3
-	VCVTPS2PH    $0x00, Z11, Y3
-	VCVTPS2PH    $0x00, Z12, Y11
-	VINSERTI64X4 $0x01, Y11, Z3, Z3
+fp164111:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
+	VPERMI2PS    Z20, Z19, Z15
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z7, Z7, Z7
+	VCVTPS2PH    $0x00, Z15, Y7
+	VCVTPS2PH    $0x00, Z16, Y15
+	VINSERTI64X4 $0x01, Y15, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2439
-	VMOVNTDQ     Z3, (BX)(CX*2)
-	JMP          stored2438
+	JNE          ordinary4118
+	VMOVNTDQ     Z7, (BX)(CX*2)
+	JMP          stored4117
 
-ordinary2439:
-	VMOVDQU32 Z3, (BX)(CX*2)
+ordinary4118:
+	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2438:
-	JMP done2434
+stored4117:
+	JMP done4113
 
-fp322433:
-done2434:
-stored2429:
+fp324112:
+done4113:
+stored4108:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2426:
+check4105:
 	CMPQ CX, R10
-	JB   next2425
+	JB   next4104
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2425
-	JMP  done2424
+	JB   next4104
+	JMP  done4103
 
-fp162422:
+fp164101:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2441
+	JMP  check4120
 
-next2440:
+next4119:
 	TESTQ     AX, AX
-	JEQ       kept2442
+	JEQ       kept4121
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z7
+	VMOVDQU32 Z7, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z7
+	VMOVDQU32 Z7, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4121:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Z7
+	VCVTPH2PS      32(DX)(CX*2), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z16, Z7, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z16, Z7, Z18
+	VMOVUPS        (SI)(CX*4), Z7
+	VMOVUPS        64(SI)(CX*4), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS      Z16, Z7, Z19
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS      Z16, Z7, Z20
+	VMULPS         Z12, Z17, Z17
+	VFMADD231PS    Z13, Z19, Z17
+	VMULPS         Z12, Z18, Z18
+	VFMADD231PS    Z13, Z20, Z18
+	VMOVDQU32      (R8)(CX*2), Z16
+	VPSLLD         $0x10, Z16, Z7
+	VPANDD         Z1, Z16, Z16
+	VMULPS         Z7, Z2, Z7
+	VFMADD231PS    Z8, Z17, Z7
+	VMULPS         Z16, Z2, Z16
+	VFMADD231PS    Z8, Z18, Z16
+	VPADDD         Z0, Z7, Z21
+	VPADDD         Z0, Z16, Z22
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z22, Z1, Z21
+	VMOVDQU32      Z21, (R8)(CX*2)
+	VPADDQ         Z21, Z6, Z6
+	VMULPS         Z10, Z17, Z17
+	VFMADD231PS    Z9, Z7, Z17
+	VFMADD231PS    Z14, Z19, Z19
+	VFMADD231PS    Z11, Z17, Z19
+	VMULPS         Z10, Z18, Z18
+	VFMADD231PS    Z9, Z16, Z18
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z11, Z18, Z20
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS      Z20, Z19, Z7
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS      Z20, Z19, Z16
+	VMOVUPS        Z7, (SI)(CX*4)
+	VPADDQ         Z7, Z4, Z4
+	VMOVUPS        Z16, 64(SI)(CX*4)
+	VPADDQ         Z16, Z4, Z4
+	TESTQ          DI, DI
+	JNE            unusual4122
+	VCMPPS         $0x03, Z7, Z16, K1
+	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
+	KORTESTW       K1, K1
+	JEQ            usual4124
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z16, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual4124:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4123
+
+unusual4122:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164126
+	JA             fp324127
+	VCMPPS         $0x03, Z7, Z16, K1
+	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
+	KORTESTW       K1, K1
+	JEQ            usual4129
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z16, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual4129:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4131
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4130
+
+ordinary4131:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored4130:
+	JMP done4128
+
+fp164126:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS    Z20, Z19, Z7
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z7, Y15
+	VCVTPS2PH    $0x00, Z16, Y7
+	VINSERTI64X4 $0x01, Y7, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4133
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored4132
+
+ordinary4133:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored4132:
+	JMP done4128
+
+fp324127:
+done4128:
+stored4123:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4120:
+	CMPQ CX, R10
+	JB   next4119
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4119
+	JMP  done4103
+
+fp324102:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4135
+
+next4134:
+	TESTQ     AX, AX
+	JEQ       kept4136
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z7
+	VMOVDQU32 Z7, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z7
+	VMOVDQU32 Z7, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z7
+	VMOVDQU32 Z7, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4136:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	VPADDQ         (SI)(CX*4), Z3, Z3
+	VPADDQ         64(SI)(CX*4), Z3, Z3
+	VPADDQ         (R8)(CX*2), Z5, Z5
+	PREFETCHT0     (DX)(R11*4)
+	PREFETCHT0     64(DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Z7
+	VMOVUPS        64(DX)(CX*4), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z17
+	VPERMI2PS      Z16, Z7, Z17
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z18
+	VPERMI2PS      Z16, Z7, Z18
+	VMOVUPS        (SI)(CX*4), Z7
+	VMOVUPS        64(SI)(CX*4), Z16
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS      Z16, Z7, Z19
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS      Z16, Z7, Z20
+	VMULPS         Z12, Z17, Z17
+	VFMADD231PS    Z13, Z19, Z17
+	VMULPS         Z12, Z18, Z18
+	VFMADD231PS    Z13, Z20, Z18
+	VMOVDQU32      (R8)(CX*2), Z16
+	VPSLLD         $0x10, Z16, Z7
+	VPANDD         Z1, Z16, Z16
+	VMULPS         Z7, Z2, Z7
+	VFMADD231PS    Z8, Z17, Z7
+	VMULPS         Z16, Z2, Z16
+	VFMADD231PS    Z8, Z18, Z16
+	VPADDD         Z0, Z7, Z21
+	VPADDD         Z0, Z16, Z22
+	VPSRLD         $0x10, Z21, Z21
+	VPTERNLOGD     $0xf8, Z22, Z1, Z21
+	VMOVDQU32      Z21, (R8)(CX*2)
+	VPADDQ         Z21, Z6, Z6
+	VMULPS         Z10, Z17, Z17
+	VFMADD231PS    Z9, Z7, Z17
+	VFMADD231PS    Z14, Z19, Z19
+	VFMADD231PS    Z11, Z17, Z19
+	VMULPS         Z10, Z18, Z18
+	VFMADD231PS    Z9, Z16, Z18
+	VFMADD231PS    Z14, Z20, Z20
+	VFMADD231PS    Z11, Z18, Z20
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS      Z20, Z19, Z7
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS      Z20, Z19, Z16
+	VMOVUPS        Z7, (SI)(CX*4)
+	VPADDQ         Z7, Z4, Z4
+	VMOVUPS        Z16, 64(SI)(CX*4)
+	VPADDQ         Z16, Z4, Z4
+	TESTQ          DI, DI
+	JNE            unusual4137
+	VCMPPS         $0x03, Z7, Z16, K1
+	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
+	KORTESTW       K1, K1
+	JEQ            usual4139
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z16, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual4139:
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4138
+
+unusual4137:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164141
+	JA             fp324142
+	VCMPPS         $0x03, Z7, Z16, K1
+	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
+	KORTESTW       K1, K1
+	JEQ            usual4144
+	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
+	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
+	VCMPPS         $0x03, Z19, Z19, K2
+	VPADDD         pattern00000001<>+0(SB), Z7, K1, Z7
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z7
+	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
+	VPADDD         pattern00007fff<>+0(SB), Z20, Z16
+	VCMPPS         $0x03, Z20, Z20, K2
+	VPADDD         pattern00000001<>+0(SB), Z16, K1, Z16
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z16
+	VPSRLD         $0x10, Z7, Z7
+	VPTERNLOGD     $0xf8, Z16, Z1, Z7
+	VMOVDQU32      Z7, Z7
+
+usual4144:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4146
+	VMOVNTDQ Z7, (BX)(CX*2)
+	JMP      stored4145
+
+ordinary4146:
+	VMOVDQU32 Z7, (BX)(CX*2)
+
+stored4145:
+	JMP done4143
+
+fp164141:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
+	VPERMI2PS    Z20, Z19, Z7
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
+	VPERMI2PS    Z20, Z19, Z16
+	VPXORD       Z15, Z15, Z15
+	VCVTPS2PH    $0x00, Z7, Y15
+	VCVTPS2PH    $0x00, Z16, Y7
+	VINSERTI64X4 $0x01, Y7, Z15, Z15
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4148
+	VMOVNTDQ     Z15, (BX)(CX*2)
+	JMP          stored4147
+
+ordinary4148:
+	VMOVDQU32 Z15, (BX)(CX*2)
+
+stored4147:
+	JMP done4143
+
+fp324142:
+done4143:
+stored4138:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4135:
+	CMPQ CX, R10
+	JB   next4134
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4134
+
+done4103:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Z3, (AX)
+	VMOVDQU32 Z4, 64(AX)
+	VMOVDQU32 Z5, 256(AX)
+	VMOVDQU32 Z6, 320(AX)
+	JMP       updated4099
+
+plain4098:
+	CMPQ CX, $0x01
+	JE   fp164150
+	JA   fp324151
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4154
+
+next4153:
+	TESTQ     AX, AX
+	JEQ       kept4155
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -4225,158 +7858,318 @@ next2440:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2442:
+kept4155:
+	PREFETCHT0     (SI)(R11*4)
+	PREFETCHT0     64(SI)(R11*4)
+	PREFETCHT0     (R8)(R11*2)
+	PREFETCHT0     (DX)(R11*2)
+	VMOVDQU32      (DX)(CX*2), Z5
+	VPSLLD         $0x10, Z5, Z3
+	VPANDD         Z1, Z5, Z5
+	VMOVUPS        (SI)(CX*4), Z6
+	VMOVUPS        64(SI)(CX*4), Z7
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
+	VPERMI2PS      Z7, Z6, Z15
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
+	VPERMI2PS      Z7, Z6, Z16
+	VMULPS         Z12, Z3, Z3
+	VFMADD231PS    Z13, Z15, Z3
+	VMULPS         Z12, Z5, Z5
+	VFMADD231PS    Z13, Z16, Z5
+	VMOVDQU32      (R8)(CX*2), Z7
+	VPSLLD         $0x10, Z7, Z6
+	VPANDD         Z1, Z7, Z7
+	VMULPS         Z6, Z2, Z6
+	VFMADD231PS    Z8, Z3, Z6
+	VMULPS         Z7, Z2, Z7
+	VFMADD231PS    Z8, Z5, Z7
+	VPADDD         Z0, Z6, Z17
+	VPADDD         Z0, Z7, Z18
+	VPSRLD         $0x10, Z17, Z17
+	VPTERNLOGD     $0xf8, Z18, Z1, Z17
+	VMOVDQU32      Z17, (R8)(CX*2)
+	VMULPS         Z10, Z3, Z3
+	VFMADD231PS    Z9, Z6, Z3
+	VFMADD231PS    Z14, Z15, Z15
+	VFMADD231PS    Z11, Z3, Z15
+	VMULPS         Z10, Z5, Z5
+	VFMADD231PS    Z9, Z7, Z5
+	VFMADD231PS    Z14, Z16, Z16
+	VFMADD231PS    Z11, Z5, Z16
+	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS      Z16, Z15, Z3
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS      Z16, Z15, Z5
+	VMOVUPS        Z3, (SI)(CX*4)
+	VMOVUPS        Z5, 64(SI)(CX*4)
+	TESTQ          DI, DI
+	JNE            unusual4156
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
+	KORTESTW       K1, K1
+	JEQ            usual4158
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual4158:
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4157
+
+unusual4156:
+	MOVQ           DI, R12
+	ANDQ           $0x03, R12
+	CMPQ           R12, $0x01
+	JE             fp164160
+	JA             fp324161
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
+	KORTESTW       K1, K1
+	JEQ            usual4163
+	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
+	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
+	VCMPPS         $0x03, Z15, Z15, K2
+	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
+	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
+	VCMPPS         $0x03, Z16, Z16, K2
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
+	VPSRLD         $0x10, Z3, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
+	VMOVDQU32      Z3, Z3
+
+usual4163:
+	TESTQ    $0x00000004, DI
+	JNE      ordinary4165
+	VMOVNTDQ Z3, (BX)(CX*2)
+	JMP      stored4164
+
+ordinary4165:
+	VMOVDQU32 Z3, (BX)(CX*2)
+
+stored4164:
+	JMP done4162
+
+fp164160:
+	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
+	VPERMI2PS    Z16, Z15, Z3
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS    Z16, Z15, Z5
+	VPXORD       Z4, Z4, Z4
+	VCVTPS2PH    $0x00, Z3, Y4
+	VCVTPS2PH    $0x00, Z5, Y3
+	VINSERTI64X4 $0x01, Y3, Z4, Z4
+	TESTQ        $0x00000004, DI
+	JNE          ordinary4167
+	VMOVNTDQ     Z4, (BX)(CX*2)
+	JMP          stored4166
+
+ordinary4167:
+	VMOVDQU32 Z4, (BX)(CX*2)
+
+stored4166:
+	JMP done4162
+
+fp324161:
+done4162:
+stored4157:
+	ADDQ $0x00000020, CX
+	ADDQ $0x00000020, R11
+
+check4154:
+	CMPQ CX, R10
+	JB   next4153
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next4153
+	JMP  done4152
+
+fp164150:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check4169
+
+next4168:
+	TESTQ     AX, AX
+	JEQ       kept4170
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*4), Z3
+	VMOVDQU32 Z3, 64(AX)(R12*4)
+	VMOVDQU32 64(SI)(CX*4), Z3
+	VMOVDQU32 Z3, 128(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*2), Z3
+	VMOVDQU32 Z3, 576(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept4170:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*2)
 	VCVTPH2PS      (DX)(CX*2), Z3
-	VCVTPH2PS      32(DX)(CX*2), Z12
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS      Z12, Z3, Z13
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS      Z12, Z3, Z14
+	VCVTPH2PS      32(DX)(CX*2), Z5
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z6
+	VPERMI2PS      Z5, Z3, Z6
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z7
+	VPERMI2PS      Z5, Z3, Z7
 	VMOVUPS        (SI)(CX*4), Z3
-	VMOVUPS        64(SI)(CX*4), Z12
+	VMOVUPS        64(SI)(CX*4), Z5
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS      Z12, Z3, Z15
+	VPERMI2PS      Z5, Z3, Z15
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS      Z12, Z3, Z16
-	VMULPS         Z8, Z13, Z13
-	VFMADD231PS    Z9, Z15, Z13
-	VMULPS         Z8, Z14, Z14
-	VFMADD231PS    Z9, Z16, Z14
-	VMOVDQU32      (R8)(CX*2), Z12
-	VPSLLD         $0x10, Z12, Z3
-	VPANDD         Z1, Z12, Z12
+	VPERMI2PS      Z5, Z3, Z16
+	VMULPS         Z12, Z6, Z6
+	VFMADD231PS    Z13, Z15, Z6
+	VMULPS         Z12, Z7, Z7
+	VFMADD231PS    Z13, Z16, Z7
+	VMOVDQU32      (R8)(CX*2), Z5
+	VPSLLD         $0x10, Z5, Z3
+	VPANDD         Z1, Z5, Z5
 	VMULPS         Z3, Z2, Z3
-	VFMADD231PS    Z4, Z13, Z3
-	VMULPS         Z12, Z2, Z12
-	VFMADD231PS    Z4, Z14, Z12
+	VFMADD231PS    Z8, Z6, Z3
+	VMULPS         Z5, Z2, Z5
+	VFMADD231PS    Z8, Z7, Z5
 	VPADDD         Z0, Z3, Z17
-	VPADDD         Z0, Z12, Z18
+	VPADDD         Z0, Z5, Z18
 	VPSRLD         $0x10, Z17, Z17
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, (R8)(CX*2)
-	VMULPS         Z6, Z13, Z13
-	VFMADD231PS    Z5, Z3, Z13
-	VFMADD231PS    Z10, Z15, Z15
-	VFMADD231PS    Z7, Z13, Z15
-	VMULPS         Z6, Z14, Z14
-	VFMADD231PS    Z5, Z12, Z14
-	VFMADD231PS    Z10, Z16, Z16
-	VFMADD231PS    Z7, Z14, Z16
+	VMULPS         Z10, Z6, Z6
+	VFMADD231PS    Z9, Z3, Z6
+	VFMADD231PS    Z14, Z15, Z15
+	VFMADD231PS    Z11, Z6, Z15
+	VMULPS         Z10, Z7, Z7
+	VFMADD231PS    Z9, Z5, Z7
+	VFMADD231PS    Z14, Z16, Z16
+	VFMADD231PS    Z11, Z7, Z16
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS      Z16, Z15, Z3
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS      Z16, Z15, Z12
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS      Z16, Z15, Z5
 	VMOVUPS        Z3, (SI)(CX*4)
-	VMOVUPS        Z12, 64(SI)(CX*4)
+	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2443
-	VCMPPS         $0x03, Z3, Z12, K1
-	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	JNE            unusual4171
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2445
+	JEQ            usual4173
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
 	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2445:
+usual4173:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2444
+	JMP      stored4172
 
-unusual2443:
+unusual4171:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162447
-	JA             fp322448
-	VCMPPS         $0x03, Z3, Z12, K1
-	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	JE             fp164175
+	JA             fp324176
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2450
+	JEQ            usual4178
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
 	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2450:
+usual4178:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2452
+	JNE      ordinary4180
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2451
+	JMP      stored4179
 
-ordinary2452:
+ordinary4180:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2451:
-	JMP done2449
+stored4179:
+	JMP done4177
 
-fp162447:
+fp164175:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z3, Y11
-	VCVTPS2PH    $0x00, Z12, Y3
-	VINSERTI64X4 $0x01, Y3, Z11, Z11
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS    Z16, Z15, Z5
+	VPXORD       Z4, Z4, Z4
+	VCVTPS2PH    $0x00, Z3, Y4
+	VCVTPS2PH    $0x00, Z5, Y3
+	VINSERTI64X4 $0x01, Y3, Z4, Z4
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2454
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2453
+	JNE          ordinary4182
+	VMOVNTDQ     Z4, (BX)(CX*2)
+	JMP          stored4181
 
-ordinary2454:
-	VMOVDQU32 Z11, (BX)(CX*2)
+ordinary4182:
+	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored2453:
-	JMP done2449
+stored4181:
+	JMP done4177
 
-fp322448:
-done2449:
-stored2444:
+fp324176:
+done4177:
+stored4172:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2441:
+check4169:
 	CMPQ CX, R10
-	JB   next2440
+	JB   next4168
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2440
-	JMP  done2424
+	JB   next4168
+	JMP  done4152
 
-fp322423:
+fp324151:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2456
+	JMP  check4184
 
-next2455:
+next4183:
 	TESTQ     AX, AX
-	JEQ       kept2457
+	JEQ       kept4185
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -4388,149 +8181,150 @@ next2455:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept2457:
+kept4185:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
 	PREFETCHT0     (DX)(R11*4)
 	PREFETCHT0     64(DX)(R11*4)
 	VMOVUPS        (DX)(CX*4), Z3
-	VMOVUPS        64(DX)(CX*4), Z12
-	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z13
-	VPERMI2PS      Z12, Z3, Z13
-	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z14
-	VPERMI2PS      Z12, Z3, Z14
+	VMOVUPS        64(DX)(CX*4), Z5
+	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z6
+	VPERMI2PS      Z5, Z3, Z6
+	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z7
+	VPERMI2PS      Z5, Z3, Z7
 	VMOVUPS        (SI)(CX*4), Z3
-	VMOVUPS        64(SI)(CX*4), Z12
+	VMOVUPS        64(SI)(CX*4), Z5
 	VMOVDQU32      pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z15
-	VPERMI2PS      Z12, Z3, Z15
+	VPERMI2PS      Z5, Z3, Z15
 	VMOVDQU32      pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z16
-	VPERMI2PS      Z12, Z3, Z16
-	VMULPS         Z8, Z13, Z13
-	VFMADD231PS    Z9, Z15, Z13
-	VMULPS         Z8, Z14, Z14
-	VFMADD231PS    Z9, Z16, Z14
-	VMOVDQU32      (R8)(CX*2), Z12
-	VPSLLD         $0x10, Z12, Z3
-	VPANDD         Z1, Z12, Z12
+	VPERMI2PS      Z5, Z3, Z16
+	VMULPS         Z12, Z6, Z6
+	VFMADD231PS    Z13, Z15, Z6
+	VMULPS         Z12, Z7, Z7
+	VFMADD231PS    Z13, Z16, Z7
+	VMOVDQU32      (R8)(CX*2), Z5
+	VPSLLD         $0x10, Z5, Z3
+	VPANDD         Z1, Z5, Z5
 	VMULPS         Z3, Z2, Z3
-	VFMADD231PS    Z4, Z13, Z3
-	VMULPS         Z12, Z2, Z12
-	VFMADD231PS    Z4, Z14, Z12
+	VFMADD231PS    Z8, Z6, Z3
+	VMULPS         Z5, Z2, Z5
+	VFMADD231PS    Z8, Z7, Z5
 	VPADDD         Z0, Z3, Z17
-	VPADDD         Z0, Z12, Z18
+	VPADDD         Z0, Z5, Z18
 	VPSRLD         $0x10, Z17, Z17
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, (R8)(CX*2)
-	VMULPS         Z6, Z13, Z13
-	VFMADD231PS    Z5, Z3, Z13
-	VFMADD231PS    Z10, Z15, Z15
-	VFMADD231PS    Z7, Z13, Z15
-	VMULPS         Z6, Z14, Z14
-	VFMADD231PS    Z5, Z12, Z14
-	VFMADD231PS    Z10, Z16, Z16
-	VFMADD231PS    Z7, Z14, Z16
+	VMULPS         Z10, Z6, Z6
+	VFMADD231PS    Z9, Z3, Z6
+	VFMADD231PS    Z14, Z15, Z15
+	VFMADD231PS    Z11, Z6, Z15
+	VMULPS         Z10, Z7, Z7
+	VFMADD231PS    Z9, Z5, Z7
+	VFMADD231PS    Z14, Z16, Z16
+	VFMADD231PS    Z11, Z7, Z16
 	VMOVDQU32      pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS      Z16, Z15, Z3
-	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS      Z16, Z15, Z12
+	VMOVDQU32      pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS      Z16, Z15, Z5
 	VMOVUPS        Z3, (SI)(CX*4)
-	VMOVUPS        Z12, 64(SI)(CX*4)
+	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual2458
-	VCMPPS         $0x03, Z3, Z12, K1
-	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	JNE            unusual4186
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2460
+	JEQ            usual4188
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
 	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2460:
+usual4188:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2459
+	JMP      stored4187
 
-unusual2458:
+unusual4186:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162462
-	JA             fp322463
-	VCMPPS         $0x03, Z3, Z12, K1
-	LONG $0x481ff262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z12, Z3
+	JE             fp164190
+	JA             fp324191
+	VCMPPS         $0x03, Z3, Z5, K1
+	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual2465
+	JEQ            usual4193
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
 	VPADDD         pattern00000001<>+0(SB), Z3, K1, Z3
 	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z3
 	VPTESTMD       pattern00010000<>+0(SB), Z16, K1
-	VPADDD         pattern00007fff<>+0(SB), Z16, Z12
+	VPADDD         pattern00007fff<>+0(SB), Z16, Z5
 	VCMPPS         $0x03, Z16, Z16, K2
-	VPADDD         pattern00000001<>+0(SB), Z12, K1, Z12
-	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z12
+	VPADDD         pattern00000001<>+0(SB), Z5, K1, Z5
+	VMOVDQU32      pattern7fc00000<>+0(SB), K2, Z5
 	VPSRLD         $0x10, Z3, Z3
-	VPTERNLOGD     $0xf8, Z12, Z1, Z3
+	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual2465:
+usual4193:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2467
+	JNE      ordinary4195
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored2466
+	JMP      stored4194
 
-ordinary2467:
+ordinary4195:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored2466:
-	JMP done2464
+stored4194:
+	JMP done4192
 
-fp162462:
+fp164190:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
-	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
-	VPERMI2PS    Z16, Z15, Z12
-	VPXORD       Z11, Z11, Z11
-	VCVTPS2PH    $0x00, Z3, Y11
-	VCVTPS2PH    $0x00, Z12, Y3
-	VINSERTI64X4 $0x01, Y3, Z11, Z11
+	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
+	VPERMI2PS    Z16, Z15, Z5
+	VPXORD       Z4, Z4, Z4
+	VCVTPS2PH    $0x00, Z3, Y4
+	VCVTPS2PH    $0x00, Z5, Y3
+	VINSERTI64X4 $0x01, Y3, Z4, Z4
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2469
-	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2468
+	JNE          ordinary4197
+	VMOVNTDQ     Z4, (BX)(CX*2)
+	JMP          stored4196
 
-ordinary2469:
-	VMOVDQU32 Z11, (BX)(CX*2)
+ordinary4197:
+	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored2468:
-	JMP done2464
+stored4196:
+	JMP done4192
 
-fp322463:
-done2464:
-stored2459:
+fp324191:
+done4192:
+stored4187:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check2456:
+check4184:
 	CMPQ CX, R10
-	JB   next2455
+	JB   next4183
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2455
+	JB   next4183
 
-done2424:
+done4152:
+updated4099:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4548,7 +8342,7 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -4605,46 +8399,46 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      96(AX), SI
+	MOVQ      104(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      56(AX), DI
+	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2470
+	JEQ       aligned4198
 	ORQ       $0x04, DI
 
-aligned2470:
+aligned4198:
 	MOVQ a+0(FP), AX
-	MOVQ 128(AX), R8
+	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
-	MOVQ 104(AX), R9
+	MOVQ 112(AX), R9
 	MOVQ a+0(FP), AX
-	MOVQ 112(AX), R10
+	MOVQ 120(AX), R10
 	MOVQ a+0(FP), AX
 	MOVQ 32(AX), R11
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162472
-	JA   fp322473
+	JE   fp164200
+	JA   fp324201
 
-block2475:
+block4203:
 	TESTQ   R11, R11
-	JEQ     kept2478
+	JEQ     kept4206
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2478:
+kept4206:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -4662,9 +8456,9 @@ kept2478:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2476:
+tile4204:
 	TESTQ     R11, R11
-	JEQ       kept2479
+	JEQ       kept4207
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -4682,7 +8476,7 @@ tile2476:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2479:
+kept4207:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -4793,11 +8587,11 @@ kept2479:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2480
+	JNE            unusual4208
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2482
+	JEQ            usual4210
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -4812,20 +8606,20 @@ kept2479:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2482:
+usual4210:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2481
+	JMP      stored4209
 
-unusual2480:
+unusual4208:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162484
-	JA             fp322485
+	JE             fp164212
+	JA             fp324213
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2487
+	JEQ            usual4215
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -4840,19 +8634,19 @@ unusual2480:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2487:
+usual4215:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2489
+	JNE      ordinary4217
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2488
+	JMP      stored4216
 
-ordinary2489:
+ordinary4217:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2488:
-	JMP done2486
+stored4216:
+	JMP done4214
 
-fp162484:
+fp164212:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -4862,19 +8656,19 @@ fp162484:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2491
+	JNE          ordinary4219
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2490
+	JMP          stored4218
 
-ordinary2491:
+ordinary4219:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2490:
-	JMP done2486
+stored4218:
+	JMP done4214
 
-fp322485:
-done2486:
-stored2481:
+fp324213:
+done4214:
+stored4209:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -4990,11 +8784,11 @@ stored2481:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2492
+	JNE            unusual4220
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2494
+	JEQ            usual4222
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5009,20 +8803,20 @@ stored2481:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2494:
+usual4222:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2493
+	JMP      stored4221
 
-unusual2492:
+unusual4220:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162496
-	JA             fp322497
+	JE             fp164224
+	JA             fp324225
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual2499
+	JEQ            usual4227
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5037,19 +8831,19 @@ unusual2492:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual2499:
+usual4227:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2501
+	JNE      ordinary4229
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored2500
+	JMP      stored4228
 
-ordinary2501:
+ordinary4229:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2500:
-	JMP done2498
+stored4228:
+	JMP done4226
 
-fp162496:
+fp164224:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5059,28 +8853,28 @@ fp162496:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2503
+	JNE          ordinary4231
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2502
+	JMP          stored4230
 
-ordinary2503:
+ordinary4231:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2502:
-	JMP done2498
+stored4230:
+	JMP done4226
 
-fp322497:
-done2498:
-stored2493:
+fp324225:
+done4226:
+stored4221:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2476
+	JNE   tile4204
 	CMPL  5120(DX), $0x00
-	JEQ   done2505
+	JEQ   done4233
 	SUBQ  $0x00000100, AX
 
-next2504:
+next4232:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5099,9 +8893,9 @@ next2504:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2504
+	JNE        next4232
 
-done2505:
+done4233:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5126,11 +8920,11 @@ done2505:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2506
+	JEQ           unusual4234
 	CMPL          R14, $0x5f000000
-	JBE           usual2507
+	JBE           usual4235
 
-unusual2506:
+unusual4234:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5139,7 +8933,7 @@ unusual2506:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2508:
+next4236:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5148,7 +8942,7 @@ next2508:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2508
+	JB            next4236
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5170,7 +8964,7 @@ next2508:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2507:
+usual4235:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5229,7 +9023,7 @@ usual2507:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5263,7 +9057,7 @@ usual2507:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5277,7 +9071,7 @@ usual2507:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5285,24 +9079,24 @@ usual2507:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2475
-	JMP          done2474
+	JB           block4203
+	JMP          done4202
 
-fp162472:
-block2509:
+fp164200:
+block4237:
 	TESTQ   R11, R11
-	JEQ     kept2512
+	JEQ     kept4240
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2512:
+kept4240:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5320,9 +9114,9 @@ kept2512:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2510:
+tile4238:
 	TESTQ     R11, R11
-	JEQ       kept2513
+	JEQ       kept4241
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -5340,7 +9134,7 @@ tile2510:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2513:
+kept4241:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -5454,11 +9248,11 @@ kept2513:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2514
+	JNE            unusual4242
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2516
+	JEQ            usual4244
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -5473,20 +9267,20 @@ kept2513:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2516:
+usual4244:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2515
+	JMP      stored4243
 
-unusual2514:
+unusual4242:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162518
-	JA             fp322519
+	JE             fp164246
+	JA             fp324247
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2521
+	JEQ            usual4249
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -5501,19 +9295,19 @@ unusual2514:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2521:
+usual4249:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2523
+	JNE      ordinary4251
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2522
+	JMP      stored4250
 
-ordinary2523:
+ordinary4251:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2522:
-	JMP done2520
+stored4250:
+	JMP done4248
 
-fp162518:
+fp164246:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5523,19 +9317,19 @@ fp162518:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2525
+	JNE          ordinary4253
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2524
+	JMP          stored4252
 
-ordinary2525:
+ordinary4253:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2524:
-	JMP done2520
+stored4252:
+	JMP done4248
 
-fp322519:
-done2520:
-stored2515:
+fp324247:
+done4248:
+stored4243:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -5654,11 +9448,11 @@ stored2515:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2526
+	JNE            unusual4254
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2528
+	JEQ            usual4256
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5673,20 +9467,20 @@ stored2515:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2528:
+usual4256:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2527
+	JMP      stored4255
 
-unusual2526:
+unusual4254:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162530
-	JA             fp322531
+	JE             fp164258
+	JA             fp324259
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2533
+	JEQ            usual4261
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -5701,19 +9495,19 @@ unusual2526:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2533:
+usual4261:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2535
+	JNE      ordinary4263
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2534
+	JMP      stored4262
 
-ordinary2535:
+ordinary4263:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2534:
-	JMP done2532
+stored4262:
+	JMP done4260
 
-fp162530:
+fp164258:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5723,28 +9517,28 @@ fp162530:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2537
+	JNE          ordinary4265
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2536
+	JMP          stored4264
 
-ordinary2537:
+ordinary4265:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2536:
-	JMP done2532
+stored4264:
+	JMP done4260
 
-fp322531:
-done2532:
-stored2527:
+fp324259:
+done4260:
+stored4255:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2510
+	JNE   tile4238
 	CMPL  5120(DX), $0x00
-	JEQ   done2539
+	JEQ   done4267
 	SUBQ  $0x00000100, AX
 
-next2538:
+next4266:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5763,9 +9557,9 @@ next2538:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2538
+	JNE        next4266
 
-done2539:
+done4267:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -5790,11 +9584,11 @@ done2539:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2540
+	JEQ           unusual4268
 	CMPL          R14, $0x5f000000
-	JBE           usual2541
+	JBE           usual4269
 
-unusual2540:
+unusual4268:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5803,7 +9597,7 @@ unusual2540:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2542:
+next4270:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5812,7 +9606,7 @@ next2542:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2542
+	JB            next4270
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5834,7 +9628,7 @@ next2542:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2541:
+usual4269:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -5893,7 +9687,7 @@ usual2541:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -5927,7 +9721,7 @@ usual2541:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -5941,7 +9735,7 @@ usual2541:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -5949,24 +9743,24 @@ usual2541:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2509
-	JMP          done2474
+	JB           block4237
+	JMP          done4202
 
-fp322473:
-block2543:
+fp324201:
+block4271:
 	TESTQ   R11, R11
-	JEQ     kept2546
+	JEQ     kept4274
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
-	MOVQ    120(R12), R12
+	MOVQ    128(R12), R12
 	MOVWLZX (R12)(CX*1), R12
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2546:
+kept4274:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R12
+	MOVQ         128(CX), R12
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R12)(CX*1), CX
@@ -5984,9 +9778,9 @@ kept2546:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2544:
+tile4272:
 	TESTQ     R11, R11
-	JEQ       kept2547
+	JEQ       kept4275
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -6004,7 +9798,7 @@ tile2544:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2547:
+kept4275:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -6119,11 +9913,11 @@ kept2547:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2548
+	JNE            unusual4276
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2550
+	JEQ            usual4278
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -6138,20 +9932,20 @@ kept2547:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2550:
+usual4278:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2549
+	JMP      stored4277
 
-unusual2548:
+unusual4276:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp162552
-	JA             fp322553
+	JE             fp164280
+	JA             fp324281
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2555
+	JEQ            usual4283
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -6166,19 +9960,19 @@ unusual2548:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2555:
+usual4283:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2557
+	JNE      ordinary4285
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2556
+	JMP      stored4284
 
-ordinary2557:
+ordinary4285:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2556:
-	JMP done2554
+stored4284:
+	JMP done4282
 
-fp162552:
+fp164280:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6188,19 +9982,19 @@ fp162552:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2559
+	JNE          ordinary4287
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2558
+	JMP          stored4286
 
-ordinary2559:
+ordinary4287:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2558:
-	JMP done2554
+stored4286:
+	JMP done4282
 
-fp322553:
-done2554:
-stored2549:
+fp324281:
+done4282:
+stored4277:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -6320,11 +10114,11 @@ stored2549:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual2560
+	JNE            unusual4288
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2562
+	JEQ            usual4290
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -6339,20 +10133,20 @@ stored2549:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2562:
+usual4290:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2561
+	JMP      stored4289
 
-unusual2560:
+unusual4288:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp162564
-	JA             fp322565
+	JE             fp164292
+	JA             fp324293
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual2567
+	JEQ            usual4295
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -6367,19 +10161,19 @@ unusual2560:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual2567:
+usual4295:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary2569
+	JNE      ordinary4297
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored2568
+	JMP      stored4296
 
-ordinary2569:
+ordinary4297:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2568:
-	JMP done2566
+stored4296:
+	JMP done4294
 
-fp162564:
+fp164292:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -6389,28 +10183,28 @@ fp162564:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2571
+	JNE          ordinary4299
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2570
+	JMP          stored4298
 
-ordinary2571:
+ordinary4299:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2570:
-	JMP done2566
+stored4298:
+	JMP done4294
 
-fp322565:
-done2566:
-stored2561:
+fp324293:
+done4294:
+stored4289:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2544
+	JNE   tile4272
 	CMPL  5120(DX), $0x00
-	JEQ   done2573
+	JEQ   done4301
 	SUBQ  $0x00000100, AX
 
-next2572:
+next4300:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6429,9 +10223,9 @@ next2572:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2572
+	JNE        next4300
 
-done2573:
+done4301:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -6456,11 +10250,11 @@ done2573:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2574
+	JEQ           unusual4302
 	CMPL          R14, $0x5f000000
-	JBE           usual2575
+	JBE           usual4303
 
-unusual2574:
+unusual4302:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6469,7 +10263,7 @@ unusual2574:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2576:
+next4304:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6478,7 +10272,7 @@ next2576:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2576
+	JB            next4304
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6500,7 +10294,7 @@ next2576:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2575:
+usual4303:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -6559,7 +10353,7 @@ usual2575:
 	TESTL        R14, R14
 	CMOVLEQ      R13, CX
 	MOVQ         a+0(FP), R13
-	MOVQ         120(R13), R14
+	MOVQ         128(R13), R14
 	MOVQ         AX, R13
 	SHRQ         $0x07, R13
 	MOVW         CX, -2(R14)(R13*1)
@@ -6593,7 +10387,7 @@ usual2575:
 	SUBQ         $0x00000100, R12
 	SHRQ         $0x08, R12
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R12, CX
 	MOVL         CX, R12
 	SHRL         $0x10, R12
@@ -6607,7 +10401,7 @@ usual2575:
 	SHRL         $0x10, R12
 	XORL         R12, CX
 	MOVQ         a+0(FP), R12
-	MOVL         64(R12), R12
+	MOVL         72(R12), R12
 	ADDL         R12, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -6615,10 +10409,10 @@ usual2575:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2543
+	JB           block4271
 
-done2474:
-tile2577:
+done4202:
+tile4305:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -6695,12 +10489,12 @@ tile2577:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2577
+	JNE            tile4305
 	CMPL           5120(DX), $0x00
-	JEQ            done2579
+	JEQ            done4307
 	SUBQ           $0x00000100, AX
 
-next2578:
+next4306:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6719,9 +10513,9 @@ next2578:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2578
+	JNE        next4306
 
-done2579:
+done4307:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER

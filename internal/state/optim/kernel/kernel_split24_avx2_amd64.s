@@ -417,23 +417,23 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -448,18 +448,22 @@ TEXT ·adamSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain1420
 	CMPQ         CX, $0x01
-	JE           fp16821
-	JA           fp32822
+	JE           fp161423
+	JA           fp321424
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check825
+	JMP          check1427
 
-next824:
+next1426:
 	TESTQ   R9, R9
-	JEQ     kept826
+	JEQ     kept1428
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -477,7 +481,428 @@ next824:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept826:
+kept1428:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1427:
+	CMPQ CX, R11
+	JB   next1426
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1426
+	JMP  done1425
+
+fp161423:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1430
+
+next1429:
+	TESTQ   R9, R9
+	JEQ     kept1431
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1431:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1430:
+	CMPQ CX, R11
+	JB   next1429
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1429
+	JMP  done1425
+
+fp321424:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1433
+
+next1432:
+	TESTQ   R9, R9
+	JEQ     kept1434
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1434:
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (BX)(R12*1)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(SI)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXBD      (BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXBD      8(BX)(CX*1), Y10
+	VPSLLD         $0x08, Y10, Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VMOVDQU        8(SP), Y6
+	VPMULLD        Y6, Y6, Y7
+	VPSRLD         $0x18, Y7, Y7
+	VPADDD         patternf1bbcdc8<>+0(SB), Y6, Y10
+	VPMULLD        Y10, Y10, Y10
+	VPSRLD         $0x18, Y10, Y10
+	VPADDD         Y8, Y7, Y7
+	VPADDD         Y9, Y10, Y10
+	VPADDD         patterne3779b90<>+0(SB), Y6, Y6
+	VMOVDQU        Y6, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y7, Y6
+	VPADDD         pattern00008000<>+0(SB), Y10, Y8
+	VPSRLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y8, Y8
+	VPACKUSDW      Y8, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        Y6, (SI)(CX*2)
+	VPSLLD         $0x10, Y7, Y7
+	VPSRLD         $0x10, Y7, Y7
+	VPSLLD         $0x10, Y10, Y10
+	VPSRLD         $0x10, Y10, Y10
+	VPACKUSDW      Y10, Y7, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VPSRLW         $0x08, Y6, Y6
+	VPACKUSWB      Y6, Y6, Y6
+	VPERMQ         $0xd8, Y6, Y6
+	VMOVDQU        X6, (BX)(CX*1)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), X6
+	VPADDQ         (BX)(CX*1), X6, X6
+	VMOVDQU        X6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check1433:
+	CMPQ CX, R11
+	JB   next1432
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1432
+
+done1425:
+	JMP updated1421
+
+plain1420:
+	CMPQ CX, $0x01
+	JE   fp161436
+	JA   fp321437
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1440
+
+next1439:
+	TESTQ   R9, R9
+	JEQ     kept1441
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), X6
+	VMOVDQU X6, 192(R9)(R13*1)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 256(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 288(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 512(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 544(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept1441:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -555,25 +980,25 @@ kept826:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check825:
+check1440:
 	CMPQ CX, R11
-	JB   next824
+	JB   next1439
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next824
-	JMP  done823
+	JB   next1439
+	JMP  done1438
 
-fp16821:
+fp161436:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check828
+	JMP  check1443
 
-next827:
+next1442:
 	TESTQ   R9, R9
-	JEQ     kept829
+	JEQ     kept1444
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -591,7 +1016,7 @@ next827:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept829:
+kept1444:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -667,25 +1092,25 @@ kept829:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check828:
+check1443:
 	CMPQ CX, R11
-	JB   next827
+	JB   next1442
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next827
-	JMP  done823
+	JB   next1442
+	JMP  done1438
 
-fp32822:
+fp321437:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check831
+	JMP  check1446
 
-next830:
+next1445:
 	TESTQ   R9, R9
-	JEQ     kept832
+	JEQ     kept1447
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (SI)(CX*2), Y6
@@ -703,7 +1128,7 @@ next830:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept832:
+kept1447:
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (BX)(R12*1)
 	PREFETCHT0     (DI)(R12*4)
@@ -779,15 +1204,16 @@ kept832:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check831:
+check1446:
 	CMPQ CX, R11
-	JB   next830
+	JB   next1445
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next830
+	JB   next1445
 
-done823:
+done1438:
+updated1421:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -801,21 +1227,21 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -829,18 +1255,22 @@ TEXT ·lionSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1448
 	CMPQ         CX, $0x01
-	JE           fp16834
-	JA           fp32835
+	JE           fp161451
+	JA           fp321452
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check838
+	JMP          check1455
 
-next837:
+next1454:
 	TESTQ   R8, R8
-	JEQ     kept839
+	JEQ     kept1456
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -854,7 +1284,401 @@ next837:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept839:
+kept1456:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1455:
+	CMPQ CX, R10
+	JB   next1454
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1454
+	JMP  done1453
+
+fp161451:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1458
+
+next1457:
+	TESTQ   R8, R8
+	JEQ     kept1459
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1459:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1458:
+	CMPQ CX, R10
+	JB   next1457
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1457
+	JMP  done1453
+
+fp321452:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1461
+
+next1460:
+	TESTQ   R8, R8
+	JEQ     kept1462
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1462:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1461:
+	CMPQ CX, R10
+	JB   next1460
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1460
+
+done1453:
+	JMP updated1449
+
+plain1448:
+	CMPQ CX, $0x01
+	JE   fp161464
+	JA   fp321465
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1468
+
+next1467:
+	TESTQ   R8, R8
+	JEQ     kept1469
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1469:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -935,25 +1759,25 @@ kept839:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check838:
+check1468:
 	CMPQ CX, R10
-	JB   next837
+	JB   next1467
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next837
-	JMP  done836
+	JB   next1467
+	JMP  done1466
 
-fp16834:
+fp161464:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check841
+	JMP  check1471
 
-next840:
+next1470:
 	TESTQ   R8, R8
-	JEQ     kept842
+	JEQ     kept1472
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -967,7 +1791,7 @@ next840:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept842:
+kept1472:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1046,25 +1870,25 @@ kept842:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check841:
+check1471:
 	CMPQ CX, R10
-	JB   next840
+	JB   next1470
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next840
-	JMP  done836
+	JB   next1470
+	JMP  done1466
 
-fp32835:
+fp321465:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check844
+	JMP  check1474
 
-next843:
+next1473:
 	TESTQ   R8, R8
-	JEQ     kept845
+	JEQ     kept1475
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1078,7 +1902,7 @@ next843:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept845:
+kept1475:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1157,15 +1981,16 @@ kept845:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check844:
+check1474:
 	CMPQ CX, R10
-	JB   next843
+	JB   next1473
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next843
+	JB   next1473
 
-done836:
+done1466:
+updated1449:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1179,21 +2004,21 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      448(AX), Y0
 	VMOVUPS      576(AX), Y1
 	MOVQ         a+0(FP), R8
@@ -1204,18 +2029,22 @@ TEXT ·adagradSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1476
 	CMPQ         CX, $0x01
-	JE           fp16847
-	JA           fp32848
+	JE           fp161479
+	JA           fp321480
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check851
+	JMP          check1483
 
-next850:
+next1482:
 	TESTQ   R8, R8
-	JEQ     kept852
+	JEQ     kept1484
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1229,7 +2058,359 @@ next850:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept852:
+kept1484:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1483:
+	CMPQ CX, R10
+	JB   next1482
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1482
+	JMP  done1481
+
+fp161479:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1486
+
+next1485:
+	TESTQ   R8, R8
+	JEQ     kept1487
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1487:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1486:
+	CMPQ CX, R10
+	JB   next1485
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1485
+	JMP  done1481
+
+fp321480:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1489
+
+next1488:
+	TESTQ   R8, R8
+	JEQ     kept1490
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1490:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (SI)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(SI)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXBD      (BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXBD      8(BX)(CX*1), Y6
+	VPSLLD         $0x08, Y6, Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VMOVDQU        8(SP), Y2
+	VPMULLD        Y2, Y2, Y3
+	VPSRLD         $0x18, Y3, Y3
+	VPADDD         patternf1bbcdc8<>+0(SB), Y2, Y6
+	VPMULLD        Y6, Y6, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         Y4, Y3, Y3
+	VPADDD         Y5, Y6, Y6
+	VPADDD         patterne3779b90<>+0(SB), Y2, Y2
+	VMOVDQU        Y2, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y3, Y2
+	VPADDD         pattern00008000<>+0(SB), Y6, Y4
+	VPSRLD         $0x10, Y2, Y2
+	VPSRLD         $0x10, Y4, Y4
+	VPACKUSDW      Y4, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        Y2, (SI)(CX*2)
+	VPSLLD         $0x10, Y3, Y3
+	VPSRLD         $0x10, Y3, Y3
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPACKUSDW      Y6, Y3, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VPSRLW         $0x08, Y2, Y2
+	VPACKUSWB      Y2, Y2, Y2
+	VPERMQ         $0xd8, Y2, Y2
+	VMOVDQU        X2, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X2
+	VPADDQ         (BX)(CX*1), X2, X2
+	VMOVDQU        X2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1489:
+	CMPQ CX, R10
+	JB   next1488
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1488
+
+done1481:
+	JMP updated1477
+
+plain1476:
+	CMPQ CX, $0x01
+	JE   fp161492
+	JA   fp321493
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1496
+
+next1495:
+	TESTQ   R8, R8
+	JEQ     kept1497
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X2
+	VMOVDQU X2, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1497:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1296,25 +2477,25 @@ kept852:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check851:
+check1496:
 	CMPQ CX, R10
-	JB   next850
+	JB   next1495
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next850
-	JMP  done849
+	JB   next1495
+	JMP  done1494
 
-fp16847:
+fp161492:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check854
+	JMP  check1499
 
-next853:
+next1498:
 	TESTQ   R8, R8
-	JEQ     kept855
+	JEQ     kept1500
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1328,7 +2509,7 @@ next853:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept855:
+kept1500:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1393,25 +2574,25 @@ kept855:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check854:
+check1499:
 	CMPQ CX, R10
-	JB   next853
+	JB   next1498
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next853
-	JMP  done849
+	JB   next1498
+	JMP  done1494
 
-fp32848:
+fp321493:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check857
+	JMP  check1502
 
-next856:
+next1501:
 	TESTQ   R8, R8
-	JEQ     kept858
+	JEQ     kept1503
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y2
@@ -1425,7 +2606,7 @@ next856:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept858:
+kept1503:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1490,15 +2671,16 @@ kept858:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check857:
+check1502:
 	CMPQ CX, R10
-	JB   next856
+	JB   next1501
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next856
+	JB   next1501
 
-done849:
+done1494:
+updated1477:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1512,21 +2694,21 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2Consecutive<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      640(AX), Y2
@@ -1540,18 +2722,22 @@ TEXT ·sgdSplit24FP32AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1504
 	CMPQ         CX, $0x01
-	JE           fp16860
-	JA           fp32861
+	JE           fp161507
+	JA           fp321508
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check864
+	JMP          check1511
 
-next863:
+next1510:
 	TESTQ   R8, R8
-	JEQ     kept865
+	JEQ     kept1512
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1565,7 +2751,359 @@ next863:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept865:
+kept1512:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1511:
+	CMPQ CX, R10
+	JB   next1510
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1510
+	JMP  done1509
+
+fp161507:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1514
+
+next1513:
+	TESTQ   R8, R8
+	JEQ     kept1515
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1515:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1514:
+	CMPQ CX, R10
+	JB   next1513
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1513
+	JMP  done1509
+
+fp321508:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1517
+
+next1516:
+	TESTQ   R8, R8
+	JEQ     kept1518
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1518:
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (BX)(R11*1)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (SI)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(SI)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXBD      (BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXBD      8(BX)(CX*1), Y9
+	VPSLLD         $0x08, Y9, Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VMOVDQU        8(SP), Y5
+	VPMULLD        Y5, Y5, Y6
+	VPSRLD         $0x18, Y6, Y6
+	VPADDD         patternf1bbcdc8<>+0(SB), Y5, Y9
+	VPMULLD        Y9, Y9, Y9
+	VPSRLD         $0x18, Y9, Y9
+	VPADDD         Y7, Y6, Y6
+	VPADDD         Y8, Y9, Y9
+	VPADDD         patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU        Y5, 8(SP)
+	VPADDD         pattern00008000<>+0(SB), Y6, Y5
+	VPADDD         pattern00008000<>+0(SB), Y9, Y7
+	VPSRLD         $0x10, Y5, Y5
+	VPSRLD         $0x10, Y7, Y7
+	VPACKUSDW      Y7, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        Y5, (SI)(CX*2)
+	VPSLLD         $0x10, Y6, Y6
+	VPSRLD         $0x10, Y6, Y6
+	VPSLLD         $0x10, Y9, Y9
+	VPSRLD         $0x10, Y9, Y9
+	VPACKUSDW      Y9, Y6, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VPSRLW         $0x08, Y5, Y5
+	VPACKUSWB      Y5, Y5, Y5
+	VPERMQ         $0xd8, Y5, Y5
+	VMOVDQU        X5, (BX)(CX*1)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), X5
+	VPADDQ         (BX)(CX*1), X5, X5
+	VMOVDQU        X5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check1517:
+	CMPQ CX, R10
+	JB   next1516
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1516
+
+done1509:
+	JMP updated1505
+
+plain1504:
+	CMPQ CX, $0x01
+	JE   fp161520
+	JA   fp321521
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1524
+
+next1523:
+	TESTQ   R8, R8
+	JEQ     kept1525
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), X5
+	VMOVDQU X5, 192(R8)(R12*1)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 256(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 288(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept1525:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1632,25 +3170,25 @@ kept865:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check864:
+check1524:
 	CMPQ CX, R10
-	JB   next863
+	JB   next1523
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next863
-	JMP  done862
+	JB   next1523
+	JMP  done1522
 
-fp16860:
+fp161520:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check867
+	JMP  check1527
 
-next866:
+next1526:
 	TESTQ   R8, R8
-	JEQ     kept868
+	JEQ     kept1528
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1664,7 +3202,7 @@ next866:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept868:
+kept1528:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1729,25 +3267,25 @@ kept868:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check867:
+check1527:
 	CMPQ CX, R10
-	JB   next866
+	JB   next1526
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next866
-	JMP  done862
+	JB   next1526
+	JMP  done1522
 
-fp32861:
+fp321521:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check870
+	JMP  check1530
 
-next869:
+next1529:
 	TESTQ   R8, R8
-	JEQ     kept871
+	JEQ     kept1531
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -1761,7 +3299,7 @@ next869:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept871:
+kept1531:
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (BX)(R11*1)
 	PREFETCHT0     (DI)(R11*4)
@@ -1826,15 +3364,16 @@ kept871:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check870:
+check1530:
 	CMPQ CX, R10
-	JB   next869
+	JB   next1529
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next869
+	JB   next1529
 
-done862:
+done1522:
+updated1505:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1843,15 +3382,15 @@ done862:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1859,15 +3398,15 @@ TEXT ·trafficSplit241xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16873
-	JA    fp32874
+	JE    fp161533
+	JA    fp321534
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check877
+	JMP   check1537
 
-next876:
+next1536:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1884,23 +3423,23 @@ next876:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check877:
+check1537:
 	CMPQ DX, R8
-	JB   next876
+	JB   next1536
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next876
-	JMP  done875
+	JB   next1536
+	JMP  done1535
 
-fp16873:
+fp161533:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check879
+	JMP  check1539
 
-next878:
+next1538:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1917,23 +3456,23 @@ next878:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check879:
+check1539:
 	CMPQ DX, R8
-	JB   next878
+	JB   next1538
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next878
-	JMP  done875
+	JB   next1538
+	JMP  done1535
 
-fp32874:
+fp321534:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check881
+	JMP  check1541
 
-next880:
+next1540:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1951,15 +3490,15 @@ next880:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check881:
+check1541:
 	CMPQ DX, R8
-	JB   next880
+	JB   next1540
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next880
+	JB   next1540
 
-done875:
+done1535:
 	VZEROUPPER
 	RET
 
@@ -1967,17 +3506,17 @@ done875:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1985,15 +3524,15 @@ TEXT ·trafficSplit242xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16883
-	JA    fp32884
+	JE    fp161543
+	JA    fp321544
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check887
+	JMP   check1547
 
-next886:
+next1546:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2015,23 +3554,23 @@ next886:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check887:
+check1547:
 	CMPQ DX, R9
-	JB   next886
+	JB   next1546
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next886
-	JMP  done885
+	JB   next1546
+	JMP  done1545
 
-fp16883:
+fp161543:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check889
+	JMP  check1549
 
-next888:
+next1548:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2053,23 +3592,23 @@ next888:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check889:
+check1549:
 	CMPQ DX, R9
-	JB   next888
+	JB   next1548
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next888
-	JMP  done885
+	JB   next1548
+	JMP  done1545
 
-fp32884:
+fp321544:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check891
+	JMP  check1551
 
-next890:
+next1550:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2092,15 +3631,15 @@ next890:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check891:
+check1551:
 	CMPQ DX, R9
-	JB   next890
+	JB   next1550
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next890
+	JB   next1550
 
-done885:
+done1545:
 	VZEROUPPER
 	RET
 
@@ -2113,25 +3652,25 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -2147,18 +3686,22 @@ TEXT ·adamSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain1552
 	CMPQ         CX, $0x01
-	JE           fp16893
-	JA           fp32894
+	JE           fp161555
+	JA           fp321556
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check897
+	JMP          check1559
 
-next896:
+next1558:
 	TESTQ   R9, R9
-	JEQ     kept898
+	JEQ     kept1560
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2178,7 +3721,786 @@ next896:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept898:
+kept1560:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1559:
+	CMPQ CX, R11
+	JB   next1558
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1558
+	JMP  done1557
+
+fp161555:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1562
+
+next1561:
+	TESTQ   R9, R9
+	JEQ     kept1563
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1563:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1562:
+	CMPQ CX, R11
+	JB   next1561
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1561
+	JMP  done1557
+
+fp321556:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1565
+
+next1564:
+	TESTQ   R9, R9
+	JEQ     kept1566
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1566:
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (BX)(R12*1)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VPMOVZXBW   (BX)(CX*1), Y9
+	VPSLLW      $0x08, Y9, Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (SI)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VMOVDQU     8(SP), Y7
+	VPMULLD     Y7, Y7, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y7, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x18, Y10, Y10
+	VPADDD      Y11, Y8, Y8
+	VPADDD      Y9, Y10, Y10
+	VPADDD      patterne3779b90<>+0(SB), Y7, Y7
+	VMOVDQU     Y7, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y9, Y7, Y7
+	VMOVDQU     Y7, (SI)(CX*2)
+	VPSLLD      $0x10, Y10, Y7
+	VPBLENDW    $0x55, Y8, Y7, Y7
+	VPSRLW      $0x08, Y7, Y7
+	VPACKUSWB   Y7, Y7, Y7
+	VPERMQ      $0xd8, Y7, Y7
+	VMOVDQU     X7, (BX)(CX*1)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), X7
+	VPADDQ      (BX)(CX*1), X7, X7
+	VMOVDQU     X7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check1565:
+	CMPQ CX, R11
+	JB   next1564
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next1564
+
+done1557:
+	JMP updated1553
+
+plain1552:
+	CMPQ CX, $0x01
+	JE   fp161568
+	JA   fp321569
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check1572
+
+next1571:
+	TESTQ   R9, R9
+	JEQ     kept1573
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (BX)(CX*1), Y7
+	VMOVDQU Y7, 320(R9)(R13*1)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 448(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 480(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 704(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 736(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept1573:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2350,25 +4672,25 @@ kept898:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check897:
+check1572:
 	CMPQ CX, R11
-	JB   next896
+	JB   next1571
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next896
-	JMP  done895
+	JB   next1571
+	JMP  done1570
 
-fp16893:
+fp161568:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check900
+	JMP  check1575
 
-next899:
+next1574:
 	TESTQ   R9, R9
-	JEQ     kept901
+	JEQ     kept1576
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2388,7 +4710,7 @@ next899:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept901:
+kept1576:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2566,25 +4888,25 @@ kept901:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check900:
+check1575:
 	CMPQ CX, R11
-	JB   next899
+	JB   next1574
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next899
-	JMP  done895
+	JB   next1574
+	JMP  done1570
 
-fp32894:
+fp321569:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check903
+	JMP  check1578
 
-next902:
+next1577:
 	TESTQ   R9, R9
-	JEQ     kept904
+	JEQ     kept1579
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (SI)(CX*2), Y7
@@ -2604,7 +4926,7 @@ next902:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept904:
+kept1579:
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (BX)(R12*1)
 	PREFETCHT0  (DI)(R12*2)
@@ -2782,15 +5104,16 @@ kept904:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check903:
+check1578:
 	CMPQ CX, R11
-	JB   next902
+	JB   next1577
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next902
+	JB   next1577
 
-done895:
+done1570:
+updated1553:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2804,21 +5127,21 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      256(AX), Y2
@@ -2832,18 +5155,22 @@ TEXT ·lionSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1580
 	CMPQ         CX, $0x01
-	JE           fp16906
-	JA           fp32907
+	JE           fp161583
+	JA           fp321584
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check910
+	JMP          check1587
 
-next909:
+next1586:
 	TESTQ   R8, R8
-	JEQ     kept911
+	JEQ     kept1588
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -2859,7 +5186,684 @@ next909:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept911:
+kept1588:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1587:
+	CMPQ CX, R10
+	JB   next1586
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1586
+	JMP  done1585
+
+fp161583:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1590
+
+next1589:
+	TESTQ   R8, R8
+	JEQ     kept1591
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1591:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1590:
+	CMPQ CX, R10
+	JB   next1589
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1589
+	JMP  done1585
+
+fp321584:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1593
+
+next1592:
+	TESTQ   R8, R8
+	JEQ     kept1594
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1594:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1593:
+	CMPQ CX, R10
+	JB   next1592
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1592
+
+done1585:
+	JMP updated1581
+
+plain1580:
+	CMPQ CX, $0x01
+	JE   fp161596
+	JA   fp321597
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1600
+
+next1599:
+	TESTQ   R8, R8
+	JEQ     kept1601
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1601:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3013,25 +6017,25 @@ kept911:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check910:
+check1600:
 	CMPQ CX, R10
-	JB   next909
+	JB   next1599
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next909
-	JMP  done908
+	JB   next1599
+	JMP  done1598
 
-fp16906:
+fp161596:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check913
+	JMP  check1603
 
-next912:
+next1602:
 	TESTQ   R8, R8
-	JEQ     kept914
+	JEQ     kept1604
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3047,7 +6051,7 @@ next912:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept914:
+kept1604:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3207,25 +6211,25 @@ kept914:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check913:
+check1603:
 	CMPQ CX, R10
-	JB   next912
+	JB   next1602
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next912
-	JMP  done908
+	JB   next1602
+	JMP  done1598
 
-fp32907:
+fp321597:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check916
+	JMP  check1606
 
-next915:
+next1605:
 	TESTQ   R8, R8
-	JEQ     kept917
+	JEQ     kept1607
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -3241,7 +6245,7 @@ next915:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept917:
+kept1607:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3401,15 +6405,16 @@ kept917:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check916:
+check1606:
 	CMPQ CX, R10
-	JB   next915
+	JB   next1605
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next915
+	JB   next1605
 
-done908:
+done1598:
+updated1581:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3423,23 +6428,23 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Y0
+	VPBROADCASTD 72(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -3451,18 +6456,22 @@ TEXT ·adagradSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1608
 	CMPQ         CX, $0x01
-	JE           fp16919
-	JA           fp32920
+	JE           fp161611
+	JA           fp321612
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check923
+	JMP          check1615
 
-next922:
+next1614:
 	TESTQ   R8, R8
-	JEQ     kept924
+	JEQ     kept1616
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3478,7 +6487,624 @@ next922:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept924:
+kept1616:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1615:
+	CMPQ CX, R10
+	JB   next1614
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1614
+	JMP  done1613
+
+fp161611:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1618
+
+next1617:
+	TESTQ   R8, R8
+	JEQ     kept1619
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1619:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1618:
+	CMPQ CX, R10
+	JB   next1617
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1617
+	JMP  done1613
+
+fp321612:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1621
+
+next1620:
+	TESTQ   R8, R8
+	JEQ     kept1622
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1622:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VPMOVZXBW   (BX)(CX*1), Y5
+	VPSLLW      $0x08, Y5, Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (SI)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VMOVDQU     8(SP), Y3
+	VPMULLD     Y3, Y3, Y4
+	VPSRLD      $0x18, Y4, Y4
+	VPADDD      pattern9e3779b9<>+0(SB), Y3, Y6
+	VPMULLD     Y6, Y6, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      Y7, Y4, Y4
+	VPADDD      Y5, Y6, Y6
+	VPADDD      patterne3779b90<>+0(SB), Y3, Y3
+	VMOVDQU     Y3, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y4, Y3
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y5, Y3, Y3
+	VMOVDQU     Y3, (SI)(CX*2)
+	VPSLLD      $0x10, Y6, Y3
+	VPBLENDW    $0x55, Y4, Y3, Y3
+	VPSRLW      $0x08, Y3, Y3
+	VPACKUSWB   Y3, Y3, Y3
+	VPERMQ      $0xd8, Y3, Y3
+	VMOVDQU     X3, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X3
+	VPADDQ      (BX)(CX*1), X3, X3
+	VMOVDQU     X3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1621:
+	CMPQ CX, R10
+	JB   next1620
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1620
+
+done1613:
+	JMP updated1609
+
+plain1608:
+	CMPQ CX, $0x01
+	JE   fp161624
+	JA   fp321625
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1628
+
+next1627:
+	TESTQ   R8, R8
+	JEQ     kept1629
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y3
+	VMOVDQU Y3, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1629:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3612,25 +7238,25 @@ kept924:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check923:
+check1628:
 	CMPQ CX, R10
-	JB   next922
+	JB   next1627
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next922
-	JMP  done921
+	JB   next1627
+	JMP  done1626
 
-fp16919:
+fp161624:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check926
+	JMP  check1631
 
-next925:
+next1630:
 	TESTQ   R8, R8
-	JEQ     kept927
+	JEQ     kept1632
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3646,7 +7272,7 @@ next925:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept927:
+kept1632:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3786,25 +7412,25 @@ kept927:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check926:
+check1631:
 	CMPQ CX, R10
-	JB   next925
+	JB   next1630
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next925
-	JMP  done921
+	JB   next1630
+	JMP  done1626
 
-fp32920:
+fp321625:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check929
+	JMP  check1634
 
-next928:
+next1633:
 	TESTQ   R8, R8
-	JEQ     kept930
+	JEQ     kept1635
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y3
@@ -3820,7 +7446,7 @@ next928:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept930:
+kept1635:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3960,15 +7586,16 @@ kept930:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check929:
+check1634:
 	CMPQ CX, R10
-	JB   next928
+	JB   next1633
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next928
+	JB   next1633
 
-done921:
+done1626:
+updated1609:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3982,21 +7609,21 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Y0
+	VPBROADCASTD 76(DI), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVDQU      Y0, 8(SP)
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Y0
 	VMOVUPS      192(AX), Y1
 	VMOVUPS      640(AX), Y2
@@ -4010,18 +7637,22 @@ TEXT ·sgdSplit24BF16AVX2(SB), NOSPLIT, $40-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain1636
 	CMPQ         CX, $0x01
-	JE           fp16932
-	JA           fp32933
+	JE           fp161639
+	JA           fp321640
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check936
+	JMP          check1643
 
-next935:
+next1642:
 	TESTQ   R8, R8
-	JEQ     kept937
+	JEQ     kept1644
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4037,7 +7668,600 @@ next935:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept937:
+kept1644:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1643:
+	CMPQ CX, R10
+	JB   next1642
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1642
+	JMP  done1641
+
+fp161639:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1646
+
+next1645:
+	TESTQ   R8, R8
+	JEQ     kept1647
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1647:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1646:
+	CMPQ CX, R10
+	JB   next1645
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1645
+	JMP  done1641
+
+fp321640:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1649
+
+next1648:
+	TESTQ   R8, R8
+	JEQ     kept1650
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1650:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VPMOVZXBW   (BX)(CX*1), Y7
+	VPSLLW      $0x08, Y7, Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (SI)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VMOVDQU     8(SP), Y5
+	VPMULLD     Y5, Y5, Y6
+	VPSRLD      $0x18, Y6, Y6
+	VPADDD      pattern9e3779b9<>+0(SB), Y5, Y8
+	VPMULLD     Y8, Y8, Y8
+	VPSRLD      $0x18, Y8, Y8
+	VPADDD      Y9, Y6, Y6
+	VPADDD      Y7, Y8, Y8
+	VPADDD      patterne3779b90<>+0(SB), Y5, Y5
+	VMOVDQU     Y5, 8(SP)
+	VPADDD      pattern00008000<>+0(SB), Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y7, Y5, Y5
+	VMOVDQU     Y5, (SI)(CX*2)
+	VPSLLD      $0x10, Y8, Y5
+	VPBLENDW    $0x55, Y6, Y5, Y5
+	VPSRLW      $0x08, Y5, Y5
+	VPACKUSWB   Y5, Y5, Y5
+	VPERMQ      $0xd8, Y5, Y5
+	VMOVDQU     X5, (BX)(CX*1)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), X5
+	VPADDQ      (BX)(CX*1), X5, X5
+	VMOVDQU     X5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check1649:
+	CMPQ CX, R10
+	JB   next1648
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next1648
+
+done1641:
+	JMP updated1637
+
+plain1636:
+	CMPQ CX, $0x01
+	JE   fp161652
+	JA   fp321653
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check1656
+
+next1655:
+	TESTQ   R8, R8
+	JEQ     kept1657
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (BX)(CX*1), Y5
+	VMOVDQU Y5, 320(R8)(R12*1)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 448(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 480(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept1657:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4163,25 +8387,25 @@ kept937:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check936:
+check1656:
 	CMPQ CX, R10
-	JB   next935
+	JB   next1655
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next935
-	JMP  done934
+	JB   next1655
+	JMP  done1654
 
-fp16932:
+fp161652:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check939
+	JMP  check1659
 
-next938:
+next1658:
 	TESTQ   R8, R8
-	JEQ     kept940
+	JEQ     kept1660
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4197,7 +8421,7 @@ next938:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept940:
+kept1660:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4329,25 +8553,25 @@ kept940:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check939:
+check1659:
 	CMPQ CX, R10
-	JB   next938
+	JB   next1658
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next938
-	JMP  done934
+	JB   next1658
+	JMP  done1654
 
-fp32933:
+fp321653:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check942
+	JMP  check1662
 
-next941:
+next1661:
 	TESTQ   R8, R8
-	JEQ     kept943
+	JEQ     kept1663
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (SI)(CX*2), Y5
@@ -4363,7 +8587,7 @@ next941:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept943:
+kept1663:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -4495,15 +8719,16 @@ kept943:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check942:
+check1662:
 	CMPQ CX, R10
-	JB   next941
+	JB   next1661
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next941
+	JB   next1661
 
-done934:
+done1654:
+updated1637:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4512,15 +8737,15 @@ done934:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -4528,15 +8753,15 @@ TEXT ·trafficSplit241xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16945
-	JA    fp32946
+	JE    fp161665
+	JA    fp321666
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check949
+	JMP   check1669
 
-next948:
+next1668:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4551,23 +8776,23 @@ next948:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check949:
+check1669:
 	CMPQ DX, R8
-	JB   next948
+	JB   next1668
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next948
-	JMP  done947
+	JB   next1668
+	JMP  done1667
 
-fp16945:
+fp161665:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check951
+	JMP  check1671
 
-next950:
+next1670:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4582,23 +8807,23 @@ next950:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check951:
+check1671:
 	CMPQ DX, R8
-	JB   next950
+	JB   next1670
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next950
-	JMP  done947
+	JB   next1670
+	JMP  done1667
 
-fp32946:
+fp321666:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check953
+	JMP  check1673
 
-next952:
+next1672:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -4614,15 +8839,15 @@ next952:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check953:
+check1673:
 	CMPQ DX, R8
-	JB   next952
+	JB   next1672
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next952
+	JB   next1672
 
-done947:
+done1667:
 	VZEROUPPER
 	RET
 
@@ -4630,17 +8855,17 @@ done947:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -4648,15 +8873,15 @@ TEXT ·trafficSplit242xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16955
-	JA    fp32956
+	JE    fp161675
+	JA    fp321676
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check959
+	JMP   check1679
 
-next958:
+next1678:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4674,23 +8899,23 @@ next958:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check959:
+check1679:
 	CMPQ DX, R9
-	JB   next958
+	JB   next1678
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next958
-	JMP  done957
+	JB   next1678
+	JMP  done1677
 
-fp16955:
+fp161675:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check961
+	JMP  check1681
 
-next960:
+next1680:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4708,23 +8933,23 @@ next960:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check961:
+check1681:
 	CMPQ DX, R9
-	JB   next960
+	JB   next1680
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next960
-	JMP  done957
+	JB   next1680
+	JMP  done1677
 
-fp32956:
+fp321676:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check963
+	JMP  check1683
 
-next962:
+next1682:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -4743,15 +8968,15 @@ next962:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check963:
+check1683:
 	CMPQ DX, R9
-	JB   next962
+	JB   next1682
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next962
+	JB   next1682
 
-done957:
+done1677:
 	VZEROUPPER
 	RET
 
@@ -4767,7 +8992,7 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	ADDQ         $0x3f, DX
 	ANDQ         $-64, DX
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	VMOVUPS      (AX), Y1
 	VMOVUPS      Y1, 4096(DX)
 	VMOVUPS      32(AX), Y1
@@ -4819,43 +9044,43 @@ TEXT ·adamSplit24INT8AVX2(SB), $5504-8
 	VMOVDQU      pattern7f800000<>+0(SB), Y3
 	VMOVDQU      pattern80000000<>+0(SB), Y4
 	MOVQ         a+0(FP), AX
-	MOVQ         48(AX), CX
+	MOVQ         56(AX), CX
 	MOVQ         a+0(FP), AX
-	MOVQ         88(AX), BX
+	MOVQ         96(AX), BX
 	MOVQ         a+0(FP), AX
-	MOVQ         80(AX), SI
+	MOVQ         88(AX), SI
 	MOVQ         a+0(FP), AX
-	VPBROADCASTD 68(AX), Y1
+	VPBROADCASTD 76(AX), Y1
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y1, Y1
 	VMOVDQU      Y1, 5472(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         128(AX), DI
+	MOVQ         136(AX), DI
 	MOVQ         a+0(FP), AX
-	MOVQ         104(AX), R8
+	MOVQ         112(AX), R8
 	MOVQ         a+0(FP), AX
-	MOVQ         112(AX), R9
+	MOVQ         120(AX), R9
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), R10
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp16965
-	JA           fp32966
+	JE           fp161685
+	JA           fp321686
 
-block968:
+block1688:
 	TESTQ   R10, R10
-	JEQ     kept971
+	JEQ     kept1691
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept971:
+kept1691:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4871,9 +9096,9 @@ kept971:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile969:
+tile1689:
 	TESTQ   R10, R10
-	JEQ     kept972
+	JEQ     kept1692
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -4889,7 +9114,7 @@ tile969:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept972:
+kept1692:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5114,16 +9339,16 @@ kept972:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile969
+	JNE            tile1689
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded970
+	JBE            encoded1690
 	SUBQ           $0x00000100, AX
 
-tile973:
+tile1693:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5208,9 +9433,9 @@ tile973:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile973
+	JNE         tile1693
 
-encoded970:
+encoded1690:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5284,7 +9509,7 @@ encoded970:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5315,7 +9540,7 @@ encoded970:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5329,7 +9554,7 @@ encoded970:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5337,24 +9562,24 @@ encoded970:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block968
-	JMP          done967
+	JB           block1688
+	JMP          done1687
 
-fp16965:
-block974:
+fp161685:
+block1694:
 	TESTQ   R10, R10
-	JEQ     kept977
+	JEQ     kept1697
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept977:
+kept1697:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5370,9 +9595,9 @@ kept977:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile975:
+tile1695:
 	TESTQ   R10, R10
-	JEQ     kept978
+	JEQ     kept1698
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -5388,7 +9613,7 @@ tile975:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept978:
+kept1698:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5619,16 +9844,16 @@ kept978:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile975
+	JNE            tile1695
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded976
+	JBE            encoded1696
 	SUBQ           $0x00000100, AX
 
-tile979:
+tile1699:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5713,9 +9938,9 @@ tile979:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile979
+	JNE         tile1699
 
-encoded976:
+encoded1696:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5789,7 +10014,7 @@ encoded976:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5820,7 +10045,7 @@ encoded976:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5834,7 +10059,7 @@ encoded976:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5842,24 +10067,24 @@ encoded976:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block974
-	JMP          done967
+	JB           block1694
+	JMP          done1687
 
-fp32966:
-block980:
+fp321686:
+block1700:
 	TESTQ   R10, R10
-	JEQ     kept983
+	JEQ     kept1703
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept983:
+kept1703:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5875,9 +10100,9 @@ kept983:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile981:
+tile1701:
 	TESTQ   R10, R10
-	JEQ     kept984
+	JEQ     kept1704
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (SI)(AX*2), Y5
@@ -5893,7 +10118,7 @@ tile981:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept984:
+kept1704:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -6124,16 +10349,16 @@ kept984:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile981
+	JNE            tile1701
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded982
+	JBE            encoded1702
 	SUBQ           $0x00000100, AX
 
-tile985:
+tile1705:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6218,9 +10443,9 @@ tile985:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile985
+	JNE         tile1705
 
-encoded982:
+encoded1702:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -6294,7 +10519,7 @@ encoded982:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -6325,7 +10550,7 @@ encoded982:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -6339,7 +10564,7 @@ encoded982:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -6347,10 +10572,10 @@ encoded982:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block980
+	JB           block1700
 
-done967:
-tile986:
+done1687:
+tile1706:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -6435,7 +10660,7 @@ tile986:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile986
+	JNE         tile1706
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -6444,19 +10669,19 @@ tile986:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -6464,15 +10689,15 @@ TEXT ·trafficSplit242xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16988
-	JA    fp32989
+	JE    fp161708
+	JA    fp321709
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check992
+	JMP   check1712
 
-next991:
+next1711:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6488,33 +10713,33 @@ next991:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within993
+	JNE        within1713
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within993:
+within1713:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check992:
+check1712:
 	CMPQ DX, R10
-	JB   next991
+	JB   next1711
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next991
-	JMP  done990
+	JB   next1711
+	JMP  done1710
 
-fp16988:
+fp161708:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check995
+	JMP  check1715
 
-next994:
+next1714:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6530,33 +10755,33 @@ next994:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within996
+	JNE        within1716
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within996:
+within1716:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check995:
+check1715:
 	CMPQ DX, R10
-	JB   next994
+	JB   next1714
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next994
-	JMP  done990
+	JB   next1714
+	JMP  done1710
 
-fp32989:
+fp321709:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check998
+	JMP  check1718
 
-next997:
+next1717:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -6573,24 +10798,24 @@ next997:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within999
+	JNE        within1719
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within999:
+within1719:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check998:
+check1718:
 	CMPQ DX, R10
-	JB   next997
+	JB   next1717
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next997
+	JB   next1717
 
-done990:
+done1710:
 	VZEROUPPER
 	RET

@@ -428,22 +428,22 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      256(AX), Z4
@@ -462,18 +462,273 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain2983
+	VPXORQ       X12, X12, X12
+	VPXORQ       X13, X13, X13
+	VPXORQ       Z14, Z14, Z14
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
+	VPXORQ       Z17, Z17, Z17
 	CMPQ         CX, $0x01
-	JE           fp161784
-	JA           fp321785
+	JE           fp162986
+	JA           fp322987
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1788
+	JMP          check2990
 
-next1787:
+next2989:
 	TESTQ     AX, AX
-	JEQ       kept1789
+	JEQ       kept2991
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y18
+	VMOVDQU32 Y18, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X18
+	VMOVDQU32 X18, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z18
+	VMOVDQU32 Z18, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z18
+	VMOVDQU32 Z18, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2991:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (BX)(CX*1), X12, X12
+	VPADDQ      (DI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	PREFETCHT0  (DX)(R11*2)
+	VPMOVZXWD   (DX)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z18
+	VPMOVZXWD   (SI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z19
+	VPMOVSXBD   (BX)(CX*1), Z20
+	VPSLLD      $0x08, Z20, Z20
+	VPADDD      Z20, Z19, Z19
+	VMULPS      Z8, Z18, Z18
+	VFMADD231PS Z9, Z19, Z18
+	VMULPS      (DI)(CX*4), Z2, Z20
+	VFMADD231PS Z3, Z18, Z20
+	VMULPS      Z18, Z18, Z18
+	VMULPS      (R8)(CX*4), Z4, Z21
+	VFMADD231PS Z5, Z18, Z21
+	VMOVUPS     Z20, (DI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z21, (R8)(CX*4)
+	VPADDQ      Z21, Z17, Z17
+	VSQRTPS     Z21, Z21
+	VFMADD213PS Z10, Z6, Z21
+	VDIVPS      Z21, Z20, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VFMADD231PS Z7, Z20, Z19
+	VPMULLD     Z1, Z1, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z19, Z18, Z18
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z18, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPMOVDW     Z19, Y19
+	VMOVDQU32   Y19, (SI)(CX*2)
+	VPSRLD      $0x08, Z18, Z18
+	VPMOVDB     Z18, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X13, X13
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check2990:
+	CMPQ CX, R10
+	JB   next2989
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2989
+	JMP  done2988
+
+fp162986:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2993
+
+next2992:
+	TESTQ     AX, AX
+	JEQ       kept2994
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y18
+	VMOVDQU32 Y18, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X18
+	VMOVDQU32 X18, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z18
+	VMOVDQU32 Z18, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z18
+	VMOVDQU32 Z18, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2994:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (BX)(CX*1), X12, X12
+	VPADDQ      (DI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z18
+	VPMOVZXWD   (SI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z19
+	VPMOVSXBD   (BX)(CX*1), Z20
+	VPSLLD      $0x08, Z20, Z20
+	VPADDD      Z20, Z19, Z19
+	VMULPS      Z8, Z18, Z18
+	VFMADD231PS Z9, Z19, Z18
+	VMULPS      (DI)(CX*4), Z2, Z20
+	VFMADD231PS Z3, Z18, Z20
+	VMULPS      Z18, Z18, Z18
+	VMULPS      (R8)(CX*4), Z4, Z21
+	VFMADD231PS Z5, Z18, Z21
+	VMOVUPS     Z20, (DI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z21, (R8)(CX*4)
+	VPADDQ      Z21, Z17, Z17
+	VSQRTPS     Z21, Z21
+	VFMADD213PS Z10, Z6, Z21
+	VDIVPS      Z21, Z20, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VFMADD231PS Z7, Z20, Z19
+	VPMULLD     Z1, Z1, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z19, Z18, Z18
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z18, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPMOVDW     Z19, Y19
+	VMOVDQU32   Y19, (SI)(CX*2)
+	VPSRLD      $0x08, Z18, Z18
+	VPMOVDB     Z18, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X13, X13
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check2993:
+	CMPQ CX, R10
+	JB   next2992
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2992
+	JMP  done2988
+
+fp322987:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check2996
+
+next2995:
+	TESTQ     AX, AX
+	JEQ       kept2997
+	MOVQ      CX, R12
+	ANDQ      $0x0000003f, R12
+	VMOVDQU32 (SI)(CX*2), Y18
+	VMOVDQU32 Y18, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), X18
+	VMOVDQU32 X18, 192(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*4), Z18
+	VMOVDQU32 Z18, 256(AX)(R12*4)
+	VMOVDQU32 (R8)(CX*4), Z18
+	VMOVDQU32 Z18, 512(AX)(R12*4)
+	LEAQ      16(CX), R12
+	MOVQ      R12, (AX)
+
+kept2997:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*4)
+	PREFETCHT0  (R8)(R11*4)
+	VPADDQ      (BX)(CX*1), X12, X12
+	VPADDQ      (DI)(CX*4), Z14, Z14
+	VPADDQ      (R8)(CX*4), Z16, Z16
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z18
+	VPMOVZXWD   (SI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z19
+	VPMOVSXBD   (BX)(CX*1), Z20
+	VPSLLD      $0x08, Z20, Z20
+	VPADDD      Z20, Z19, Z19
+	VMULPS      Z8, Z18, Z18
+	VFMADD231PS Z9, Z19, Z18
+	VMULPS      (DI)(CX*4), Z2, Z20
+	VFMADD231PS Z3, Z18, Z20
+	VMULPS      Z18, Z18, Z18
+	VMULPS      (R8)(CX*4), Z4, Z21
+	VFMADD231PS Z5, Z18, Z21
+	VMOVUPS     Z20, (DI)(CX*4)
+	VPADDQ      Z20, Z15, Z15
+	VMOVUPS     Z21, (R8)(CX*4)
+	VPADDQ      Z21, Z17, Z17
+	VSQRTPS     Z21, Z21
+	VFMADD213PS Z10, Z6, Z21
+	VDIVPS      Z21, Z20, Z20
+	VFMADD231PS Z11, Z19, Z19
+	VFMADD231PS Z7, Z20, Z19
+	VPMULLD     Z1, Z1, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z19, Z18, Z18
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z18, Z19
+	VPSRLD      $0x10, Z19, Z19
+	VPMOVDW     Z19, Y19
+	VMOVDQU32   Y19, (SI)(CX*2)
+	VPSRLD      $0x08, Z18, Z18
+	VPMOVDB     Z18, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X13, X13
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check2996:
+	CMPQ CX, R10
+	JB   next2995
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next2995
+
+done2988:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 X12, 128(AX)
+	VMOVDQU32 X13, 192(AX)
+	VMOVDQU32 Z14, 256(AX)
+	VMOVDQU32 Z15, 320(AX)
+	VMOVDQU32 Z16, 384(AX)
+	VMOVDQU32 Z17, 448(AX)
+	JMP       updated2984
+
+plain2983:
+	CMPQ CX, $0x01
+	JE   fp162999
+	JA   fp323000
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3003
+
+next3002:
+	TESTQ     AX, AX
+	JEQ       kept3004
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -487,7 +742,7 @@ next1787:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1789:
+kept3004:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -527,25 +782,25 @@ kept1789:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1788:
+check3003:
 	CMPQ CX, R10
-	JB   next1787
+	JB   next3002
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1787
-	JMP  done1786
+	JB   next3002
+	JMP  done3001
 
-fp161784:
+fp162999:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1791
+	JMP  check3006
 
-next1790:
+next3005:
 	TESTQ     AX, AX
-	JEQ       kept1792
+	JEQ       kept3007
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -559,7 +814,7 @@ next1790:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1792:
+kept3007:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -598,25 +853,25 @@ kept1792:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1791:
+check3006:
 	CMPQ CX, R10
-	JB   next1790
+	JB   next3005
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1790
-	JMP  done1786
+	JB   next3005
+	JMP  done3001
 
-fp321785:
+fp323000:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1794
+	JMP  check3009
 
-next1793:
+next3008:
 	TESTQ     AX, AX
-	JEQ       kept1795
+	JEQ       kept3010
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -630,7 +885,7 @@ next1793:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1795:
+kept3010:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -669,15 +924,16 @@ kept1795:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1794:
+check3009:
 	CMPQ CX, R10
-	JB   next1793
+	JB   next3008
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1793
+	JB   next3008
 
-done1786:
+done3001:
+updated2984:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -692,20 +948,20 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      256(AX), Z4
@@ -722,18 +978,260 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3011
+	VPXORQ       X10, X10, X10
+	VPXORQ       X11, X11, X11
+	VPXORQ       Z12, Z12, Z12
+	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp161797
-	JA           fp321798
+	JE           fp163014
+	JA           fp323015
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1801
+	JMP          check3018
 
-next1800:
+next3017:
 	TESTQ     AX, AX
-	JEQ       kept1802
+	JEQ       kept3019
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3019:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z14
+	VPMOVZXWD   (SI)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VPMOVSXBD   (BX)(CX*1), Z17
+	VPSLLD      $0x08, Z17, Z17
+	VPADDD      Z17, Z16, Z16
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z16, Z14
+	VMULPS      (DI)(CX*4), Z2, Z17
+	VFMADD231PS Z3, Z14, Z17
+	VFMADD231PS Z9, Z16, Z16
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z17, Z18
+	VXORPS      Z6, Z18, Z18
+	VCMPPS      $0x00, Z15, Z17, K1
+	VCMPPS      $0x03, Z17, Z17, K2
+	VMOVDQA32   Z15, K1, Z18
+	VMOVDQA32   Z17, K2, Z18
+	VADDPS      Z18, Z16, Z16
+	VMULPS      (DI)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMOVUPS     Z17, (DI)(CX*4)
+	VPADDQ      Z17, Z13, Z13
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z16, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVDQU32   Y16, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3018:
+	CMPQ CX, R9
+	JB   next3017
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3017
+	JMP  done3016
+
+fp163014:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3021
+
+next3020:
+	TESTQ     AX, AX
+	JEQ       kept3022
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3022:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VPMOVZXWD   (SI)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VPMOVSXBD   (BX)(CX*1), Z17
+	VPSLLD      $0x08, Z17, Z17
+	VPADDD      Z17, Z16, Z16
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z16, Z14
+	VMULPS      (DI)(CX*4), Z2, Z17
+	VFMADD231PS Z3, Z14, Z17
+	VFMADD231PS Z9, Z16, Z16
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z17, Z18
+	VXORPS      Z6, Z18, Z18
+	VCMPPS      $0x00, Z15, Z17, K1
+	VCMPPS      $0x03, Z17, Z17, K2
+	VMOVDQA32   Z15, K1, Z18
+	VMOVDQA32   Z17, K2, Z18
+	VADDPS      Z18, Z16, Z16
+	VMULPS      (DI)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMOVUPS     Z17, (DI)(CX*4)
+	VPADDQ      Z17, Z13, Z13
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z16, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVDQU32   Y16, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3021:
+	CMPQ CX, R9
+	JB   next3020
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3020
+	JMP  done3016
+
+fp323015:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3024
+
+next3023:
+	TESTQ     AX, AX
+	JEQ       kept3025
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3025:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VPMOVZXWD   (SI)(CX*2), Z16
+	VPSLLD      $0x10, Z16, Z16
+	VPMOVSXBD   (BX)(CX*1), Z17
+	VPSLLD      $0x08, Z17, Z17
+	VPADDD      Z17, Z16, Z16
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z16, Z14
+	VMULPS      (DI)(CX*4), Z2, Z17
+	VFMADD231PS Z3, Z14, Z17
+	VFMADD231PS Z9, Z16, Z16
+	VPXORD      Z15, Z15, Z15
+	VANDPS      pattern80000000<>+0(SB), Z17, Z18
+	VXORPS      Z6, Z18, Z18
+	VCMPPS      $0x00, Z15, Z17, K1
+	VCMPPS      $0x03, Z17, Z17, K2
+	VMOVDQA32   Z15, K1, Z18
+	VMOVDQA32   Z17, K2, Z18
+	VADDPS      Z18, Z16, Z16
+	VMULPS      (DI)(CX*4), Z4, Z17
+	VFMADD231PS Z5, Z14, Z17
+	VMOVUPS     Z17, (DI)(CX*4)
+	VPADDQ      Z17, Z13, Z13
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z16, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z16
+	VPSRLD      $0x10, Z16, Z16
+	VPMOVDW     Z16, Y16
+	VMOVDQU32   Y16, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3024:
+	CMPQ CX, R9
+	JB   next3023
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3023
+
+done3016:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 X10, 128(AX)
+	VMOVDQU32 X11, 192(AX)
+	VMOVDQU32 Z12, 256(AX)
+	VMOVDQU32 Z13, 320(AX)
+	JMP       updated3012
+
+plain3011:
+	CMPQ CX, $0x01
+	JE   fp163027
+	JA   fp323028
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3031
+
+next3030:
+	TESTQ     AX, AX
+	JEQ       kept3032
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -745,7 +1243,7 @@ next1800:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1802:
+kept3032:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -786,25 +1284,25 @@ kept1802:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1801:
+check3031:
 	CMPQ CX, R9
-	JB   next1800
+	JB   next3030
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1800
-	JMP  done1799
+	JB   next3030
+	JMP  done3029
 
-fp161797:
+fp163027:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1804
+	JMP  check3034
 
-next1803:
+next3033:
 	TESTQ     AX, AX
-	JEQ       kept1805
+	JEQ       kept3035
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -816,7 +1314,7 @@ next1803:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1805:
+kept3035:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -856,25 +1354,25 @@ kept1805:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1804:
+check3034:
 	CMPQ CX, R9
-	JB   next1803
+	JB   next3033
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1803
-	JMP  done1799
+	JB   next3033
+	JMP  done3029
 
-fp321798:
+fp323028:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1807
+	JMP  check3037
 
-next1806:
+next3036:
 	TESTQ     AX, AX
-	JEQ       kept1808
+	JEQ       kept3038
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -886,7 +1384,7 @@ next1806:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1808:
+kept3038:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -926,15 +1424,16 @@ kept1808:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1807:
+check3037:
 	CMPQ CX, R9
-	JB   next1806
+	JB   next3036
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1806
+	JB   next3036
 
-done1799:
+done3029:
+updated3012:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -949,20 +1448,20 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      448(AX), Z2
 	VMOVUPS      576(AX), Z3
 	VMOVUPS      (AX), Z4
@@ -975,18 +1474,239 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3039
+	VPXORQ       X6, X6, X6
+	VPXORQ       X7, X7, X7
+	VPXORQ       Z8, Z8, Z8
+	VPXORQ       Z9, Z9, Z9
 	CMPQ         CX, $0x01
-	JE           fp161810
-	JA           fp321811
+	JE           fp163042
+	JA           fp323043
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1814
+	JMP          check3046
 
-next1813:
+next3045:
 	TESTQ     AX, AX
-	JEQ       kept1815
+	JEQ       kept3047
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3047:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X6, X6
+	VPADDQ      (DI)(CX*4), Z8, Z8
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z4, Z10, Z10
+	VFMADD231PS Z5, Z11, Z10
+	VMOVUPS     (DI)(CX*4), Z12
+	VFMADD231PS Z10, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VPADDQ      Z12, Z9, Z9
+	VSQRTPS     Z12, Z12
+	VADDPS      Z2, Z12, Z12
+	VDIVPS      Z12, Z10, Z10
+	VFMADD231PS Z3, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X7, X7
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3046:
+	CMPQ CX, R9
+	JB   next3045
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3045
+	JMP  done3044
+
+fp163042:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3049
+
+next3048:
+	TESTQ     AX, AX
+	JEQ       kept3050
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3050:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X6, X6
+	VPADDQ      (DI)(CX*4), Z8, Z8
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z4, Z10, Z10
+	VFMADD231PS Z5, Z11, Z10
+	VMOVUPS     (DI)(CX*4), Z12
+	VFMADD231PS Z10, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VPADDQ      Z12, Z9, Z9
+	VSQRTPS     Z12, Z12
+	VADDPS      Z2, Z12, Z12
+	VDIVPS      Z12, Z10, Z10
+	VFMADD231PS Z3, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X7, X7
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3049:
+	CMPQ CX, R9
+	JB   next3048
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3048
+	JMP  done3044
+
+fp323043:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3052
+
+next3051:
+	TESTQ     AX, AX
+	JEQ       kept3053
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y10
+	VMOVDQU32 Y10, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X10
+	VMOVDQU32 X10, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z10
+	VMOVDQU32 Z10, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3053:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X6, X6
+	VPADDQ      (DI)(CX*4), Z8, Z8
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z10
+	VPMOVZXWD   (SI)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VPMOVSXBD   (BX)(CX*1), Z12
+	VPSLLD      $0x08, Z12, Z12
+	VPADDD      Z12, Z11, Z11
+	VMULPS      Z4, Z10, Z10
+	VFMADD231PS Z5, Z11, Z10
+	VMOVUPS     (DI)(CX*4), Z12
+	VFMADD231PS Z10, Z10, Z12
+	VMOVUPS     Z12, (DI)(CX*4)
+	VPADDQ      Z12, Z9, Z9
+	VSQRTPS     Z12, Z12
+	VADDPS      Z2, Z12, Z12
+	VDIVPS      Z12, Z10, Z10
+	VFMADD231PS Z3, Z10, Z11
+	VPMULLD     Z1, Z1, Z10
+	VPSRLD      $0x18, Z10, Z10
+	VPADDD      Z11, Z10, Z10
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z10, Z11
+	VPSRLD      $0x10, Z11, Z11
+	VPMOVDW     Z11, Y11
+	VMOVDQU32   Y11, (SI)(CX*2)
+	VPSRLD      $0x08, Z10, Z10
+	VPMOVDB     Z10, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X7, X7
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3052:
+	CMPQ CX, R9
+	JB   next3051
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3051
+
+done3044:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 X6, 128(AX)
+	VMOVDQU32 X7, 192(AX)
+	VMOVDQU32 Z8, 256(AX)
+	VMOVDQU32 Z9, 320(AX)
+	JMP       updated3040
+
+plain3039:
+	CMPQ CX, $0x01
+	JE   fp163055
+	JA   fp323056
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3059
+
+next3058:
+	TESTQ     AX, AX
+	JEQ       kept3060
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -998,7 +1718,7 @@ next1813:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1815:
+kept3060:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1032,25 +1752,25 @@ kept1815:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1814:
+check3059:
 	CMPQ CX, R9
-	JB   next1813
+	JB   next3058
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1813
-	JMP  done1812
+	JB   next3058
+	JMP  done3057
 
-fp161810:
+fp163055:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1817
+	JMP  check3062
 
-next1816:
+next3061:
 	TESTQ     AX, AX
-	JEQ       kept1818
+	JEQ       kept3063
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1062,7 +1782,7 @@ next1816:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1818:
+kept3063:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1095,25 +1815,25 @@ kept1818:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1817:
+check3062:
 	CMPQ CX, R9
-	JB   next1816
+	JB   next3061
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1816
-	JMP  done1812
+	JB   next3061
+	JMP  done3057
 
-fp321811:
+fp323056:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1820
+	JMP  check3065
 
-next1819:
+next3064:
 	TESTQ     AX, AX
-	JEQ       kept1821
+	JEQ       kept3066
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1125,7 +1845,7 @@ next1819:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1821:
+kept3066:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1158,15 +1878,16 @@ kept1821:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1820:
+check3065:
 	CMPQ CX, R9
-	JB   next1819
+	JB   next3064
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1819
+	JB   next3064
 
-done1812:
+done3057:
+updated3040:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1181,20 +1902,20 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	LDMXCSR      4(SP)
 	VMOVDQU32    pattern00008000<>+0(SB), Z0
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z1
+	VPBROADCASTD 76(DI), Z1
 	VPADDD       ditherOfLanesAVX512Consecutive<>+0(SB), Z1, Z1
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z2
 	VMOVUPS      192(AX), Z3
 	VMOVUPS      640(AX), Z4
@@ -1211,18 +1932,239 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3067
+	VPXORQ       X10, X10, X10
+	VPXORQ       X11, X11, X11
+	VPXORQ       Z12, Z12, Z12
+	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp161823
-	JA           fp321824
+	JE           fp163070
+	JA           fp323071
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1827
+	JMP          check3074
 
-next1826:
+next3073:
 	TESTQ     AX, AX
-	JEQ       kept1828
+	JEQ       kept3075
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3075:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VPMOVZXWD   (DX)(CX*2), Z14
+	VPSLLD      $0x10, Z14, Z14
+	VPMOVZXWD   (SI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z15
+	VPMOVSXBD   (BX)(CX*1), Z16
+	VPSLLD      $0x08, Z16, Z16
+	VPADDD      Z16, Z15, Z15
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z15, Z14
+	VMULPS      (DI)(CX*4), Z2, Z16
+	VFMADD231PS Z3, Z14, Z16
+	VMOVUPS     Z16, (DI)(CX*4)
+	VPADDQ      Z16, Z13, Z13
+	VMULPS      Z5, Z14, Z14
+	VFMADD231PS Z4, Z16, Z14
+	VFMADD231PS Z9, Z15, Z15
+	VFMADD231PS Z6, Z14, Z15
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z15, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z15
+	VPSRLD      $0x10, Z15, Z15
+	VPMOVDW     Z15, Y15
+	VMOVDQU32   Y15, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3074:
+	CMPQ CX, R9
+	JB   next3073
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3073
+	JMP  done3072
+
+fp163070:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3077
+
+next3076:
+	TESTQ     AX, AX
+	JEQ       kept3078
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3078:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VPMOVZXWD   (SI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z15
+	VPMOVSXBD   (BX)(CX*1), Z16
+	VPSLLD      $0x08, Z16, Z16
+	VPADDD      Z16, Z15, Z15
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z15, Z14
+	VMULPS      (DI)(CX*4), Z2, Z16
+	VFMADD231PS Z3, Z14, Z16
+	VMOVUPS     Z16, (DI)(CX*4)
+	VPADDQ      Z16, Z13, Z13
+	VMULPS      Z5, Z14, Z14
+	VFMADD231PS Z4, Z16, Z14
+	VFMADD231PS Z9, Z15, Z15
+	VFMADD231PS Z6, Z14, Z15
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z15, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z15
+	VPSRLD      $0x10, Z15, Z15
+	VPMOVDW     Z15, Y15
+	VMOVDQU32   Y15, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3077:
+	CMPQ CX, R9
+	JB   next3076
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3076
+	JMP  done3072
+
+fp323071:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3080
+
+next3079:
+	TESTQ     AX, AX
+	JEQ       kept3081
+	MOVQ      CX, R11
+	ANDQ      $0x0000003f, R11
+	VMOVDQU32 (SI)(CX*2), Y14
+	VMOVDQU32 Y14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), X14
+	VMOVDQU32 X14, 192(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*4), Z14
+	VMOVDQU32 Z14, 256(AX)(R11*4)
+	LEAQ      16(CX), R11
+	MOVQ      R11, (AX)
+
+kept3081:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*4)
+	VPADDQ      (BX)(CX*1), X10, X10
+	VPADDQ      (DI)(CX*4), Z12, Z12
+	PREFETCHT0  (DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VPMOVZXWD   (SI)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z15
+	VPMOVSXBD   (BX)(CX*1), Z16
+	VPSLLD      $0x08, Z16, Z16
+	VPADDD      Z16, Z15, Z15
+	VMULPS      Z7, Z14, Z14
+	VFMADD231PS Z8, Z15, Z14
+	VMULPS      (DI)(CX*4), Z2, Z16
+	VFMADD231PS Z3, Z14, Z16
+	VMOVUPS     Z16, (DI)(CX*4)
+	VPADDQ      Z16, Z13, Z13
+	VMULPS      Z5, Z14, Z14
+	VFMADD231PS Z4, Z16, Z14
+	VFMADD231PS Z9, Z15, Z15
+	VFMADD231PS Z6, Z14, Z15
+	VPMULLD     Z1, Z1, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z15, Z14, Z14
+	VPADDD      patterne3779b90<>+0(SB), Z1, Z1
+	VPADDD      Z0, Z14, Z15
+	VPSRLD      $0x10, Z15, Z15
+	VPMOVDW     Z15, Y15
+	VMOVDQU32   Y15, (SI)(CX*2)
+	VPSRLD      $0x08, Z14, Z14
+	VPMOVDB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), X11, X11
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R10
+
+check3080:
+	CMPQ CX, R9
+	JB   next3079
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3079
+
+done3072:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 X10, 128(AX)
+	VMOVDQU32 X11, 192(AX)
+	VMOVDQU32 Z12, 256(AX)
+	VMOVDQU32 Z13, 320(AX)
+	JMP       updated3068
+
+plain3067:
+	CMPQ CX, $0x01
+	JE   fp163083
+	JA   fp323084
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3087
+
+next3086:
+	TESTQ     AX, AX
+	JEQ       kept3088
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1234,7 +2176,7 @@ next1826:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1828:
+kept3088:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1268,25 +2210,25 @@ kept1828:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1827:
+check3087:
 	CMPQ CX, R9
-	JB   next1826
+	JB   next3086
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1826
-	JMP  done1825
+	JB   next3086
+	JMP  done3085
 
-fp161823:
+fp163083:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1830
+	JMP  check3090
 
-next1829:
+next3089:
 	TESTQ     AX, AX
-	JEQ       kept1831
+	JEQ       kept3091
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1298,7 +2240,7 @@ next1829:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1831:
+kept3091:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1331,25 +2273,25 @@ kept1831:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1830:
+check3090:
 	CMPQ CX, R9
-	JB   next1829
+	JB   next3089
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1829
-	JMP  done1825
+	JB   next3089
+	JMP  done3085
 
-fp321824:
+fp323084:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1833
+	JMP  check3093
 
-next1832:
+next3092:
 	TESTQ     AX, AX
-	JEQ       kept1834
+	JEQ       kept3094
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1361,7 +2303,7 @@ next1832:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1834:
+kept3094:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1394,15 +2336,16 @@ kept1834:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1833:
+check3093:
 	CMPQ CX, R9
-	JB   next1832
+	JB   next3092
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1832
+	JB   next3092
 
-done1825:
+done3085:
+updated3068:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1411,15 +2354,15 @@ done1825:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -1427,15 +2370,15 @@ TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161836
-	JA     fp321837
+	JE     fp163096
+	JA     fp323097
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1840
+	JMP    check3100
 
-next1839:
+next3099:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1450,23 +2393,23 @@ next1839:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1840:
+check3100:
 	CMPQ DX, R8
-	JB   next1839
+	JB   next3099
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1839
-	JMP  done1838
+	JB   next3099
+	JMP  done3098
 
-fp161836:
+fp163096:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1842
+	JMP  check3102
 
-next1841:
+next3101:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1481,23 +2424,23 @@ next1841:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1842:
+check3102:
 	CMPQ DX, R8
-	JB   next1841
+	JB   next3101
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1841
-	JMP  done1838
+	JB   next3101
+	JMP  done3098
 
-fp321837:
+fp323097:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1844
+	JMP  check3104
 
-next1843:
+next3103:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -1512,15 +2455,15 @@ next1843:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1844:
+check3104:
 	CMPQ DX, R8
-	JB   next1843
+	JB   next3103
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1843
+	JB   next3103
 
-done1838:
+done3098:
 	VZEROUPPER
 	RET
 
@@ -1528,17 +2471,17 @@ done1838:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -1546,15 +2489,15 @@ TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161846
-	JA     fp321847
+	JE     fp163106
+	JA     fp323107
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1850
+	JMP    check3110
 
-next1849:
+next3109:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1572,23 +2515,23 @@ next1849:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1850:
+check3110:
 	CMPQ DX, R9
-	JB   next1849
+	JB   next3109
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1849
-	JMP  done1848
+	JB   next3109
+	JMP  done3108
 
-fp161846:
+fp163106:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1852
+	JMP  check3112
 
-next1851:
+next3111:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1606,23 +2549,23 @@ next1851:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1852:
+check3112:
 	CMPQ DX, R9
-	JB   next1851
+	JB   next3111
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1851
-	JMP  done1848
+	JB   next3111
+	JMP  done3108
 
-fp321847:
+fp323107:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1854
+	JMP  check3114
 
-next1853:
+next3113:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -1640,20 +2583,20 @@ next1853:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1854:
+check3114:
 	CMPQ DX, R9
-	JB   next1853
+	JB   next3113
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1853
+	JB   next3113
 
-done1848:
+done3108:
 	VZEROUPPER
 	RET
 
 // func adamSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -1665,24 +2608,24 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Z5
+	VPBROADCASTD 72(R9), Z5
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
 	VMOVUPS      128(AX), Z6
 	VMOVUPS      192(AX), Z7
@@ -1702,18 +2645,411 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain3115
+	VPXORQ       Y16, Y16, Y16
+	VPXORQ       Y17, Y17, Y17
+	VPXORQ       Z18, Z18, Z18
+	VPXORQ       Z19, Z19, Z19
+	VPXORQ       Z20, Z20, Z20
+	VPXORQ       Z21, Z21, Z21
 	CMPQ         CX, $0x01
-	JE           fp161856
-	JA           fp321857
+	JE           fp163118
+	JA           fp323119
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1860
+	JMP          check3122
 
-next1859:
+next3121:
 	TESTQ     AX, AX
-	JEQ       kept1861
+	JEQ       kept3123
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z22
+	VMOVDQU32 Z22, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y22
+	VMOVDQU32 Y22, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z22
+	VMOVDQU32 Z22, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z22
+	VMOVDQU32 Z22, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3123:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VPADDQ      (DI)(CX*2), Z18, Z18
+	VPADDQ      (R8)(CX*2), Z20, Z20
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU32   (DX)(CX*2), Z23
+	VPSLLD      $0x10, Z23, Z22
+	VPANDD      Z1, Z23, Z23
+	VPMOVZXBW   (BX)(CX*1), Z24
+	VPSLLW      $0x08, Z24, Z24
+	VPSRAW      $0x0f, Z24, Z25
+	VPADDW      (SI)(CX*2), Z25, Z25
+	VPSLLD      $0x10, Z25, Z26
+	VPTERNLOGD  $0xf4, Z1, Z24, Z26
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z25, Z1, Z24
+	VMULPS      Z12, Z22, Z22
+	VFMADD231PS Z13, Z26, Z22
+	VMULPS      Z12, Z23, Z23
+	VFMADD231PS Z13, Z24, Z23
+	VMOVDQU32   (DI)(CX*2), Z27
+	VPSLLD      $0x10, Z27, Z25
+	VPANDD      Z1, Z27, Z27
+	VMULPS      Z25, Z6, Z25
+	VFMADD231PS Z7, Z22, Z25
+	VMULPS      Z27, Z6, Z27
+	VFMADD231PS Z7, Z23, Z27
+	VMULPS      Z22, Z22, Z22
+	VMULPS      Z23, Z23, Z23
+	VMOVDQU32   (R8)(CX*2), Z29
+	VPSLLD      $0x10, Z29, Z28
+	VPANDD      Z1, Z29, Z29
+	VMULPS      Z28, Z8, Z28
+	VFMADD231PS Z9, Z22, Z28
+	VMULPS      Z29, Z8, Z22
+	VFMADD231PS Z9, Z23, Z22
+	VPADDD      Z0, Z25, Z23
+	VPADDD      Z0, Z27, Z29
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z29, Z1, Z23
+	VMOVDQU32   Z23, (DI)(CX*2)
+	VPADDQ      Z23, Z19, Z19
+	VPMULLD     Z5, Z5, Z23
+	VPSRLD      $0x10, Z23, Z23
+	VPADDD      Z2, Z5, Z29
+	VPMULLD     Z29, Z29, Z29
+	VPSRLD      $0x10, Z29, Z29
+	VPADDD      Z28, Z23, Z23
+	VPADDD      Z22, Z29, Z29
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z29, Z1, Z23
+	VMOVDQU32   Z23, (R8)(CX*2)
+	VPADDQ      Z23, Z21, Z21
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z28, Z28
+	VSQRTPS     Z22, Z22
+	VFMADD213PS Z14, Z10, Z28
+	VDIVPS      Z28, Z25, Z25
+	VFMADD231PS Z15, Z26, Z26
+	VFMADD231PS Z11, Z25, Z26
+	VFMADD213PS Z14, Z10, Z22
+	VDIVPS      Z22, Z27, Z27
+	VFMADD231PS Z15, Z24, Z24
+	VFMADD231PS Z11, Z27, Z24
+	VPMULLD     Z4, Z4, Z22
+	VPSRLD      $0x18, Z22, Z22
+	VPADDD      Z2, Z4, Z23
+	VPMULLD     Z23, Z23, Z23
+	VPSRLD      $0x18, Z23, Z23
+	VPADDD      Z26, Z22, Z22
+	VPADDD      Z24, Z23, Z23
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z22, Z24
+	VPADDD      Z0, Z23, Z25
+	VPSRLD      $0x10, Z24, Z24
+	VPTERNLOGD  $0xf8, Z25, Z1, Z24
+	VMOVDQU32   Z24, (SI)(CX*2)
+	VPSLLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf4, Z1, Z22, Z23
+	VPSRLW      $0x08, Z23, Z23
+	VPMOVWB     Z23, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y17, Y17
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check3122:
+	CMPQ CX, R10
+	JB   next3121
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3121
+	JMP  done3120
+
+fp163118:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3125
+
+next3124:
+	TESTQ     AX, AX
+	JEQ       kept3126
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z22
+	VMOVDQU32 Z22, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y22
+	VMOVDQU32 Y22, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z22
+	VMOVDQU32 Z22, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z22
+	VMOVDQU32 Z22, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3126:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VPADDQ      (DI)(CX*2), Z18, Z18
+	VPADDQ      (R8)(CX*2), Z20, Z20
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Z22
+	VCVTPH2PS   32(DX)(CX*2), Z23
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS   Z23, Z22, Z24
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS   Z23, Z22, Z25
+	VPMOVZXBW   (BX)(CX*1), Z22
+	VPSLLW      $0x08, Z22, Z22
+	VPSRAW      $0x0f, Z22, Z23
+	VPADDW      (SI)(CX*2), Z23, Z23
+	VPSLLD      $0x10, Z23, Z26
+	VPTERNLOGD  $0xf4, Z1, Z22, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z23, Z1, Z22
+	VMULPS      Z12, Z24, Z24
+	VFMADD231PS Z13, Z26, Z24
+	VMULPS      Z12, Z25, Z25
+	VFMADD231PS Z13, Z22, Z25
+	VMOVDQU32   (DI)(CX*2), Z27
+	VPSLLD      $0x10, Z27, Z23
+	VPANDD      Z1, Z27, Z27
+	VMULPS      Z23, Z6, Z23
+	VFMADD231PS Z7, Z24, Z23
+	VMULPS      Z27, Z6, Z27
+	VFMADD231PS Z7, Z25, Z27
+	VMULPS      Z24, Z24, Z24
+	VMULPS      Z25, Z25, Z25
+	VMOVDQU32   (R8)(CX*2), Z29
+	VPSLLD      $0x10, Z29, Z28
+	VPANDD      Z1, Z29, Z29
+	VMULPS      Z28, Z8, Z28
+	VFMADD231PS Z9, Z24, Z28
+	VMULPS      Z29, Z8, Z24
+	VFMADD231PS Z9, Z25, Z24
+	VPADDD      Z0, Z23, Z25
+	VPADDD      Z0, Z27, Z29
+	VPSRLD      $0x10, Z25, Z25
+	VPTERNLOGD  $0xf8, Z29, Z1, Z25
+	VMOVDQU32   Z25, (DI)(CX*2)
+	VPADDQ      Z25, Z19, Z19
+	VPMULLD     Z5, Z5, Z25
+	VPSRLD      $0x10, Z25, Z25
+	VPADDD      Z2, Z5, Z29
+	VPMULLD     Z29, Z29, Z29
+	VPSRLD      $0x10, Z29, Z29
+	VPADDD      Z28, Z25, Z25
+	VPADDD      Z24, Z29, Z29
+	VPSRLD      $0x10, Z25, Z25
+	VPTERNLOGD  $0xf8, Z29, Z1, Z25
+	VMOVDQU32   Z25, (R8)(CX*2)
+	VPADDQ      Z25, Z21, Z21
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z28, Z28
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z14, Z10, Z28
+	VDIVPS      Z28, Z23, Z23
+	VFMADD231PS Z15, Z26, Z26
+	VFMADD231PS Z11, Z23, Z26
+	VFMADD213PS Z14, Z10, Z24
+	VDIVPS      Z24, Z27, Z27
+	VFMADD231PS Z15, Z22, Z22
+	VFMADD231PS Z11, Z27, Z22
+	VPMULLD     Z4, Z4, Z23
+	VPSRLD      $0x18, Z23, Z23
+	VPADDD      Z2, Z4, Z24
+	VPMULLD     Z24, Z24, Z24
+	VPSRLD      $0x18, Z24, Z24
+	VPADDD      Z26, Z23, Z23
+	VPADDD      Z22, Z24, Z24
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z23, Z22
+	VPADDD      Z0, Z24, Z25
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z25, Z1, Z22
+	VMOVDQU32   Z22, (SI)(CX*2)
+	VPSLLD      $0x10, Z24, Z22
+	VPTERNLOGD  $0xf4, Z1, Z23, Z22
+	VPSRLW      $0x08, Z22, Z22
+	VPMOVWB     Z22, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y17, Y17
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check3125:
+	CMPQ CX, R10
+	JB   next3124
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3124
+	JMP  done3120
+
+fp323119:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3128
+
+next3127:
+	TESTQ     AX, AX
+	JEQ       kept3129
+	MOVQ      CX, R12
+	ANDQ      $0x0000007f, R12
+	VMOVDQU32 (SI)(CX*2), Z22
+	VMOVDQU32 Z22, 64(AX)(R12*2)
+	VMOVDQU32 (BX)(CX*1), Y22
+	VMOVDQU32 Y22, 320(AX)(R12*1)
+	VMOVDQU32 (DI)(CX*2), Z22
+	VMOVDQU32 Z22, 448(AX)(R12*2)
+	VMOVDQU32 (R8)(CX*2), Z22
+	VMOVDQU32 Z22, 704(AX)(R12*2)
+	LEAQ      32(CX), R12
+	MOVQ      R12, (AX)
+
+kept3129:
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (BX)(R11*1)
+	PREFETCHT0  (DI)(R11*2)
+	PREFETCHT0  (R8)(R11*2)
+	VPADDQ      (BX)(CX*1), Y16, Y16
+	VPADDQ      (DI)(CX*2), Z18, Z18
+	VPADDQ      (R8)(CX*2), Z20, Z20
+	PREFETCHT0  (DX)(R11*4)
+	PREFETCHT0  64(DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Z22
+	VMOVUPS     64(DX)(CX*4), Z23
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z24
+	VPERMI2PS   Z23, Z22, Z24
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z25
+	VPERMI2PS   Z23, Z22, Z25
+	VPMOVZXBW   (BX)(CX*1), Z22
+	VPSLLW      $0x08, Z22, Z22
+	VPSRAW      $0x0f, Z22, Z23
+	VPADDW      (SI)(CX*2), Z23, Z23
+	VPSLLD      $0x10, Z23, Z26
+	VPTERNLOGD  $0xf4, Z1, Z22, Z26
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z23, Z1, Z22
+	VMULPS      Z12, Z24, Z24
+	VFMADD231PS Z13, Z26, Z24
+	VMULPS      Z12, Z25, Z25
+	VFMADD231PS Z13, Z22, Z25
+	VMOVDQU32   (DI)(CX*2), Z27
+	VPSLLD      $0x10, Z27, Z23
+	VPANDD      Z1, Z27, Z27
+	VMULPS      Z23, Z6, Z23
+	VFMADD231PS Z7, Z24, Z23
+	VMULPS      Z27, Z6, Z27
+	VFMADD231PS Z7, Z25, Z27
+	VMULPS      Z24, Z24, Z24
+	VMULPS      Z25, Z25, Z25
+	VMOVDQU32   (R8)(CX*2), Z29
+	VPSLLD      $0x10, Z29, Z28
+	VPANDD      Z1, Z29, Z29
+	VMULPS      Z28, Z8, Z28
+	VFMADD231PS Z9, Z24, Z28
+	VMULPS      Z29, Z8, Z24
+	VFMADD231PS Z9, Z25, Z24
+	VPADDD      Z0, Z23, Z25
+	VPADDD      Z0, Z27, Z29
+	VPSRLD      $0x10, Z25, Z25
+	VPTERNLOGD  $0xf8, Z29, Z1, Z25
+	VMOVDQU32   Z25, (DI)(CX*2)
+	VPADDQ      Z25, Z19, Z19
+	VPMULLD     Z5, Z5, Z25
+	VPSRLD      $0x10, Z25, Z25
+	VPADDD      Z2, Z5, Z29
+	VPMULLD     Z29, Z29, Z29
+	VPSRLD      $0x10, Z29, Z29
+	VPADDD      Z28, Z25, Z25
+	VPADDD      Z24, Z29, Z29
+	VPSRLD      $0x10, Z25, Z25
+	VPTERNLOGD  $0xf8, Z29, Z1, Z25
+	VMOVDQU32   Z25, (R8)(CX*2)
+	VPADDQ      Z25, Z21, Z21
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z28, Z28
+	VSQRTPS     Z24, Z24
+	VFMADD213PS Z14, Z10, Z28
+	VDIVPS      Z28, Z23, Z23
+	VFMADD231PS Z15, Z26, Z26
+	VFMADD231PS Z11, Z23, Z26
+	VFMADD213PS Z14, Z10, Z24
+	VDIVPS      Z24, Z27, Z27
+	VFMADD231PS Z15, Z22, Z22
+	VFMADD231PS Z11, Z27, Z22
+	VPMULLD     Z4, Z4, Z23
+	VPSRLD      $0x18, Z23, Z23
+	VPADDD      Z2, Z4, Z24
+	VPMULLD     Z24, Z24, Z24
+	VPSRLD      $0x18, Z24, Z24
+	VPADDD      Z26, Z23, Z23
+	VPADDD      Z22, Z24, Z24
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z23, Z22
+	VPADDD      Z0, Z24, Z25
+	VPSRLD      $0x10, Z22, Z22
+	VPTERNLOGD  $0xf8, Z25, Z1, Z22
+	VMOVDQU32   Z22, (SI)(CX*2)
+	VPSLLD      $0x10, Z24, Z22
+	VPTERNLOGD  $0xf4, Z1, Z23, Z22
+	VPSRLW      $0x08, Z22, Z22
+	VPMOVWB     Z22, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y17, Y17
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R11
+
+check3128:
+	CMPQ CX, R10
+	JB   next3127
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next3127
+
+done3120:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Y16, 128(AX)
+	VMOVDQU32 Y17, 192(AX)
+	VMOVDQU32 Z18, 256(AX)
+	VMOVDQU32 Z19, 320(AX)
+	VMOVDQU32 Z20, 384(AX)
+	VMOVDQU32 Z21, 448(AX)
+	JMP       updated3116
+
+plain3115:
+	CMPQ CX, $0x01
+	JE   fp163131
+	JA   fp323132
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check3135
+
+next3134:
+	TESTQ     AX, AX
+	JEQ       kept3136
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1727,7 +3063,7 @@ next1859:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1861:
+kept3136:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -1810,25 +3146,25 @@ kept1861:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1860:
+check3135:
 	CMPQ CX, R10
-	JB   next1859
+	JB   next3134
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1859
-	JMP  done1858
+	JB   next3134
+	JMP  done3133
 
-fp161856:
+fp163131:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1863
+	JMP  check3138
 
-next1862:
+next3137:
 	TESTQ     AX, AX
-	JEQ       kept1864
+	JEQ       kept3139
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1842,7 +3178,7 @@ next1862:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1864:
+kept3139:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -1928,25 +3264,25 @@ kept1864:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1863:
+check3138:
 	CMPQ CX, R10
-	JB   next1862
+	JB   next3137
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1862
-	JMP  done1858
+	JB   next3137
+	JMP  done3133
 
-fp321857:
+fp323132:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1866
+	JMP  check3141
 
-next1865:
+next3140:
 	TESTQ     AX, AX
-	JEQ       kept1867
+	JEQ       kept3142
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -1960,7 +3296,7 @@ next1865:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1867:
+kept3142:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -2047,21 +3383,22 @@ kept1867:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1866:
+check3141:
 	CMPQ CX, R10
-	JB   next1865
+	JB   next3140
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1865
+	JB   next3140
 
-done1858:
+done3133:
+updated3116:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func lionSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512DQ, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2073,20 +3410,20 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
 	VMOVUPS      256(AX), Z7
@@ -2103,18 +3440,368 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3143
+	VPXORQ       Y13, Y13, Y13
+	VPXORQ       Y14, Y14, Y14
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp161869
-	JA           fp321870
+	JE           fp163146
+	JA           fp323147
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1873
+	JMP          check3150
 
-next1872:
+next3149:
 	TESTQ     AX, AX
-	JEQ       kept1874
+	JEQ       kept3151
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3151:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z20
+	VPSLLD      $0x10, Z20, Z17
+	VPANDD      Z1, Z20, Z20
+	VPMOVZXBW   (BX)(CX*1), Z21
+	VPSLLW      $0x08, Z21, Z21
+	VPSRAW      $0x0f, Z21, Z22
+	VPADDW      (SI)(CX*2), Z22, Z22
+	VPSLLD      $0x10, Z22, Z23
+	VPTERNLOGD  $0xf4, Z1, Z21, Z23
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z1, Z21
+	VMULPS      Z10, Z17, Z17
+	VFMADD231PS Z11, Z23, Z17
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z21, Z20
+	VMOVDQU32   (DI)(CX*2), Z24
+	VPSLLD      $0x10, Z24, Z22
+	VPANDD      Z1, Z24, Z24
+	VMULPS      Z22, Z5, Z25
+	VFMADD231PS Z6, Z17, Z25
+	VFMADD231PS Z12, Z23, Z23
+	VPXORD      Z18, Z18, Z18
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z18, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z18, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z23, Z23
+	VMULPS      Z24, Z5, Z25
+	VFMADD231PS Z6, Z20, Z25
+	VFMADD231PS Z12, Z21, Z21
+	VPXORD      Z19, Z19, Z19
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z19, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z19, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z21, Z21
+	VMULPS      Z22, Z7, Z22
+	VFMADD231PS Z8, Z17, Z22
+	VMULPS      Z24, Z7, Z17
+	VFMADD231PS Z8, Z20, Z17
+	VPADDD      Z0, Z22, Z20
+	VPADDD      Z0, Z17, Z17
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z17, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z16, Z16
+	VPMULLD     Z4, Z4, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z2, Z4, Z20
+	VPMULLD     Z20, Z20, Z20
+	VPSRLD      $0x18, Z20, Z20
+	VPADDD      Z23, Z17, Z17
+	VPADDD      Z21, Z20, Z20
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z17, Z21
+	VPADDD      Z0, Z20, Z22
+	VPSRLD      $0x10, Z21, Z21
+	VPTERNLOGD  $0xf8, Z22, Z1, Z21
+	VMOVDQU32   Z21, (SI)(CX*2)
+	VPSLLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf4, Z1, Z17, Z20
+	VPSRLW      $0x08, Z20, Z20
+	VPMOVWB     Z20, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3150:
+	CMPQ CX, R9
+	JB   next3149
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3149
+	JMP  done3148
+
+fp163146:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3153
+
+next3152:
+	TESTQ     AX, AX
+	JEQ       kept3154
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3154:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z17
+	VCVTPH2PS   32(DX)(CX*2), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z17, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z17, Z22
+	VPMOVZXBW   (BX)(CX*1), Z17
+	VPSLLW      $0x08, Z17, Z17
+	VPSRAW      $0x0f, Z17, Z20
+	VPADDW      (SI)(CX*2), Z20, Z20
+	VPSLLD      $0x10, Z20, Z23
+	VPTERNLOGD  $0xf4, Z1, Z17, Z23
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z20, Z1, Z17
+	VMULPS      Z10, Z21, Z21
+	VFMADD231PS Z11, Z23, Z21
+	VMULPS      Z10, Z22, Z22
+	VFMADD231PS Z11, Z17, Z22
+	VMOVDQU32   (DI)(CX*2), Z24
+	VPSLLD      $0x10, Z24, Z20
+	VPANDD      Z1, Z24, Z24
+	VMULPS      Z20, Z5, Z25
+	VFMADD231PS Z6, Z21, Z25
+	VFMADD231PS Z12, Z23, Z23
+	VPXORD      Z18, Z18, Z18
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z18, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z18, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z23, Z23
+	VMULPS      Z24, Z5, Z25
+	VFMADD231PS Z6, Z22, Z25
+	VFMADD231PS Z12, Z17, Z17
+	VPXORD      Z19, Z19, Z19
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z19, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z19, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z17, Z17
+	VMULPS      Z20, Z7, Z20
+	VFMADD231PS Z8, Z21, Z20
+	VMULPS      Z24, Z7, Z21
+	VFMADD231PS Z8, Z22, Z21
+	VPADDD      Z0, Z20, Z20
+	VPADDD      Z0, Z21, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z21, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z16, Z16
+	VPMULLD     Z4, Z4, Z20
+	VPSRLD      $0x18, Z20, Z20
+	VPADDD      Z2, Z4, Z21
+	VPMULLD     Z21, Z21, Z21
+	VPSRLD      $0x18, Z21, Z21
+	VPADDD      Z23, Z20, Z20
+	VPADDD      Z17, Z21, Z21
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z20, Z17
+	VPADDD      Z0, Z21, Z22
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z22, Z1, Z17
+	VMOVDQU32   Z17, (SI)(CX*2)
+	VPSLLD      $0x10, Z21, Z17
+	VPTERNLOGD  $0xf4, Z1, Z20, Z17
+	VPSRLW      $0x08, Z17, Z17
+	VPMOVWB     Z17, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3153:
+	CMPQ CX, R9
+	JB   next3152
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3152
+	JMP  done3148
+
+fp323147:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3156
+
+next3155:
+	TESTQ     AX, AX
+	JEQ       kept3157
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3157:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z17
+	VMOVUPS     64(DX)(CX*4), Z20
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z21
+	VPERMI2PS   Z20, Z17, Z21
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z22
+	VPERMI2PS   Z20, Z17, Z22
+	VPMOVZXBW   (BX)(CX*1), Z17
+	VPSLLW      $0x08, Z17, Z17
+	VPSRAW      $0x0f, Z17, Z20
+	VPADDW      (SI)(CX*2), Z20, Z20
+	VPSLLD      $0x10, Z20, Z23
+	VPTERNLOGD  $0xf4, Z1, Z17, Z23
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z20, Z1, Z17
+	VMULPS      Z10, Z21, Z21
+	VFMADD231PS Z11, Z23, Z21
+	VMULPS      Z10, Z22, Z22
+	VFMADD231PS Z11, Z17, Z22
+	VMOVDQU32   (DI)(CX*2), Z24
+	VPSLLD      $0x10, Z24, Z20
+	VPANDD      Z1, Z24, Z24
+	VMULPS      Z20, Z5, Z25
+	VFMADD231PS Z6, Z21, Z25
+	VFMADD231PS Z12, Z23, Z23
+	VPXORD      Z18, Z18, Z18
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z18, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z18, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z23, Z23
+	VMULPS      Z24, Z5, Z25
+	VFMADD231PS Z6, Z22, Z25
+	VFMADD231PS Z12, Z17, Z17
+	VPXORD      Z19, Z19, Z19
+	VANDPS      pattern80000000<>+0(SB), Z25, Z26
+	VXORPS      Z9, Z26, Z26
+	VCMPPS      $0x00, Z19, Z25, K1
+	VCMPPS      $0x03, Z25, Z25, K2
+	VMOVDQA32   Z19, K1, Z26
+	VMOVDQA32   Z25, K2, Z26
+	VADDPS      Z26, Z17, Z17
+	VMULPS      Z20, Z7, Z20
+	VFMADD231PS Z8, Z21, Z20
+	VMULPS      Z24, Z7, Z21
+	VFMADD231PS Z8, Z22, Z21
+	VPADDD      Z0, Z20, Z20
+	VPADDD      Z0, Z21, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z21, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z16, Z16
+	VPMULLD     Z4, Z4, Z20
+	VPSRLD      $0x18, Z20, Z20
+	VPADDD      Z2, Z4, Z21
+	VPMULLD     Z21, Z21, Z21
+	VPSRLD      $0x18, Z21, Z21
+	VPADDD      Z23, Z20, Z20
+	VPADDD      Z17, Z21, Z21
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z20, Z17
+	VPADDD      Z0, Z21, Z22
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z22, Z1, Z17
+	VMOVDQU32   Z17, (SI)(CX*2)
+	VPSLLD      $0x10, Z21, Z17
+	VPTERNLOGD  $0xf4, Z1, Z20, Z17
+	VPSRLW      $0x08, Z17, Z17
+	VPMOVWB     Z17, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3156:
+	CMPQ CX, R9
+	JB   next3155
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3155
+
+done3148:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Y13, 128(AX)
+	VMOVDQU32 Y14, 192(AX)
+	VMOVDQU32 Z15, 256(AX)
+	VMOVDQU32 Z16, 320(AX)
+	JMP       updated3144
+
+plain3143:
+	CMPQ CX, $0x01
+	JE   fp163159
+	JA   fp323160
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3163
+
+next3162:
+	TESTQ     AX, AX
+	JEQ       kept3164
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2126,7 +3813,7 @@ next1872:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1874:
+kept3164:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2200,25 +3887,25 @@ kept1874:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1873:
+check3163:
 	CMPQ CX, R9
-	JB   next1872
+	JB   next3162
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1872
-	JMP  done1871
+	JB   next3162
+	JMP  done3161
 
-fp161869:
+fp163159:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1876
+	JMP  check3166
 
-next1875:
+next3165:
 	TESTQ     AX, AX
-	JEQ       kept1877
+	JEQ       kept3167
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2230,7 +3917,7 @@ next1875:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1877:
+kept3167:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2307,25 +3994,25 @@ kept1877:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1876:
+check3166:
 	CMPQ CX, R9
-	JB   next1875
+	JB   next3165
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1875
-	JMP  done1871
+	JB   next3165
+	JMP  done3161
 
-fp321870:
+fp323160:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1879
+	JMP  check3169
 
-next1878:
+next3168:
 	TESTQ     AX, AX
-	JEQ       kept1880
+	JEQ       kept3170
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2337,7 +4024,7 @@ next1878:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1880:
+kept3170:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2415,21 +4102,22 @@ kept1880:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1879:
+check3169:
 	CMPQ CX, R9
-	JB   next1878
+	JB   next3168
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1878
+	JB   next3168
 
-done1871:
+done3161:
+updated3144:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func adagradSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2441,22 +4129,22 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Z5
+	VPBROADCASTD 72(R8), Z5
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z5, Z5
 	VMOVUPS      448(AX), Z6
 	VMOVUPS      576(AX), Z7
@@ -2470,18 +4158,338 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3171
+	VPXORQ       Y10, Y10, Y10
+	VPXORQ       Y11, Y11, Y11
+	VPXORQ       Z12, Z12, Z12
+	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp161882
-	JA           fp321883
+	JE           fp163174
+	JA           fp323175
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1886
+	JMP          check3178
 
-next1885:
+next3177:
 	TESTQ     AX, AX
-	JEQ       kept1887
+	JEQ       kept3179
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z14
+	VMOVDQU32 Z14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y14
+	VMOVDQU32 Y14, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z14
+	VMOVDQU32 Z14, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3179:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VPADDQ      (DI)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z15
+	VPSLLD      $0x10, Z15, Z14
+	VPANDD      Z1, Z15, Z15
+	VPMOVZXBW   (BX)(CX*1), Z16
+	VPSLLW      $0x08, Z16, Z16
+	VPSRAW      $0x0f, Z16, Z17
+	VPADDW      (SI)(CX*2), Z17, Z17
+	VPSLLD      $0x10, Z17, Z18
+	VPTERNLOGD  $0xf4, Z1, Z16, Z18
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMULPS      Z8, Z14, Z14
+	VFMADD231PS Z9, Z18, Z14
+	VMULPS      Z8, Z15, Z15
+	VFMADD231PS Z9, Z16, Z15
+	VMOVDQU32   (DI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z17
+	VPANDD      Z1, Z19, Z19
+	VFMADD231PS Z14, Z14, Z17
+	VFMADD231PS Z15, Z15, Z19
+	VPMULLD     Z5, Z5, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z2, Z5, Z21
+	VPMULLD     Z21, Z21, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z17, Z20, Z20
+	VPADDD      Z19, Z21, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z21, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z13, Z13
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z17, Z17
+	VADDPS      Z6, Z17, Z17
+	VDIVPS      Z17, Z14, Z14
+	VFMADD231PS Z7, Z14, Z18
+	VSQRTPS     Z19, Z19
+	VADDPS      Z6, Z19, Z19
+	VDIVPS      Z19, Z15, Z15
+	VFMADD231PS Z7, Z15, Z16
+	VPMULLD     Z4, Z4, Z14
+	VPSRLD      $0x18, Z14, Z14
+	VPADDD      Z2, Z4, Z15
+	VPMULLD     Z15, Z15, Z15
+	VPSRLD      $0x18, Z15, Z15
+	VPADDD      Z18, Z14, Z14
+	VPADDD      Z16, Z15, Z15
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z14, Z16
+	VPADDD      Z0, Z15, Z17
+	VPSRLD      $0x10, Z16, Z16
+	VPTERNLOGD  $0xf8, Z17, Z1, Z16
+	VMOVDQU32   Z16, (SI)(CX*2)
+	VPSLLD      $0x10, Z15, Z15
+	VPTERNLOGD  $0xf4, Z1, Z14, Z15
+	VPSRLW      $0x08, Z15, Z15
+	VPMOVWB     Z15, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y11, Y11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3178:
+	CMPQ CX, R9
+	JB   next3177
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3177
+	JMP  done3176
+
+fp163174:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3181
+
+next3180:
+	TESTQ     AX, AX
+	JEQ       kept3182
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z14
+	VMOVDQU32 Z14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y14
+	VMOVDQU32 Y14, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z14
+	VMOVDQU32 Z14, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3182:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VPADDQ      (DI)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z14
+	VCVTPH2PS   32(DX)(CX*2), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS   Z15, Z14, Z16
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS   Z15, Z14, Z17
+	VPMOVZXBW   (BX)(CX*1), Z14
+	VPSLLW      $0x08, Z14, Z14
+	VPSRAW      $0x0f, Z14, Z15
+	VPADDW      (SI)(CX*2), Z15, Z15
+	VPSLLD      $0x10, Z15, Z18
+	VPTERNLOGD  $0xf4, Z1, Z14, Z18
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z15, Z1, Z14
+	VMULPS      Z8, Z16, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z8, Z17, Z17
+	VFMADD231PS Z9, Z14, Z17
+	VMOVDQU32   (DI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z15
+	VPANDD      Z1, Z19, Z19
+	VFMADD231PS Z16, Z16, Z15
+	VFMADD231PS Z17, Z17, Z19
+	VPMULLD     Z5, Z5, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z2, Z5, Z21
+	VPMULLD     Z21, Z21, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z15, Z20, Z20
+	VPADDD      Z19, Z21, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z21, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z13, Z13
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z15, Z15
+	VADDPS      Z6, Z15, Z15
+	VDIVPS      Z15, Z16, Z16
+	VFMADD231PS Z7, Z16, Z18
+	VSQRTPS     Z19, Z19
+	VADDPS      Z6, Z19, Z19
+	VDIVPS      Z19, Z17, Z17
+	VFMADD231PS Z7, Z17, Z14
+	VPMULLD     Z4, Z4, Z15
+	VPSRLD      $0x18, Z15, Z15
+	VPADDD      Z2, Z4, Z16
+	VPMULLD     Z16, Z16, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z18, Z15, Z15
+	VPADDD      Z14, Z16, Z16
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z15, Z14
+	VPADDD      Z0, Z16, Z17
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z17, Z1, Z14
+	VMOVDQU32   Z14, (SI)(CX*2)
+	VPSLLD      $0x10, Z16, Z14
+	VPTERNLOGD  $0xf4, Z1, Z15, Z14
+	VPSRLW      $0x08, Z14, Z14
+	VPMOVWB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y11, Y11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3181:
+	CMPQ CX, R9
+	JB   next3180
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3180
+	JMP  done3176
+
+fp323175:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3184
+
+next3183:
+	TESTQ     AX, AX
+	JEQ       kept3185
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z14
+	VMOVDQU32 Z14, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y14
+	VMOVDQU32 Y14, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z14
+	VMOVDQU32 Z14, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3185:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y10, Y10
+	VPADDQ      (DI)(CX*2), Z12, Z12
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z14
+	VMOVUPS     64(DX)(CX*4), Z15
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z16
+	VPERMI2PS   Z15, Z14, Z16
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z17
+	VPERMI2PS   Z15, Z14, Z17
+	VPMOVZXBW   (BX)(CX*1), Z14
+	VPSLLW      $0x08, Z14, Z14
+	VPSRAW      $0x0f, Z14, Z15
+	VPADDW      (SI)(CX*2), Z15, Z15
+	VPSLLD      $0x10, Z15, Z18
+	VPTERNLOGD  $0xf4, Z1, Z14, Z18
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z15, Z1, Z14
+	VMULPS      Z8, Z16, Z16
+	VFMADD231PS Z9, Z18, Z16
+	VMULPS      Z8, Z17, Z17
+	VFMADD231PS Z9, Z14, Z17
+	VMOVDQU32   (DI)(CX*2), Z19
+	VPSLLD      $0x10, Z19, Z15
+	VPANDD      Z1, Z19, Z19
+	VFMADD231PS Z16, Z16, Z15
+	VFMADD231PS Z17, Z17, Z19
+	VPMULLD     Z5, Z5, Z20
+	VPSRLD      $0x10, Z20, Z20
+	VPADDD      Z2, Z5, Z21
+	VPMULLD     Z21, Z21, Z21
+	VPSRLD      $0x10, Z21, Z21
+	VPADDD      Z15, Z20, Z20
+	VPADDD      Z19, Z21, Z21
+	VPSRLD      $0x10, Z20, Z20
+	VPTERNLOGD  $0xf8, Z21, Z1, Z20
+	VMOVDQU32   Z20, (DI)(CX*2)
+	VPADDQ      Z20, Z13, Z13
+	VPADDD      Z3, Z5, Z5
+	VSQRTPS     Z15, Z15
+	VADDPS      Z6, Z15, Z15
+	VDIVPS      Z15, Z16, Z16
+	VFMADD231PS Z7, Z16, Z18
+	VSQRTPS     Z19, Z19
+	VADDPS      Z6, Z19, Z19
+	VDIVPS      Z19, Z17, Z17
+	VFMADD231PS Z7, Z17, Z14
+	VPMULLD     Z4, Z4, Z15
+	VPSRLD      $0x18, Z15, Z15
+	VPADDD      Z2, Z4, Z16
+	VPMULLD     Z16, Z16, Z16
+	VPSRLD      $0x18, Z16, Z16
+	VPADDD      Z18, Z15, Z15
+	VPADDD      Z14, Z16, Z16
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z15, Z14
+	VPADDD      Z0, Z16, Z17
+	VPSRLD      $0x10, Z14, Z14
+	VPTERNLOGD  $0xf8, Z17, Z1, Z14
+	VMOVDQU32   Z14, (SI)(CX*2)
+	VPSLLD      $0x10, Z16, Z14
+	VPTERNLOGD  $0xf4, Z1, Z15, Z14
+	VPSRLW      $0x08, Z14, Z14
+	VPMOVWB     Z14, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y11, Y11
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3184:
+	CMPQ CX, R9
+	JB   next3183
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3183
+
+done3176:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Y10, 128(AX)
+	VMOVDQU32 Y11, 192(AX)
+	VMOVDQU32 Z12, 256(AX)
+	VMOVDQU32 Z13, 320(AX)
+	JMP       updated3172
+
+plain3171:
+	CMPQ CX, $0x01
+	JE   fp163187
+	JA   fp323188
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3191
+
+next3190:
+	TESTQ     AX, AX
+	JEQ       kept3192
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2493,7 +4501,7 @@ next1885:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1887:
+kept3192:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2557,25 +4565,25 @@ kept1887:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1886:
+check3191:
 	CMPQ CX, R9
-	JB   next1885
+	JB   next3190
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1885
-	JMP  done1884
+	JB   next3190
+	JMP  done3189
 
-fp161882:
+fp163187:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1889
+	JMP  check3194
 
-next1888:
+next3193:
 	TESTQ     AX, AX
-	JEQ       kept1890
+	JEQ       kept3195
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2587,7 +4595,7 @@ next1888:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1890:
+kept3195:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2654,25 +4662,25 @@ kept1890:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1889:
+check3194:
 	CMPQ CX, R9
-	JB   next1888
+	JB   next3193
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1888
-	JMP  done1884
+	JB   next3193
+	JMP  done3189
 
-fp321883:
+fp323188:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1892
+	JMP  check3197
 
-next1891:
+next3196:
 	TESTQ     AX, AX
-	JEQ       kept1893
+	JEQ       kept3198
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -2684,7 +4692,7 @@ next1891:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1893:
+kept3198:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2752,21 +4760,22 @@ kept1893:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1892:
+check3197:
 	CMPQ CX, R9
-	JB   next1891
+	JB   next3196
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1891
+	JB   next3196
 
-done1884:
+done3189:
+updated3172:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
 
 // func sgdSplit24BF16AVX512(a *Arguments)
-// Requires: AVX, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, MMX+, SSE
 TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	STMXCSR      (SP)
 	MOVL         (SP), AX
@@ -2778,20 +4787,20 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VMOVDQU32    pattern9e3779b9<>+0(SB), Z2
 	VMOVDQU32    patternc6ef3720<>+0(SB), Z3
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         88(BX), BX
+	MOVQ         96(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         80(SI), SI
+	MOVQ         88(SI), SI
 	MOVQ         a+0(FP), DI
-	VPBROADCASTD 68(DI), Z4
+	VPBROADCASTD 76(DI), Z4
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z4, Z4
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	VMOVUPS      128(AX), Z5
 	VMOVUPS      192(AX), Z6
 	VMOVUPS      640(AX), Z7
@@ -2808,18 +4817,326 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         8(R9), R9
 	MOVQ         a+0(FP), R10
 	MOVQ         24(R10), R10
+	MOVQ         a+0(FP), R11
+	MOVQ         40(R11), R11
+	TESTQ        R11, R11
+	JEQ          plain3199
+	VPXORQ       Y13, Y13, Y13
+	VPXORQ       Y14, Y14, Y14
+	VPXORQ       Z15, Z15, Z15
+	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp161895
-	JA           fp321896
+	JE           fp163202
+	JA           fp323203
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1899
+	JMP          check3206
 
-next1898:
+next3205:
 	TESTQ     AX, AX
-	JEQ       kept1900
+	JEQ       kept3207
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3207:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*2)
+	VMOVDQU32   (DX)(CX*2), Z18
+	VPSLLD      $0x10, Z18, Z17
+	VPANDD      Z1, Z18, Z18
+	VPMOVZXBW   (BX)(CX*1), Z19
+	VPSLLW      $0x08, Z19, Z19
+	VPSRAW      $0x0f, Z19, Z20
+	VPADDW      (SI)(CX*2), Z20, Z20
+	VPSLLD      $0x10, Z20, Z21
+	VPTERNLOGD  $0xf4, Z1, Z19, Z21
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z1, Z19
+	VMULPS      Z10, Z17, Z17
+	VFMADD231PS Z11, Z21, Z17
+	VMULPS      Z10, Z18, Z18
+	VFMADD231PS Z11, Z19, Z18
+	VMOVDQU32   (DI)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z20
+	VPANDD      Z1, Z22, Z22
+	VMULPS      Z20, Z5, Z20
+	VFMADD231PS Z6, Z17, Z20
+	VMULPS      Z22, Z5, Z22
+	VFMADD231PS Z6, Z18, Z22
+	VPADDD      Z0, Z20, Z23
+	VPADDD      Z0, Z22, Z24
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z24, Z1, Z23
+	VMOVDQU32   Z23, (DI)(CX*2)
+	VPADDQ      Z23, Z16, Z16
+	VMULPS      Z8, Z17, Z17
+	VFMADD231PS Z7, Z20, Z17
+	VFMADD231PS Z12, Z21, Z21
+	VFMADD231PS Z9, Z17, Z21
+	VMULPS      Z8, Z18, Z18
+	VFMADD231PS Z7, Z22, Z18
+	VFMADD231PS Z12, Z19, Z19
+	VFMADD231PS Z9, Z18, Z19
+	VPMULLD     Z4, Z4, Z17
+	VPSRLD      $0x18, Z17, Z17
+	VPADDD      Z2, Z4, Z18
+	VPMULLD     Z18, Z18, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z21, Z17, Z17
+	VPADDD      Z19, Z18, Z18
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z17, Z19
+	VPADDD      Z0, Z18, Z20
+	VPSRLD      $0x10, Z19, Z19
+	VPTERNLOGD  $0xf8, Z20, Z1, Z19
+	VMOVDQU32   Z19, (SI)(CX*2)
+	VPSLLD      $0x10, Z18, Z18
+	VPTERNLOGD  $0xf4, Z1, Z17, Z18
+	VPSRLW      $0x08, Z18, Z18
+	VPMOVWB     Z18, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3206:
+	CMPQ CX, R9
+	JB   next3205
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3205
+	JMP  done3204
+
+fp163202:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3209
+
+next3208:
+	TESTQ     AX, AX
+	JEQ       kept3210
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3210:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*2)
+	VCVTPH2PS   (DX)(CX*2), Z17
+	VCVTPH2PS   32(DX)(CX*2), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VPMOVZXBW   (BX)(CX*1), Z17
+	VPSLLW      $0x08, Z17, Z17
+	VPSRAW      $0x0f, Z17, Z18
+	VPADDW      (SI)(CX*2), Z18, Z18
+	VPSLLD      $0x10, Z18, Z21
+	VPTERNLOGD  $0xf4, Z1, Z17, Z21
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z1, Z17
+	VMULPS      Z10, Z19, Z19
+	VFMADD231PS Z11, Z21, Z19
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z17, Z20
+	VMOVDQU32   (DI)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z18
+	VPANDD      Z1, Z22, Z22
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z6, Z19, Z18
+	VMULPS      Z22, Z5, Z22
+	VFMADD231PS Z6, Z20, Z22
+	VPADDD      Z0, Z18, Z23
+	VPADDD      Z0, Z22, Z24
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z24, Z1, Z23
+	VMOVDQU32   Z23, (DI)(CX*2)
+	VPADDQ      Z23, Z16, Z16
+	VMULPS      Z8, Z19, Z19
+	VFMADD231PS Z7, Z18, Z19
+	VFMADD231PS Z12, Z21, Z21
+	VFMADD231PS Z9, Z19, Z21
+	VMULPS      Z8, Z20, Z20
+	VFMADD231PS Z7, Z22, Z20
+	VFMADD231PS Z12, Z17, Z17
+	VFMADD231PS Z9, Z20, Z17
+	VPMULLD     Z4, Z4, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z2, Z4, Z19
+	VPMULLD     Z19, Z19, Z19
+	VPSRLD      $0x18, Z19, Z19
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z19, Z19
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z18, Z17
+	VPADDD      Z0, Z19, Z20
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z20, Z1, Z17
+	VMOVDQU32   Z17, (SI)(CX*2)
+	VPSLLD      $0x10, Z19, Z17
+	VPTERNLOGD  $0xf4, Z1, Z18, Z17
+	VPSRLW      $0x08, Z17, Z17
+	VPMOVWB     Z17, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3209:
+	CMPQ CX, R9
+	JB   next3208
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3208
+	JMP  done3204
+
+fp323203:
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3212
+
+next3211:
+	TESTQ     AX, AX
+	JEQ       kept3213
+	MOVQ      CX, R11
+	ANDQ      $0x0000007f, R11
+	VMOVDQU32 (SI)(CX*2), Z17
+	VMOVDQU32 Z17, 64(AX)(R11*2)
+	VMOVDQU32 (BX)(CX*1), Y17
+	VMOVDQU32 Y17, 320(AX)(R11*1)
+	VMOVDQU32 (DI)(CX*2), Z17
+	VMOVDQU32 Z17, 448(AX)(R11*2)
+	LEAQ      32(CX), R11
+	MOVQ      R11, (AX)
+
+kept3213:
+	PREFETCHT0  (SI)(R10*2)
+	PREFETCHT0  (BX)(R10*1)
+	PREFETCHT0  (DI)(R10*2)
+	VPADDQ      (BX)(CX*1), Y13, Y13
+	VPADDQ      (DI)(CX*2), Z15, Z15
+	PREFETCHT0  (DX)(R10*4)
+	PREFETCHT0  64(DX)(R10*4)
+	VMOVUPS     (DX)(CX*4), Z17
+	VMOVUPS     64(DX)(CX*4), Z18
+	VMOVDQU32   pickx0x2x4x6x8x10x12x14x16x18x20x22x24x26x28x30<>+0(SB), Z19
+	VPERMI2PS   Z18, Z17, Z19
+	VMOVDQU32   pickx1x3x5x7x9x11x13x15x17x19x21x23x25x27x29x31<>+0(SB), Z20
+	VPERMI2PS   Z18, Z17, Z20
+	VPMOVZXBW   (BX)(CX*1), Z17
+	VPSLLW      $0x08, Z17, Z17
+	VPSRAW      $0x0f, Z17, Z18
+	VPADDW      (SI)(CX*2), Z18, Z18
+	VPSLLD      $0x10, Z18, Z21
+	VPTERNLOGD  $0xf4, Z1, Z17, Z21
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z18, Z1, Z17
+	VMULPS      Z10, Z19, Z19
+	VFMADD231PS Z11, Z21, Z19
+	VMULPS      Z10, Z20, Z20
+	VFMADD231PS Z11, Z17, Z20
+	VMOVDQU32   (DI)(CX*2), Z22
+	VPSLLD      $0x10, Z22, Z18
+	VPANDD      Z1, Z22, Z22
+	VMULPS      Z18, Z5, Z18
+	VFMADD231PS Z6, Z19, Z18
+	VMULPS      Z22, Z5, Z22
+	VFMADD231PS Z6, Z20, Z22
+	VPADDD      Z0, Z18, Z23
+	VPADDD      Z0, Z22, Z24
+	VPSRLD      $0x10, Z23, Z23
+	VPTERNLOGD  $0xf8, Z24, Z1, Z23
+	VMOVDQU32   Z23, (DI)(CX*2)
+	VPADDQ      Z23, Z16, Z16
+	VMULPS      Z8, Z19, Z19
+	VFMADD231PS Z7, Z18, Z19
+	VFMADD231PS Z12, Z21, Z21
+	VFMADD231PS Z9, Z19, Z21
+	VMULPS      Z8, Z20, Z20
+	VFMADD231PS Z7, Z22, Z20
+	VFMADD231PS Z12, Z17, Z17
+	VFMADD231PS Z9, Z20, Z17
+	VPMULLD     Z4, Z4, Z18
+	VPSRLD      $0x18, Z18, Z18
+	VPADDD      Z2, Z4, Z19
+	VPMULLD     Z19, Z19, Z19
+	VPSRLD      $0x18, Z19, Z19
+	VPADDD      Z21, Z18, Z18
+	VPADDD      Z17, Z19, Z19
+	VPADDD      Z3, Z4, Z4
+	VPADDD      Z0, Z18, Z17
+	VPADDD      Z0, Z19, Z20
+	VPSRLD      $0x10, Z17, Z17
+	VPTERNLOGD  $0xf8, Z20, Z1, Z17
+	VMOVDQU32   Z17, (SI)(CX*2)
+	VPSLLD      $0x10, Z19, Z17
+	VPTERNLOGD  $0xf4, Z1, Z18, Z17
+	VPSRLW      $0x08, Z17, Z17
+	VPMOVWB     Z17, (BX)(CX*1)
+	VPADDQ      (BX)(CX*1), Y14, Y14
+	ADDQ        $0x00000020, CX
+	ADDQ        $0x00000020, R10
+
+check3212:
+	CMPQ CX, R9
+	JB   next3211
+	MOVQ CX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3211
+
+done3204:
+	MOVQ      a+0(FP), AX
+	MOVQ      40(AX), AX
+	VMOVDQU32 Y13, 128(AX)
+	VMOVDQU32 Y14, 192(AX)
+	VMOVDQU32 Z15, 256(AX)
+	VMOVDQU32 Z16, 320(AX)
+	JMP       updated3200
+
+plain3199:
+	CMPQ CX, $0x01
+	JE   fp163215
+	JA   fp323216
+	MOVQ R10, CX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ CX, R10
+	JMP  check3219
+
+next3218:
+	TESTQ     AX, AX
+	JEQ       kept3220
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2831,7 +5148,7 @@ next1898:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1900:
+kept3220:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2891,25 +5208,25 @@ kept1900:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1899:
+check3219:
 	CMPQ CX, R9
-	JB   next1898
+	JB   next3218
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1898
-	JMP  done1897
+	JB   next3218
+	JMP  done3217
 
-fp161895:
+fp163215:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1902
+	JMP  check3222
 
-next1901:
+next3221:
 	TESTQ     AX, AX
-	JEQ       kept1903
+	JEQ       kept3223
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -2921,7 +5238,7 @@ next1901:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1903:
+kept3223:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -2984,25 +5301,25 @@ kept1903:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1902:
+check3222:
 	CMPQ CX, R9
-	JB   next1901
+	JB   next3221
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1901
-	JMP  done1897
+	JB   next3221
+	JMP  done3217
 
-fp321896:
+fp323216:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1905
+	JMP  check3225
 
-next1904:
+next3224:
 	TESTQ     AX, AX
-	JEQ       kept1906
+	JEQ       kept3226
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3014,7 +5331,7 @@ next1904:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1906:
+kept3226:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3078,15 +5395,16 @@ kept1906:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1905:
+check3225:
 	CMPQ CX, R9
-	JB   next1904
+	JB   next3224
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1904
+	JB   next3224
 
-done1897:
+done3217:
+updated3200:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3095,15 +5413,15 @@ done1897:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), DI
@@ -3111,15 +5429,15 @@ TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161908
-	JA     fp321909
+	JE     fp163228
+	JA     fp323229
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1912
+	JMP    check3232
 
-next1911:
+next3231:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3134,23 +5452,23 @@ next1911:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1912:
+check3232:
 	CMPQ DX, R8
-	JB   next1911
+	JB   next3231
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1911
-	JMP  done1910
+	JB   next3231
+	JMP  done3230
 
-fp161908:
+fp163228:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1914
+	JMP  check3234
 
-next1913:
+next3233:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3165,23 +5483,23 @@ next1913:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1914:
+check3234:
 	CMPQ DX, R8
-	JB   next1913
+	JB   next3233
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1913
-	JMP  done1910
+	JB   next3233
+	JMP  done3230
 
-fp321909:
+fp323229:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check1916
+	JMP  check3236
 
-next1915:
+next3235:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -3196,15 +5514,15 @@ next1915:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1916:
+check3236:
 	CMPQ DX, R8
-	JB   next1915
+	JB   next3235
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1915
+	JB   next3235
 
-done1910:
+done3230:
 	VZEROUPPER
 	RET
 
@@ -3212,17 +5530,17 @@ done1910:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R8
@@ -3230,15 +5548,15 @@ TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161918
-	JA     fp321919
+	JE     fp163238
+	JA     fp323239
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1922
+	JMP    check3242
 
-next1921:
+next3241:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3256,23 +5574,23 @@ next1921:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1922:
+check3242:
 	CMPQ DX, R9
-	JB   next1921
+	JB   next3241
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1921
-	JMP  done1920
+	JB   next3241
+	JMP  done3240
 
-fp161918:
+fp163238:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1924
+	JMP  check3244
 
-next1923:
+next3243:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3290,23 +5608,23 @@ next1923:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1924:
+check3244:
 	CMPQ DX, R9
-	JB   next1923
+	JB   next3243
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1923
-	JMP  done1920
+	JB   next3243
+	JMP  done3240
 
-fp321919:
+fp323239:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check1926
+	JMP  check3246
 
-next1925:
+next3245:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -3324,15 +5642,15 @@ next1925:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1926:
+check3246:
 	CMPQ DX, R9
-	JB   next1925
+	JB   next3245
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1925
+	JB   next3245
 
-done1920:
+done3240:
 	VZEROUPPER
 	RET
 
@@ -3348,7 +5666,7 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	ADDQ         $0x3f, DX
 	ANDQ         $-64, DX
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	VMOVUPS      (AX), Z3
 	VMOVUPS      Z3, 4096(DX)
 	VMOVUPS      64(AX), Z3
@@ -3395,42 +5713,42 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	MOVQ         AX, 5128(DX)
 	MOVQ         AX, 5136(DX)
 	MOVQ         a+0(FP), AX
-	MOVQ         48(AX), CX
+	MOVQ         56(AX), CX
 	MOVQ         a+0(FP), AX
-	MOVQ         88(AX), BX
+	MOVQ         96(AX), BX
 	MOVQ         a+0(FP), AX
-	MOVQ         80(AX), SI
+	MOVQ         88(AX), SI
 	MOVQ         a+0(FP), AX
-	VPBROADCASTD 68(AX), Z16
+	VPBROADCASTD 76(AX), Z16
 	VPADDD       ditherOfLanesAVX512<>+0(SB), Z16, Z16
 	MOVQ         a+0(FP), AX
-	MOVQ         128(AX), DI
+	MOVQ         136(AX), DI
 	MOVQ         a+0(FP), AX
-	MOVQ         104(AX), R8
+	MOVQ         112(AX), R8
 	MOVQ         a+0(FP), AX
-	MOVQ         112(AX), R9
+	MOVQ         120(AX), R9
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), R10
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp161928
-	JA           fp321929
+	JE           fp163248
+	JA           fp323249
 
-block1931:
+block3251:
 	TESTQ   R10, R10
-	JEQ     kept1934
+	JEQ     kept3254
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1934:
+kept3254:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3448,9 +5766,9 @@ kept1934:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1932:
+tile3252:
 	TESTQ     R10, R10
-	JEQ       kept1935
+	JEQ       kept3255
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -3466,7 +5784,7 @@ tile1932:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1935:
+kept3255:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -3726,12 +6044,12 @@ kept1935:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1932
+	JNE         tile3252
 	CMPL        5120(DX), $0x00
-	JEQ         done1937
+	JEQ         done3257
 	SUBQ        $0x00000100, AX
 
-next1936:
+next3256:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -3750,9 +6068,9 @@ next1936:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1936
+	JNE        next3256
 
-done1937:
+done3257:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -3777,11 +6095,11 @@ done1937:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1938
+	JEQ           unusual3258
 	CMPL          R13, $0x5f000000
-	JBE           usual1939
+	JBE           usual3259
 
-unusual1938:
+unusual3258:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -3790,7 +6108,7 @@ unusual1938:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1940:
+next3260:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -3799,7 +6117,7 @@ next1940:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1940
+	JB            next3260
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -3821,7 +6139,7 @@ next1940:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1939:
+usual3259:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -3880,7 +6198,7 @@ usual1939:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -3909,7 +6227,7 @@ usual1939:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -3923,7 +6241,7 @@ usual1939:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -3931,24 +6249,24 @@ usual1939:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1931
-	JMP          done1930
+	JB           block3251
+	JMP          done3250
 
-fp161928:
-block1941:
+fp163248:
+block3261:
 	TESTQ   R10, R10
-	JEQ     kept1944
+	JEQ     kept3264
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1944:
+kept3264:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -3966,9 +6284,9 @@ kept1944:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1942:
+tile3262:
 	TESTQ     R10, R10
-	JEQ       kept1945
+	JEQ       kept3265
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -3984,7 +6302,7 @@ tile1942:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1945:
+kept3265:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -4250,12 +6568,12 @@ kept1945:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1942
+	JNE         tile3262
 	CMPL        5120(DX), $0x00
-	JEQ         done1947
+	JEQ         done3267
 	SUBQ        $0x00000100, AX
 
-next1946:
+next3266:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4274,9 +6592,9 @@ next1946:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1946
+	JNE        next3266
 
-done1947:
+done3267:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4301,11 +6619,11 @@ done1947:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1948
+	JEQ           unusual3268
 	CMPL          R13, $0x5f000000
-	JBE           usual1949
+	JBE           usual3269
 
-unusual1948:
+unusual3268:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4314,7 +6632,7 @@ unusual1948:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1950:
+next3270:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4323,7 +6641,7 @@ next1950:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1950
+	JB            next3270
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4345,7 +6663,7 @@ next1950:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1949:
+usual3269:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4404,7 +6722,7 @@ usual1949:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4433,7 +6751,7 @@ usual1949:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4447,7 +6765,7 @@ usual1949:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4455,24 +6773,24 @@ usual1949:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1941
-	JMP          done1930
+	JB           block3261
+	JMP          done3250
 
-fp321929:
-block1951:
+fp323249:
+block3271:
 	TESTQ   R10, R10
-	JEQ     kept1954
+	JEQ     kept3274
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept1954:
+kept3274:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4490,9 +6808,9 @@ kept1954:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile1952:
+tile3272:
 	TESTQ     R10, R10
-	JEQ       kept1955
+	JEQ       kept3275
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -4508,7 +6826,7 @@ tile1952:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept1955:
+kept3275:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -4776,12 +7094,12 @@ kept1955:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1952
+	JNE         tile3272
 	CMPL        5120(DX), $0x00
-	JEQ         done1957
+	JEQ         done3277
 	SUBQ        $0x00000100, AX
 
-next1956:
+next3276:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -4800,9 +7118,9 @@ next1956:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1956
+	JNE        next3276
 
-done1957:
+done3277:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -4827,11 +7145,11 @@ done1957:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual1958
+	JEQ           unusual3278
 	CMPL          R13, $0x5f000000
-	JBE           usual1959
+	JBE           usual3279
 
-unusual1958:
+unusual3278:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -4840,7 +7158,7 @@ unusual1958:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next1960:
+next3280:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -4849,7 +7167,7 @@ next1960:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next1960
+	JB            next3280
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -4871,7 +7189,7 @@ next1960:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual1959:
+usual3279:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -4930,7 +7248,7 @@ usual1959:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4959,7 +7277,7 @@ usual1959:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4973,7 +7291,7 @@ usual1959:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -4981,10 +7299,10 @@ usual1959:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block1951
+	JB           block3271
 
-done1930:
-tile1961:
+done3250:
+tile3281:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -5062,12 +7380,12 @@ tile1961:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile1961
+	JNE         tile3281
 	CMPL        5120(DX), $0x00
-	JEQ         done1963
+	JEQ         done3283
 	SUBQ        $0x00000100, AX
 
-next1962:
+next3282:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5086,9 +7404,9 @@ next1962:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next1962
+	JNE        next3282
 
-done1963:
+done3283:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5097,19 +7415,19 @@ done1963:
 // Requires: AVX, AVX2, AVX512F, MMX+
 TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), AX
-	MOVQ   80(AX), AX
+	MOVQ   88(AX), AX
 	MOVQ   a+0(FP), CX
-	MOVQ   128(CX), CX
+	MOVQ   136(CX), CX
 	MOVQ   a+0(FP), DX
-	MOVQ   48(DX), DX
+	MOVQ   56(DX), DX
 	MOVQ   a+0(FP), BX
-	MOVQ   88(BX), BX
+	MOVQ   96(BX), BX
 	MOVQ   a+0(FP), SI
-	MOVQ   104(SI), SI
+	MOVQ   112(SI), SI
 	MOVQ   a+0(FP), DI
-	MOVQ   112(DI), DI
+	MOVQ   120(DI), DI
 	MOVQ   a+0(FP), R8
-	MOVQ   120(R8), R8
+	MOVQ   128(R8), R8
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a+0(FP), R9
@@ -5117,15 +7435,15 @@ TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp161965
-	JA     fp321966
+	JE     fp163285
+	JA     fp323286
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check1969
+	JMP    check3289
 
-next1968:
+next3288:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5141,33 +7459,33 @@ next1968:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1970
+	JNE        within3290
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1970:
+within3290:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1969:
+check3289:
 	CMPQ DX, R10
-	JB   next1968
+	JB   next3288
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1968
-	JMP  done1967
+	JB   next3288
+	JMP  done3287
 
-fp161965:
+fp163285:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1972
+	JMP  check3292
 
-next1971:
+next3291:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5183,33 +7501,33 @@ next1971:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1973
+	JNE        within3293
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1973:
+within3293:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1972:
+check3292:
 	CMPQ DX, R10
-	JB   next1971
+	JB   next3291
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1971
-	JMP  done1967
+	JB   next3291
+	JMP  done3287
 
-fp321966:
+fp323286:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check1975
+	JMP  check3295
 
-next1974:
+next3294:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -5225,24 +7543,24 @@ next1974:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within1976
+	JNE        within3296
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within1976:
+within3296:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check1975:
+check3295:
 	CMPQ DX, R10
-	JB   next1974
+	JB   next3294
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1974
+	JB   next3294
 
-done1967:
+done3287:
 	VZEROUPPER
 	RET

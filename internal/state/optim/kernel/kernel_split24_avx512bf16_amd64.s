@@ -520,7 +520,7 @@ TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
 	ADDQ         $0x3f, DX
 	ANDQ         $-64, DX
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	VMOVUPS      (AX), Z3
 	VMOVUPS      Z3, 4096(DX)
 	VMOVUPS      64(AX), Z3
@@ -577,42 +577,42 @@ TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
 	MOVQ         AX, 5128(DX)
 	MOVQ         AX, 5136(DX)
 	MOVQ         a+0(FP), AX
-	MOVQ         48(AX), CX
+	MOVQ         56(AX), CX
 	MOVQ         a+0(FP), AX
-	MOVQ         88(AX), BX
+	MOVQ         96(AX), BX
 	MOVQ         a+0(FP), AX
-	MOVQ         80(AX), SI
+	MOVQ         88(AX), SI
 	MOVQ         a+0(FP), AX
-	VPBROADCASTD 68(AX), Z16
+	VPBROADCASTD 76(AX), Z16
 	VPADDD       ditherOfLanesAVX512BF16<>+0(SB), Z16, Z16
 	MOVQ         a+0(FP), AX
-	MOVQ         128(AX), DI
+	MOVQ         136(AX), DI
 	MOVQ         a+0(FP), AX
-	MOVQ         104(AX), R8
+	MOVQ         112(AX), R8
 	MOVQ         a+0(FP), AX
-	MOVQ         112(AX), R9
+	MOVQ         120(AX), R9
 	MOVQ         a+0(FP), AX
 	MOVQ         32(AX), R10
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp162581
-	JA           fp322582
+	JE           fp164309
+	JA           fp324310
 
-block2584:
+block4312:
 	TESTQ   R10, R10
-	JEQ     kept2587
+	JEQ     kept4315
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2587:
+kept4315:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -630,9 +630,9 @@ kept2587:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2585:
+tile4313:
 	TESTQ     R10, R10
-	JEQ       kept2588
+	JEQ       kept4316
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -648,7 +648,7 @@ tile2585:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2588:
+kept4316:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -901,12 +901,12 @@ kept2588:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2585
+	JNE            tile4313
 	CMPL           5120(DX), $0x00
-	JEQ            done2590
+	JEQ            done4318
 	SUBQ           $0x00000100, AX
 
-next2589:
+next4317:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -925,9 +925,9 @@ next2589:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2589
+	JNE        next4317
 
-done2590:
+done4318:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -952,11 +952,11 @@ done2590:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2591
+	JEQ           unusual4319
 	CMPL          R13, $0x5f000000
-	JBE           usual2592
+	JBE           usual4320
 
-unusual2591:
+unusual4319:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -965,7 +965,7 @@ unusual2591:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2593:
+next4321:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -974,7 +974,7 @@ next2593:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2593
+	JB            next4321
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -996,7 +996,7 @@ next2593:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2592:
+usual4320:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1055,7 +1055,7 @@ usual2592:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -1089,7 +1089,7 @@ usual2592:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -1103,7 +1103,7 @@ usual2592:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -1111,24 +1111,24 @@ usual2592:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2584
-	JMP          done2583
+	JB           block4312
+	JMP          done4311
 
-fp162581:
-block2594:
+fp164309:
+block4322:
 	TESTQ   R10, R10
-	JEQ     kept2597
+	JEQ     kept4325
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2597:
+kept4325:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -1146,9 +1146,9 @@ kept2597:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2595:
+tile4323:
 	TESTQ     R10, R10
-	JEQ       kept2598
+	JEQ       kept4326
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1164,7 +1164,7 @@ tile2595:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2598:
+kept4326:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1423,12 +1423,12 @@ kept2598:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2595
+	JNE            tile4323
 	CMPL           5120(DX), $0x00
-	JEQ            done2600
+	JEQ            done4328
 	SUBQ           $0x00000100, AX
 
-next2599:
+next4327:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1447,9 +1447,9 @@ next2599:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2599
+	JNE        next4327
 
-done2600:
+done4328:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1474,11 +1474,11 @@ done2600:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2601
+	JEQ           unusual4329
 	CMPL          R13, $0x5f000000
-	JBE           usual2602
+	JBE           usual4330
 
-unusual2601:
+unusual4329:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1487,7 +1487,7 @@ unusual2601:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2603:
+next4331:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1496,7 +1496,7 @@ next2603:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2603
+	JB            next4331
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1518,7 +1518,7 @@ next2603:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2602:
+usual4330:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1577,7 +1577,7 @@ usual2602:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -1611,7 +1611,7 @@ usual2602:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -1625,7 +1625,7 @@ usual2602:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -1633,24 +1633,24 @@ usual2602:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2594
-	JMP          done2583
+	JB           block4322
+	JMP          done4311
 
-fp322582:
-block2604:
+fp324310:
+block4332:
 	TESTQ   R10, R10
-	JEQ     kept2607
+	JEQ     kept4335
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept2607:
+kept4335:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -1668,9 +1668,9 @@ kept2607:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2605:
+tile4333:
 	TESTQ     R10, R10
-	JEQ       kept2608
+	JEQ       kept4336
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1686,7 +1686,7 @@ tile2605:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2608:
+kept4336:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1947,12 +1947,12 @@ kept2608:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2605
+	JNE            tile4333
 	CMPL           5120(DX), $0x00
-	JEQ            done2610
+	JEQ            done4338
 	SUBQ           $0x00000100, AX
 
-next2609:
+next4337:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1971,9 +1971,9 @@ next2609:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2609
+	JNE        next4337
 
-done2610:
+done4338:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1998,11 +1998,11 @@ done2610:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2611
+	JEQ           unusual4339
 	CMPL          R13, $0x5f000000
-	JBE           usual2612
+	JBE           usual4340
 
-unusual2611:
+unusual4339:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -2011,7 +2011,7 @@ unusual2611:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2613:
+next4341:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -2020,7 +2020,7 @@ next2613:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2613
+	JB            next4341
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -2042,7 +2042,7 @@ next2613:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2612:
+usual4340:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2101,7 +2101,7 @@ usual2612:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -2135,7 +2135,7 @@ usual2612:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -2149,7 +2149,7 @@ usual2612:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -2157,10 +2157,10 @@ usual2612:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2604
+	JB           block4332
 
-done2583:
-tile2614:
+done4311:
+tile4342:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2237,12 +2237,12 @@ tile2614:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2614
+	JNE            tile4342
 	CMPL           5120(DX), $0x00
-	JEQ            done2616
+	JEQ            done4344
 	SUBQ           $0x00000100, AX
 
-next2615:
+next4343:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2261,9 +2261,9 @@ next2615:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2615
+	JNE        next4343
 
-done2616:
+done4344:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -399,19 +399,19 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	MOVQ    a+0(FP), R8
-	MOVQ    112(R8), R8
+	MOVQ    120(R8), R8
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -426,18 +426,22 @@ TEXT ·adamSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R11), R11
 	MOVQ    a+0(FP), R12
 	MOVQ    24(R12), R12
+	MOVQ    a+0(FP), R13
+	MOVQ    40(R13), R13
+	TESTQ   R13, R13
+	JEQ     plain1
 	CMPQ    CX, $0x01
-	JE      fp162
-	JA      fp323
+	JE      fp164
+	JA      fp325
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check6
+	JMP     check8
 
-next5:
+next7:
 	TESTQ   R9, R9
-	JEQ     kept7
+	JEQ     kept9
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -455,7 +459,371 @@ next5:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept7:
+kept9:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VBROADCASTI128 (DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 16(DX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check8:
+	CMPQ CX, R11
+	JB   next7
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next7
+	JMP  done6
+
+fp164:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check11
+
+next10:
+	TESTQ   R9, R9
+	JEQ     kept12
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept12:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*2)
+	VCVTPH2PS      (DX)(CX*2), Y6
+	VCVTPH2PS      16(DX)(CX*2), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check11:
+	CMPQ CX, R11
+	JB   next10
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next10
+	JMP  done6
+
+fp325:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check14
+
+next13:
+	TESTQ   R9, R9
+	JEQ     kept15
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept15:
+	PREFETCHT0     (BX)(R12*2)
+	PREFETCHT0     (SI)(R12*2)
+	PREFETCHT0     (DI)(R12*4)
+	PREFETCHT0     (R8)(R12*4)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        128(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 128(R13)
+	VMOVDQU        256(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 256(R13)
+	VMOVDQU        384(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 384(R13)
+	PREFETCHT0     (DX)(R12*4)
+	VMOVUPS        (DX)(CX*4), Y6
+	VMOVUPS        32(DX)(CX*4), Y7
+	VBROADCASTI128 (BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VBROADCASTI128 16(BX)(CX*2), Y9
+	VPSHUFB        spread<>+0(SB), Y9, Y9
+	VPMOVSXWD      (SI)(CX*2), Y10
+	VPADDD         Y10, Y8, Y8
+	VPMOVSXWD      16(SI)(CX*2), Y10
+	VPADDD         Y10, Y9, Y9
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (AX), Y7, Y7
+	VFMADD231PS    64(AX), Y9, Y7
+	VMULPS         (DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMULPS         32(DI)(CX*4), Y0, Y11
+	VFMADD231PS    Y1, Y7, Y11
+	VMULPS         Y6, Y6, Y6
+	VMULPS         Y7, Y7, Y7
+	VMULPS         (R8)(CX*4), Y2, Y12
+	VFMADD231PS    Y3, Y6, Y12
+	VMULPS         32(R8)(CX*4), Y2, Y6
+	VFMADD231PS    Y3, Y7, Y6
+	VMOVUPS        Y10, (DI)(CX*4)
+	VMOVUPS        Y11, 32(DI)(CX*4)
+	VMOVUPS        Y12, (R8)(CX*4)
+	VMOVUPS        Y6, 32(R8)(CX*4)
+	VSQRTPS        Y12, Y12
+	VSQRTPS        Y6, Y6
+	VFMADD213PS    448(AX), Y4, Y12
+	VDIVPS         Y12, Y10, Y10
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y5, Y10, Y8
+	VFMADD213PS    448(AX), Y4, Y6
+	VDIVPS         Y6, Y11, Y11
+	VFMADD231PS    512(AX), Y9, Y9
+	VFMADD231PS    Y5, Y11, Y9
+	VPERM2I128     $0x20, Y9, Y8, Y6
+	VPERM2I128     $0x31, Y9, Y8, Y8
+	VPSHUFB        separated<>+0(SB), Y6, Y6
+	VPSHUFB        separated<>+0(SB), Y8, Y8
+	VPUNPCKLQDQ    Y8, Y6, Y7
+	VPUNPCKHQDQ    Y8, Y6, Y6
+	VPSRLW         $0x0f, Y7, Y8
+	VPADDW         Y8, Y6, Y6
+	VMOVDQU        Y6, (BX)(CX*2)
+	VMOVDQU        Y7, (SI)(CX*2)
+	MOVQ           a+0(FP), R13
+	MOVQ           40(R13), R13
+	VMOVDQU        192(R13), Y6
+	VPADDQ         (SI)(CX*2), Y6, Y6
+	VMOVDQU        Y6, 192(R13)
+	VMOVDQU        320(R13), Y6
+	VPADDQ         (DI)(CX*4), Y6, Y6
+	VPADDQ         32(DI)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 320(R13)
+	VMOVDQU        448(R13), Y6
+	VPADDQ         (R8)(CX*4), Y6, Y6
+	VPADDQ         32(R8)(CX*4), Y6, Y6
+	VMOVDQU        Y6, 448(R13)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R12
+
+check14:
+	CMPQ CX, R11
+	JB   next13
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next13
+
+done6:
+	JMP updated2
+
+plain1:
+	CMPQ CX, $0x01
+	JE   fp1617
+	JA   fp3218
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check21
+
+next20:
+	TESTQ   R9, R9
+	JEQ     kept22
+	MOVQ    CX, R13
+	ANDQ    $0x0000003f, R13
+	VMOVDQU (BX)(CX*2), Y6
+	VMOVDQU Y6, 64(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y6
+	VMOVDQU Y6, 192(R9)(R13*2)
+	VMOVDQU (DI)(CX*4), Y6
+	VMOVDQU Y6, 320(R9)(R13*4)
+	VMOVDQU 32(DI)(CX*4), Y6
+	VMOVDQU Y6, 352(R9)(R13*4)
+	VMOVDQU (R8)(CX*4), Y6
+	VMOVDQU Y6, 576(R9)(R13*4)
+	VMOVDQU 32(R8)(CX*4), Y6
+	VMOVDQU Y6, 608(R9)(R13*4)
+	LEAQ    16(CX), R13
+	MOVQ    R13, (R9)
+
+kept22:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -514,25 +882,25 @@ kept7:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check6:
+check21:
 	CMPQ CX, R11
-	JB   next5
+	JB   next20
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next5
-	JMP  done4
+	JB   next20
+	JMP  done19
 
-fp162:
+fp1617:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check9
+	JMP  check24
 
-next8:
+next23:
 	TESTQ   R9, R9
-	JEQ     kept10
+	JEQ     kept25
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -550,7 +918,7 @@ next8:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept10:
+kept25:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -607,25 +975,25 @@ kept10:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check9:
+check24:
 	CMPQ CX, R11
-	JB   next8
+	JB   next23
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next8
-	JMP  done4
+	JB   next23
+	JMP  done19
 
-fp323:
+fp3218:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check12
+	JMP  check27
 
-next11:
+next26:
 	TESTQ   R9, R9
-	JEQ     kept13
+	JEQ     kept28
 	MOVQ    CX, R13
 	ANDQ    $0x0000003f, R13
 	VMOVDQU (BX)(CX*2), Y6
@@ -643,7 +1011,7 @@ next11:
 	LEAQ    16(CX), R13
 	MOVQ    R13, (R9)
 
-kept13:
+kept28:
 	PREFETCHT0     (BX)(R12*2)
 	PREFETCHT0     (SI)(R12*2)
 	PREFETCHT0     (DI)(R12*4)
@@ -700,15 +1068,16 @@ kept13:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R12
 
-check12:
+check27:
 	CMPQ CX, R11
-	JB   next11
+	JB   next26
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next11
+	JB   next26
 
-done4:
+done19:
+updated2:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -722,17 +1091,17 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -746,18 +1115,22 @@ TEXT ·lionSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain29
 	CMPQ    CX, $0x01
-	JE      fp1615
-	JA      fp3216
+	JE      fp1632
+	JA      fp3233
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check19
+	JMP     check36
 
-next18:
+next35:
 	TESTQ   R8, R8
-	JEQ     kept20
+	JEQ     kept37
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -771,7 +1144,344 @@ next18:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept20:
+kept37:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check36:
+	CMPQ CX, R10
+	JB   next35
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next35
+	JMP  done34
+
+fp1632:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check39
+
+next38:
+	TESTQ   R8, R8
+	JEQ     kept40
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept40:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check39:
+	CMPQ CX, R10
+	JB   next38
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next38
+	JMP  done34
+
+fp3233:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check42
+
+next41:
+	TESTQ   R8, R8
+	JEQ     kept43
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept43:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VFMADD231PS    512(AX), Y7, Y7
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y7, Y7
+	VMULPS         32(DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y6, Y9
+	VFMADD231PS    512(AX), Y8, Y8
+	VPXOR          Y11, Y11, Y11
+	VANDPS         pattern80000000<>+0(SB), Y9, Y10
+	VXORPS         Y4, Y10, Y10
+	VCMPPS         $0x00, Y11, Y9, Y11
+	VANDNPS        Y10, Y11, Y10
+	VCMPPS         $0x03, Y9, Y9, Y11
+	VBLENDVPS      Y11, Y9, Y10, Y10
+	VADDPS         Y10, Y8, Y8
+	VMULPS         (DI)(CX*4), Y2, Y9
+	VFMADD231PS    Y3, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y2, Y5
+	VFMADD231PS    Y3, Y6, Y5
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y5, 32(DI)(CX*4)
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check42:
+	CMPQ CX, R10
+	JB   next41
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next41
+
+done34:
+	JMP updated30
+
+plain29:
+	CMPQ CX, $0x01
+	JE   fp1645
+	JA   fp3246
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check49
+
+next48:
+	TESTQ   R8, R8
+	JEQ     kept50
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept50:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -833,25 +1543,25 @@ kept20:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check19:
+check49:
 	CMPQ CX, R10
-	JB   next18
+	JB   next48
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next18
-	JMP  done17
+	JB   next48
+	JMP  done47
 
-fp1615:
+fp1645:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check22
+	JMP  check52
 
-next21:
+next51:
 	TESTQ   R8, R8
-	JEQ     kept23
+	JEQ     kept53
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -865,7 +1575,7 @@ next21:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept23:
+kept53:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -925,25 +1635,25 @@ kept23:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check22:
+check52:
 	CMPQ CX, R10
-	JB   next21
+	JB   next51
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next21
-	JMP  done17
+	JB   next51
+	JMP  done47
 
-fp3216:
+fp3246:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check25
+	JMP  check55
 
-next24:
+next54:
 	TESTQ   R8, R8
-	JEQ     kept26
+	JEQ     kept56
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -957,7 +1667,7 @@ next24:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept26:
+kept56:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1017,15 +1727,16 @@ kept26:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check25:
+check55:
 	CMPQ CX, R10
-	JB   next24
+	JB   next54
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next24
+	JB   next54
 
-done17:
+done47:
+updated30:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1039,17 +1750,17 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 448(AX), Y0
 	VMOVUPS 576(AX), Y1
 	MOVQ    a+0(FP), R8
@@ -1060,18 +1771,22 @@ TEXT ·adagradSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain57
 	CMPQ    CX, $0x01
-	JE      fp1628
-	JA      fp3229
+	JE      fp1660
+	JA      fp3261
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check32
+	JMP     check64
 
-next31:
+next63:
 	TESTQ   R8, R8
-	JEQ     kept33
+	JEQ     kept65
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1085,7 +1800,302 @@ next31:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept33:
+kept65:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y2
+	VPSHUFB        spread<>+0(SB), Y2, Y2
+	VBROADCASTI128 16(DX)(CX*2), Y3
+	VPSHUFB        spread<>+0(SB), Y3, Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check64:
+	CMPQ CX, R10
+	JB   next63
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next63
+	JMP  done62
+
+fp1660:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check67
+
+next66:
+	TESTQ   R8, R8
+	JEQ     kept68
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept68:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y2
+	VCVTPH2PS      16(DX)(CX*2), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check67:
+	CMPQ CX, R10
+	JB   next66
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next66
+	JMP  done62
+
+fp3261:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check70
+
+next69:
+	TESTQ   R8, R8
+	JEQ     kept71
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept71:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 128(R12)
+	VMOVDQU        256(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y2
+	VMOVUPS        32(DX)(CX*4), Y3
+	VBROADCASTI128 (BX)(CX*2), Y4
+	VPSHUFB        spread<>+0(SB), Y4, Y4
+	VBROADCASTI128 16(BX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VPMOVSXWD      (SI)(CX*2), Y6
+	VPADDD         Y6, Y4, Y4
+	VPMOVSXWD      16(SI)(CX*2), Y6
+	VPADDD         Y6, Y5, Y5
+	VMULPS         (AX), Y2, Y2
+	VFMADD231PS    64(AX), Y4, Y2
+	VMULPS         (AX), Y3, Y3
+	VFMADD231PS    64(AX), Y5, Y3
+	VMOVUPS        (DI)(CX*4), Y6
+	VMOVUPS        32(DI)(CX*4), Y7
+	VFMADD231PS    Y2, Y2, Y6
+	VFMADD231PS    Y3, Y3, Y7
+	VMOVUPS        Y6, (DI)(CX*4)
+	VMOVUPS        Y7, 32(DI)(CX*4)
+	VSQRTPS        Y6, Y6
+	VADDPS         Y0, Y6, Y6
+	VDIVPS         Y6, Y2, Y2
+	VFMADD231PS    Y1, Y2, Y4
+	VSQRTPS        Y7, Y7
+	VADDPS         Y0, Y7, Y7
+	VDIVPS         Y7, Y3, Y3
+	VFMADD231PS    Y1, Y3, Y5
+	VPERM2I128     $0x20, Y5, Y4, Y2
+	VPERM2I128     $0x31, Y5, Y4, Y4
+	VPSHUFB        separated<>+0(SB), Y2, Y2
+	VPSHUFB        separated<>+0(SB), Y4, Y4
+	VPUNPCKLQDQ    Y4, Y2, Y3
+	VPUNPCKHQDQ    Y4, Y2, Y2
+	VPSRLW         $0x0f, Y3, Y4
+	VPADDW         Y4, Y2, Y2
+	VMOVDQU        Y2, (BX)(CX*2)
+	VMOVDQU        Y3, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y2
+	VPADDQ         (SI)(CX*2), Y2, Y2
+	VMOVDQU        Y2, 192(R12)
+	VMOVDQU        320(R12), Y2
+	VPADDQ         (DI)(CX*4), Y2, Y2
+	VPADDQ         32(DI)(CX*4), Y2, Y2
+	VMOVDQU        Y2, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check70:
+	CMPQ CX, R10
+	JB   next69
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next69
+
+done62:
+	JMP updated58
+
+plain57:
+	CMPQ CX, $0x01
+	JE   fp1673
+	JA   fp3274
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check77
+
+next76:
+	TESTQ   R8, R8
+	JEQ     kept78
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y2
+	VMOVDQU Y2, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y2
+	VMOVDQU Y2, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y2
+	VMOVDQU Y2, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y2
+	VMOVDQU Y2, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept78:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1133,25 +2143,25 @@ kept33:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check32:
+check77:
 	CMPQ CX, R10
-	JB   next31
+	JB   next76
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next31
-	JMP  done30
+	JB   next76
+	JMP  done75
 
-fp1628:
+fp1673:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check35
+	JMP  check80
 
-next34:
+next79:
 	TESTQ   R8, R8
-	JEQ     kept36
+	JEQ     kept81
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1165,7 +2175,7 @@ next34:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept36:
+kept81:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1211,25 +2221,25 @@ kept36:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check35:
+check80:
 	CMPQ CX, R10
-	JB   next34
+	JB   next79
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next34
-	JMP  done30
+	JB   next79
+	JMP  done75
 
-fp3229:
+fp3274:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check38
+	JMP  check83
 
-next37:
+next82:
 	TESTQ   R8, R8
-	JEQ     kept39
+	JEQ     kept84
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y2
@@ -1243,7 +2253,7 @@ next37:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept39:
+kept84:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1289,15 +2299,16 @@ kept39:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check38:
+check83:
 	CMPQ CX, R10
-	JB   next37
+	JB   next82
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next37
+	JB   next82
 
-done30:
+done75:
+updated58:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1311,17 +2322,17 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -1335,18 +2346,22 @@ TEXT ·sgdSplitFP32AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain85
 	CMPQ    CX, $0x01
-	JE      fp1641
-	JA      fp3242
+	JE      fp1688
+	JA      fp3289
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check45
+	JMP     check92
 
-next44:
+next91:
 	TESTQ   R8, R8
-	JEQ     kept46
+	JEQ     kept93
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1360,7 +2375,302 @@ next44:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept46:
+kept93:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VBROADCASTI128 (DX)(CX*2), Y5
+	VPSHUFB        spread<>+0(SB), Y5, Y5
+	VBROADCASTI128 16(DX)(CX*2), Y6
+	VPSHUFB        spread<>+0(SB), Y6, Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check92:
+	CMPQ CX, R10
+	JB   next91
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next91
+	JMP  done90
+
+fp1688:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check95
+
+next94:
+	TESTQ   R8, R8
+	JEQ     kept96
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept96:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*2)
+	VCVTPH2PS      (DX)(CX*2), Y5
+	VCVTPH2PS      16(DX)(CX*2), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check95:
+	CMPQ CX, R10
+	JB   next94
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next94
+	JMP  done90
+
+fp3289:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check98
+
+next97:
+	TESTQ   R8, R8
+	JEQ     kept99
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept99:
+	PREFETCHT0     (BX)(R11*2)
+	PREFETCHT0     (SI)(R11*2)
+	PREFETCHT0     (DI)(R11*4)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        128(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 128(R12)
+	VMOVDQU        256(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 256(R12)
+	PREFETCHT0     (DX)(R11*4)
+	VMOVUPS        (DX)(CX*4), Y5
+	VMOVUPS        32(DX)(CX*4), Y6
+	VBROADCASTI128 (BX)(CX*2), Y7
+	VPSHUFB        spread<>+0(SB), Y7, Y7
+	VBROADCASTI128 16(BX)(CX*2), Y8
+	VPSHUFB        spread<>+0(SB), Y8, Y8
+	VPMOVSXWD      (SI)(CX*2), Y9
+	VPADDD         Y9, Y7, Y7
+	VPMOVSXWD      16(SI)(CX*2), Y9
+	VPADDD         Y9, Y8, Y8
+	VMULPS         (AX), Y5, Y5
+	VFMADD231PS    64(AX), Y7, Y5
+	VMULPS         (AX), Y6, Y6
+	VFMADD231PS    64(AX), Y8, Y6
+	VMULPS         (DI)(CX*4), Y0, Y9
+	VFMADD231PS    Y1, Y5, Y9
+	VMULPS         32(DI)(CX*4), Y0, Y10
+	VFMADD231PS    Y1, Y6, Y10
+	VMOVUPS        Y9, (DI)(CX*4)
+	VMOVUPS        Y10, 32(DI)(CX*4)
+	VMULPS         Y3, Y5, Y5
+	VFMADD231PS    Y2, Y9, Y5
+	VFMADD231PS    512(AX), Y7, Y7
+	VFMADD231PS    Y4, Y5, Y7
+	VMULPS         Y3, Y6, Y6
+	VFMADD231PS    Y2, Y10, Y6
+	VFMADD231PS    512(AX), Y8, Y8
+	VFMADD231PS    Y4, Y6, Y8
+	VPERM2I128     $0x20, Y8, Y7, Y5
+	VPERM2I128     $0x31, Y8, Y7, Y7
+	VPSHUFB        separated<>+0(SB), Y5, Y5
+	VPSHUFB        separated<>+0(SB), Y7, Y7
+	VPUNPCKLQDQ    Y7, Y5, Y6
+	VPUNPCKHQDQ    Y7, Y5, Y5
+	VPSRLW         $0x0f, Y6, Y7
+	VPADDW         Y7, Y5, Y5
+	VMOVDQU        Y5, (BX)(CX*2)
+	VMOVDQU        Y6, (SI)(CX*2)
+	MOVQ           a+0(FP), R12
+	MOVQ           40(R12), R12
+	VMOVDQU        192(R12), Y5
+	VPADDQ         (SI)(CX*2), Y5, Y5
+	VMOVDQU        Y5, 192(R12)
+	VMOVDQU        320(R12), Y5
+	VPADDQ         (DI)(CX*4), Y5, Y5
+	VPADDQ         32(DI)(CX*4), Y5, Y5
+	VMOVDQU        Y5, 320(R12)
+	ADDQ           $0x00000010, CX
+	ADDQ           $0x00000010, R11
+
+check98:
+	CMPQ CX, R10
+	JB   next97
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next97
+
+done90:
+	JMP updated86
+
+plain85:
+	CMPQ CX, $0x01
+	JE   fp16101
+	JA   fp32102
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check105
+
+next104:
+	TESTQ   R8, R8
+	JEQ     kept106
+	MOVQ    CX, R12
+	ANDQ    $0x0000003f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 192(R8)(R12*2)
+	VMOVDQU (DI)(CX*4), Y5
+	VMOVDQU Y5, 320(R8)(R12*4)
+	VMOVDQU 32(DI)(CX*4), Y5
+	VMOVDQU Y5, 352(R8)(R12*4)
+	LEAQ    16(CX), R12
+	MOVQ    R12, (R8)
+
+kept106:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1408,25 +2718,25 @@ kept46:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check45:
+check105:
 	CMPQ CX, R10
-	JB   next44
+	JB   next104
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next44
-	JMP  done43
+	JB   next104
+	JMP  done103
 
-fp1641:
+fp16101:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check48
+	JMP  check108
 
-next47:
+next107:
 	TESTQ   R8, R8
-	JEQ     kept49
+	JEQ     kept109
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1440,7 +2750,7 @@ next47:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept49:
+kept109:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1486,25 +2796,25 @@ kept49:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check48:
+check108:
 	CMPQ CX, R10
-	JB   next47
+	JB   next107
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next47
-	JMP  done43
+	JB   next107
+	JMP  done103
 
-fp3242:
+fp32102:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check51
+	JMP  check111
 
-next50:
+next110:
 	TESTQ   R8, R8
-	JEQ     kept52
+	JEQ     kept112
 	MOVQ    CX, R12
 	ANDQ    $0x0000003f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -1518,7 +2828,7 @@ next50:
 	LEAQ    16(CX), R12
 	MOVQ    R12, (R8)
 
-kept52:
+kept112:
 	PREFETCHT0     (BX)(R11*2)
 	PREFETCHT0     (SI)(R11*2)
 	PREFETCHT0     (DI)(R11*4)
@@ -1564,15 +2874,16 @@ kept52:
 	ADDQ           $0x00000010, CX
 	ADDQ           $0x00000010, R11
 
-check51:
+check111:
 	CMPQ CX, R10
-	JB   next50
+	JB   next110
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next50
+	JB   next110
 
-done43:
+done103:
+updated86:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1581,15 +2892,15 @@ done43:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -1597,15 +2908,15 @@ TEXT ·trafficSplit1xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp1654
-	JA    fp3255
+	JE    fp16114
+	JA    fp32115
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check58
+	JMP   check118
 
-next57:
+next117:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1622,23 +2933,23 @@ next57:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check58:
+check118:
 	CMPQ DX, R8
-	JB   next57
+	JB   next117
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next57
-	JMP  done56
+	JB   next117
+	JMP  done116
 
-fp1654:
+fp16114:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check60
+	JMP  check120
 
-next59:
+next119:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1655,23 +2966,23 @@ next59:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check60:
+check120:
 	CMPQ DX, R8
-	JB   next59
+	JB   next119
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next59
-	JMP  done56
+	JB   next119
+	JMP  done116
 
-fp3255:
+fp32115:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check62
+	JMP  check122
 
-next61:
+next121:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -1689,15 +3000,15 @@ next61:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check62:
+check122:
 	CMPQ DX, R8
-	JB   next61
+	JB   next121
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next61
+	JB   next121
 
-done56:
+done116:
 	VZEROUPPER
 	RET
 
@@ -1705,17 +3016,17 @@ done56:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -1723,15 +3034,15 @@ TEXT ·trafficSplit2xFP32AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp1664
-	JA    fp3265
+	JE    fp16124
+	JA    fp32125
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check68
+	JMP   check128
 
-next67:
+next127:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1753,23 +3064,23 @@ next67:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check68:
+check128:
 	CMPQ DX, R9
-	JB   next67
+	JB   next127
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next67
-	JMP  done66
+	JB   next127
+	JMP  done126
 
-fp1664:
+fp16124:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check70
+	JMP  check130
 
-next69:
+next129:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1791,23 +3102,23 @@ next69:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check70:
+check130:
 	CMPQ DX, R9
-	JB   next69
+	JB   next129
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next69
-	JMP  done66
+	JB   next129
+	JMP  done126
 
-fp3265:
+fp32125:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check72
+	JMP  check132
 
-next71:
+next131:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -1830,15 +3141,15 @@ next71:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check72:
+check132:
 	CMPQ DX, R9
-	JB   next71
+	JB   next131
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next71
+	JB   next131
 
-done66:
+done126:
 	VZEROUPPER
 	RET
 
@@ -1851,21 +3162,21 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	MOVQ         112(R8), R8
+	MOVQ         120(R8), R8
 	MOVQ         a+0(FP), R9
-	VPBROADCASTD 64(R9), Y0
+	VPBROADCASTD 72(R9), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      128(AX), Y1
 	VMOVUPS      192(AX), Y2
@@ -1881,18 +3192,22 @@ TEXT ·adamSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         8(R11), R11
 	MOVQ         a+0(FP), R12
 	MOVQ         24(R12), R12
+	MOVQ         a+0(FP), R13
+	MOVQ         40(R13), R13
+	TESTQ        R13, R13
+	JEQ          plain133
 	CMPQ         CX, $0x01
-	JE           fp1674
-	JA           fp3275
+	JE           fp16136
+	JA           fp32137
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check78
+	JMP          check140
 
-next77:
+next139:
 	TESTQ   R9, R9
-	JEQ     kept79
+	JEQ     kept141
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -1914,7 +3229,708 @@ next77:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept79:
+kept141:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VMOVDQU     (DX)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y7
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y11, Y7
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y9, Y8
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y7, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y8, Y12
+	VMULPS      Y7, Y7, Y7
+	VMULPS      Y8, Y8, Y8
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y7, Y13
+	VMULPS      Y14, Y3, Y7
+	VFMADD231PS Y4, Y8, Y7
+	VPADDD      pattern00008000<>+0(SB), Y10, Y8
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y8
+	VPSRLD      $0x10, Y8, Y8
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y8, Y8
+	VPADDD      Y7, Y14, Y14
+	VPSRLD      $0x10, Y8, Y8
+	VPBLENDW    $0xaa, Y14, Y8, Y8
+	VMOVDQU     Y8, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y7, Y7
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y7
+	VDIVPS      Y7, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check140:
+	CMPQ CX, R11
+	JB   next139
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next139
+	JMP  done138
+
+fp16136:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check143
+
+next142:
+	TESTQ   R9, R9
+	JEQ     kept144
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept144:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*2)
+	VCVTPH2PS   (DX)(CX*2), Y7
+	VCVTPH2PS   16(DX)(CX*2), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check143:
+	CMPQ CX, R11
+	JB   next142
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next142
+	JMP  done138
+
+fp32137:
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check146
+
+next145:
+	TESTQ   R9, R9
+	JEQ     kept147
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept147:
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R12
+	PREFETCHT0  (BX)(R12*2)
+	PREFETCHT0  (SI)(R12*2)
+	PREFETCHT0  (DI)(R12*2)
+	PREFETCHT0  (R8)(R12*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     128(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 128(R13)
+	VMOVDQU     256(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 256(R13)
+	VMOVDQU     384(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 384(R13)
+	PREFETCHT0  (DX)(R12*4)
+	VMOVUPS     (DX)(CX*4), Y7
+	VMOVUPS     32(DX)(CX*4), Y8
+	VPERM2F128  $0x20, Y8, Y7, Y9
+	VPERM2F128  $0x31, Y8, Y7, Y7
+	VSHUFPS     $0x88, Y7, Y9, Y8
+	VSHUFPS     $0xdd, Y7, Y9, Y7
+	VMOVDQU     (SI)(CX*2), Y9
+	VPSRAW      $0x0f, Y9, Y10
+	VPADDW      (BX)(CX*2), Y10, Y10
+	VPSLLD      $0x10, Y10, Y11
+	VPBLENDW    $0x55, Y9, Y11, Y11
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMULPS      (AX), Y8, Y8
+	VFMADD231PS 64(AX), Y11, Y8
+	VMULPS      (AX), Y7, Y7
+	VFMADD231PS 64(AX), Y9, Y7
+	VMOVDQU     (DI)(CX*2), Y12
+	VPSLLD      $0x10, Y12, Y10
+	VPAND       patternffff0000<>+0(SB), Y12, Y12
+	VMULPS      Y10, Y1, Y10
+	VFMADD231PS Y2, Y8, Y10
+	VMULPS      Y12, Y1, Y12
+	VFMADD231PS Y2, Y7, Y12
+	VMULPS      Y8, Y8, Y8
+	VMULPS      Y7, Y7, Y7
+	VMOVDQU     (R8)(CX*2), Y14
+	VPSLLD      $0x10, Y14, Y13
+	VPAND       patternffff0000<>+0(SB), Y14, Y14
+	VMULPS      Y13, Y3, Y13
+	VFMADD231PS Y4, Y8, Y13
+	VMULPS      Y14, Y3, Y8
+	VFMADD231PS Y4, Y7, Y8
+	VPADDD      pattern00008000<>+0(SB), Y10, Y7
+	VPADDD      pattern00008000<>+0(SB), Y12, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (DI)(CX*2)
+	VPMULLD     Y0, Y0, Y7
+	VPSRLD      $0x10, Y7, Y7
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y14
+	VPMULLD     Y14, Y14, Y14
+	VPSRLD      $0x10, Y14, Y14
+	VPADDD      Y13, Y7, Y7
+	VPADDD      Y8, Y14, Y14
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y14, Y7, Y7
+	VMOVDQU     Y7, (R8)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y13, Y13
+	VSQRTPS     Y8, Y8
+	VFMADD213PS 448(AX), Y5, Y13
+	VDIVPS      Y13, Y10, Y10
+	VFMADD231PS 512(AX), Y11, Y11
+	VFMADD231PS Y6, Y10, Y11
+	VFMADD213PS 448(AX), Y5, Y8
+	VDIVPS      Y8, Y12, Y12
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y6, Y12, Y9
+	VPADDD      pattern00008000<>+0(SB), Y11, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y8
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VPSLLD      $0x10, Y9, Y8
+	VPBLENDW    $0x55, Y11, Y8, Y8
+	VMOVDQU     Y7, (BX)(CX*2)
+	VMOVDQU     Y8, (SI)(CX*2)
+	MOVQ        a+0(FP), R13
+	MOVQ        40(R13), R13
+	VMOVDQU     192(R13), Y7
+	VPADDQ      (SI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 192(R13)
+	VMOVDQU     320(R13), Y7
+	VPADDQ      (DI)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 320(R13)
+	VMOVDQU     448(R13), Y7
+	VPADDQ      (R8)(CX*2), Y7, Y7
+	VMOVDQU     Y7, 448(R13)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R12
+
+check146:
+	CMPQ CX, R11
+	JB   next145
+	MOVQ CX, R12
+	CMPQ R11, R10
+	MOVQ R10, R11
+	JB   next145
+
+done138:
+	JMP updated134
+
+plain133:
+	CMPQ CX, $0x01
+	JE   fp16149
+	JA   fp32150
+	MOVQ R12, CX
+	MOVQ a+0(FP), R12
+	MOVQ 16(R12), R12
+	ADDQ CX, R12
+	JMP  check153
+
+next152:
+	TESTQ   R9, R9
+	JEQ     kept154
+	MOVQ    CX, R13
+	ANDQ    $0x0000007f, R13
+	VMOVDQU (BX)(CX*2), Y7
+	VMOVDQU Y7, 64(R9)(R13*2)
+	VMOVDQU 32(BX)(CX*2), Y7
+	VMOVDQU Y7, 96(R9)(R13*2)
+	VMOVDQU (SI)(CX*2), Y7
+	VMOVDQU Y7, 320(R9)(R13*2)
+	VMOVDQU 32(SI)(CX*2), Y7
+	VMOVDQU Y7, 352(R9)(R13*2)
+	VMOVDQU (DI)(CX*2), Y7
+	VMOVDQU Y7, 576(R9)(R13*2)
+	VMOVDQU 32(DI)(CX*2), Y7
+	VMOVDQU Y7, 608(R9)(R13*2)
+	VMOVDQU (R8)(CX*2), Y7
+	VMOVDQU Y7, 832(R9)(R13*2)
+	VMOVDQU 32(R8)(CX*2), Y7
+	VMOVDQU Y7, 864(R9)(R13*2)
+	LEAQ    32(CX), R13
+	MOVQ    R13, (R9)
+
+kept154:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2058,25 +4074,25 @@ kept79:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check78:
+check153:
 	CMPQ CX, R11
-	JB   next77
+	JB   next152
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next77
-	JMP  done76
+	JB   next152
+	JMP  done151
 
-fp1674:
+fp16149:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check81
+	JMP  check156
 
-next80:
+next155:
 	TESTQ   R9, R9
-	JEQ     kept82
+	JEQ     kept157
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2098,7 +4114,7 @@ next80:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept82:
+kept157:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2248,25 +4264,25 @@ kept82:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check81:
+check156:
 	CMPQ CX, R11
-	JB   next80
+	JB   next155
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next80
-	JMP  done76
+	JB   next155
+	JMP  done151
 
-fp3275:
+fp32150:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check84
+	JMP  check159
 
-next83:
+next158:
 	TESTQ   R9, R9
-	JEQ     kept85
+	JEQ     kept160
 	MOVQ    CX, R13
 	ANDQ    $0x0000007f, R13
 	VMOVDQU (BX)(CX*2), Y7
@@ -2288,7 +4304,7 @@ next83:
 	LEAQ    32(CX), R13
 	MOVQ    R13, (R9)
 
-kept85:
+kept160:
 	PREFETCHT0  (BX)(R12*2)
 	PREFETCHT0  (SI)(R12*2)
 	PREFETCHT0  (DI)(R12*2)
@@ -2438,15 +4454,16 @@ kept85:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R12
 
-check84:
+check159:
 	CMPQ CX, R11
-	JB   next83
+	JB   next158
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next83
+	JB   next158
 
-done76:
+done151:
+updated134:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2460,17 +4477,17 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 256(AX), Y2
@@ -2484,18 +4501,22 @@ TEXT ·lionSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain161
 	CMPQ    CX, $0x01
-	JE      fp1687
-	JA      fp3288
+	JE      fp16164
+	JA      fp32165
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check91
+	JMP     check168
 
-next90:
+next167:
 	TESTQ   R8, R8
-	JEQ     kept92
+	JEQ     kept169
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2513,7 +4534,606 @@ next90:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept92:
+kept169:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y5, Y8
+	VMULPS      Y10, Y2, Y5
+	VFMADD231PS Y3, Y6, Y5
+	VPADDD      pattern00008000<>+0(SB), Y8, Y6
+	VPADDD      pattern00008000<>+0(SB), Y5, Y5
+	VPSRLD      $0x10, Y6, Y6
+	VPBLENDW    $0xaa, Y5, Y6, Y6
+	VMOVDQU     Y6, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check168:
+	CMPQ CX, R10
+	JB   next167
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next167
+	JMP  done166
+
+fp16164:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check171
+
+next170:
+	TESTQ   R8, R8
+	JEQ     kept172
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept172:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check171:
+	CMPQ CX, R10
+	JB   next170
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next170
+	JMP  done166
+
+fp32165:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check174
+
+next173:
+	TESTQ   R8, R8
+	JEQ     kept175
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept175:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y11
+	VFMADD231PS Y1, Y6, Y11
+	VFMADD231PS 512(AX), Y9, Y9
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y9, Y9
+	VMULPS      Y10, Y0, Y11
+	VFMADD231PS Y1, Y5, Y11
+	VFMADD231PS 512(AX), Y7, Y7
+	VPXOR       Y13, Y13, Y13
+	VANDPS      pattern80000000<>+0(SB), Y11, Y12
+	VXORPS      Y4, Y12, Y12
+	VCMPPS      $0x00, Y13, Y11, Y13
+	VANDNPS     Y12, Y13, Y12
+	VCMPPS      $0x03, Y11, Y11, Y13
+	VBLENDVPS   Y13, Y11, Y12, Y12
+	VADDPS      Y12, Y7, Y7
+	VMULPS      Y8, Y2, Y8
+	VFMADD231PS Y3, Y6, Y8
+	VMULPS      Y10, Y2, Y6
+	VFMADD231PS Y3, Y5, Y6
+	VPADDD      pattern00008000<>+0(SB), Y8, Y5
+	VPADDD      pattern00008000<>+0(SB), Y6, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMOVDQU     Y5, (DI)(CX*2)
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check174:
+	CMPQ CX, R10
+	JB   next173
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next173
+
+done166:
+	JMP updated162
+
+plain161:
+	CMPQ CX, $0x01
+	JE   fp16177
+	JA   fp32178
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check181
+
+next180:
+	TESTQ   R8, R8
+	JEQ     kept182
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept182:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2639,25 +5259,25 @@ kept92:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check91:
+check181:
 	CMPQ CX, R10
-	JB   next90
+	JB   next180
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next90
-	JMP  done89
+	JB   next180
+	JMP  done179
 
-fp1687:
+fp16177:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check94
+	JMP  check184
 
-next93:
+next183:
 	TESTQ   R8, R8
-	JEQ     kept95
+	JEQ     kept185
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2675,7 +5295,7 @@ next93:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept95:
+kept185:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2807,25 +5427,25 @@ kept95:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check94:
+check184:
 	CMPQ CX, R10
-	JB   next93
+	JB   next183
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next93
-	JMP  done89
+	JB   next183
+	JMP  done179
 
-fp3288:
+fp32178:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check97
+	JMP  check187
 
-next96:
+next186:
 	TESTQ   R8, R8
-	JEQ     kept98
+	JEQ     kept188
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -2843,7 +5463,7 @@ next96:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept98:
+kept188:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2975,15 +5595,16 @@ kept98:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check97:
+check187:
 	CMPQ CX, R10
-	JB   next96
+	JB   next186
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next96
+	JB   next186
 
-done89:
+done179:
+updated162:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2997,19 +5618,19 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL         AX, 4(SP)
 	LDMXCSR      4(SP)
 	MOVQ         a+0(FP), AX
-	MOVQ         40(AX), AX
+	MOVQ         48(AX), AX
 	MOVQ         a+0(FP), CX
-	MOVQ         48(CX), CX
+	MOVQ         56(CX), CX
 	MOVQ         a+0(FP), DX
-	MOVQ         128(DX), DX
+	MOVQ         136(DX), DX
 	MOVQ         a+0(FP), BX
-	MOVQ         80(BX), BX
+	MOVQ         88(BX), BX
 	MOVQ         a+0(FP), SI
-	MOVQ         88(SI), SI
+	MOVQ         96(SI), SI
 	MOVQ         a+0(FP), DI
-	MOVQ         104(DI), DI
+	MOVQ         112(DI), DI
 	MOVQ         a+0(FP), R8
-	VPBROADCASTD 64(R8), Y0
+	VPBROADCASTD 72(R8), Y0
 	VPADDD       ditherOfLanesAVX2<>+0(SB), Y0, Y0
 	VMOVUPS      448(AX), Y1
 	VMOVUPS      576(AX), Y2
@@ -3021,18 +5642,22 @@ TEXT ·adagradSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ         8(R10), R10
 	MOVQ         a+0(FP), R11
 	MOVQ         24(R11), R11
+	MOVQ         a+0(FP), R12
+	MOVQ         40(R12), R12
+	TESTQ        R12, R12
+	JEQ          plain189
 	CMPQ         CX, $0x01
-	JE           fp16100
-	JA           fp32101
+	JE           fp16192
+	JA           fp32193
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check104
+	JMP          check196
 
-next103:
+next195:
 	TESTQ   R8, R8
-	JEQ     kept105
+	JEQ     kept197
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3050,7 +5675,546 @@ next103:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept105:
+kept197:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y4
+	VPSLLD      $0x10, Y4, Y3
+	VPAND       patternffff0000<>+0(SB), Y4, Y4
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y7, Y3
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y5, Y4
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y3, Y3, Y6
+	VFMADD231PS Y4, Y4, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y3, Y3
+	VFMADD231PS Y2, Y3, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y4, Y4
+	VFMADD231PS Y2, Y4, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check196:
+	CMPQ CX, R10
+	JB   next195
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next195
+	JMP  done194
+
+fp16192:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check199
+
+next198:
+	TESTQ   R8, R8
+	JEQ     kept200
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept200:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y3
+	VCVTPH2PS   16(DX)(CX*2), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check199:
+	CMPQ CX, R10
+	JB   next198
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next198
+	JMP  done194
+
+fp32193:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check202
+
+next201:
+	TESTQ   R8, R8
+	JEQ     kept203
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept203:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 128(R12)
+	VMOVDQU     256(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y3
+	VMOVUPS     32(DX)(CX*4), Y4
+	VPERM2F128  $0x20, Y4, Y3, Y5
+	VPERM2F128  $0x31, Y4, Y3, Y3
+	VSHUFPS     $0x88, Y3, Y5, Y4
+	VSHUFPS     $0xdd, Y3, Y5, Y3
+	VMOVDQU     (SI)(CX*2), Y5
+	VPSRAW      $0x0f, Y5, Y6
+	VPADDW      (BX)(CX*2), Y6, Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPBLENDW    $0x55, Y5, Y7, Y7
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VMULPS      (AX), Y4, Y4
+	VFMADD231PS 64(AX), Y7, Y4
+	VMULPS      (AX), Y3, Y3
+	VFMADD231PS 64(AX), Y5, Y3
+	VMOVDQU     (DI)(CX*2), Y8
+	VPSLLD      $0x10, Y8, Y6
+	VPAND       patternffff0000<>+0(SB), Y8, Y8
+	VFMADD231PS Y4, Y4, Y6
+	VFMADD231PS Y3, Y3, Y8
+	VPMULLD     Y0, Y0, Y9
+	VPSRLD      $0x10, Y9, Y9
+	VPADDD      pattern9e3779b9<>+0(SB), Y0, Y10
+	VPMULLD     Y10, Y10, Y10
+	VPSRLD      $0x10, Y10, Y10
+	VPADDD      Y6, Y9, Y9
+	VPADDD      Y8, Y10, Y10
+	VPSRLD      $0x10, Y9, Y9
+	VPBLENDW    $0xaa, Y10, Y9, Y9
+	VMOVDQU     Y9, (DI)(CX*2)
+	VPADDD      patterne3779b90<>+0(SB), Y0, Y0
+	VSQRTPS     Y6, Y6
+	VADDPS      Y1, Y6, Y6
+	VDIVPS      Y6, Y4, Y4
+	VFMADD231PS Y2, Y4, Y7
+	VSQRTPS     Y8, Y8
+	VADDPS      Y1, Y8, Y8
+	VDIVPS      Y8, Y3, Y3
+	VFMADD231PS Y2, Y3, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y3
+	VPADDD      pattern00008000<>+0(SB), Y5, Y4
+	VPSRLD      $0x10, Y3, Y3
+	VPBLENDW    $0xaa, Y4, Y3, Y3
+	VPSLLD      $0x10, Y5, Y4
+	VPBLENDW    $0x55, Y7, Y4, Y4
+	VMOVDQU     Y3, (BX)(CX*2)
+	VMOVDQU     Y4, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y3
+	VPADDQ      (SI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 192(R12)
+	VMOVDQU     320(R12), Y3
+	VPADDQ      (DI)(CX*2), Y3, Y3
+	VMOVDQU     Y3, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check202:
+	CMPQ CX, R10
+	JB   next201
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next201
+
+done194:
+	JMP updated190
+
+plain189:
+	CMPQ CX, $0x01
+	JE   fp16205
+	JA   fp32206
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check209
+
+next208:
+	TESTQ   R8, R8
+	JEQ     kept210
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y3
+	VMOVDQU Y3, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y3
+	VMOVDQU Y3, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y3
+	VMOVDQU Y3, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y3
+	VMOVDQU Y3, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y3
+	VMOVDQU Y3, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y3
+	VMOVDQU Y3, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept210:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3156,25 +6320,25 @@ kept105:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check104:
+check209:
 	CMPQ CX, R10
-	JB   next103
+	JB   next208
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next103
-	JMP  done102
+	JB   next208
+	JMP  done207
 
-fp16100:
+fp16205:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check107
+	JMP  check212
 
-next106:
+next211:
 	TESTQ   R8, R8
-	JEQ     kept108
+	JEQ     kept213
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3192,7 +6356,7 @@ next106:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept108:
+kept213:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3304,25 +6468,25 @@ kept108:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check107:
+check212:
 	CMPQ CX, R10
-	JB   next106
+	JB   next211
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next106
-	JMP  done102
+	JB   next211
+	JMP  done207
 
-fp32101:
+fp32206:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check110
+	JMP  check215
 
-next109:
+next214:
 	TESTQ   R8, R8
-	JEQ     kept111
+	JEQ     kept216
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y3
@@ -3340,7 +6504,7 @@ next109:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept111:
+kept216:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3452,15 +6616,16 @@ kept111:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check110:
+check215:
 	CMPQ CX, R10
-	JB   next109
+	JB   next214
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next109
+	JB   next214
 
-done102:
+done207:
+updated190:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3474,17 +6639,17 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVL    AX, 4(SP)
 	LDMXCSR 4(SP)
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	MOVQ    a+0(FP), CX
-	MOVQ    48(CX), CX
+	MOVQ    56(CX), CX
 	MOVQ    a+0(FP), DX
-	MOVQ    128(DX), DX
+	MOVQ    136(DX), DX
 	MOVQ    a+0(FP), BX
-	MOVQ    80(BX), BX
+	MOVQ    88(BX), BX
 	MOVQ    a+0(FP), SI
-	MOVQ    88(SI), SI
+	MOVQ    96(SI), SI
 	MOVQ    a+0(FP), DI
-	MOVQ    104(DI), DI
+	MOVQ    112(DI), DI
 	VMOVUPS 128(AX), Y0
 	VMOVUPS 192(AX), Y1
 	VMOVUPS 640(AX), Y2
@@ -3498,18 +6663,22 @@ TEXT ·sgdSplitBF16AVX2(SB), NOSPLIT, $8-8
 	MOVQ    8(R10), R10
 	MOVQ    a+0(FP), R11
 	MOVQ    24(R11), R11
+	MOVQ    a+0(FP), R12
+	MOVQ    40(R12), R12
+	TESTQ   R12, R12
+	JEQ     plain217
 	CMPQ    CX, $0x01
-	JE      fp16113
-	JA      fp32114
+	JE      fp16220
+	JA      fp32221
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check117
+	JMP     check224
 
-next116:
+next223:
 	TESTQ   R8, R8
-	JEQ     kept118
+	JEQ     kept225
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3527,7 +6696,522 @@ next116:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept118:
+kept225:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VMOVDQU     (DX)(CX*2), Y6
+	VPSLLD      $0x10, Y6, Y5
+	VPAND       patternffff0000<>+0(SB), Y6, Y6
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y9, Y5
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y7, Y6
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y5, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y6, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y8, Y5
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y5, Y9
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y10, Y6
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y6, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check224:
+	CMPQ CX, R10
+	JB   next223
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next223
+	JMP  done222
+
+fp16220:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check227
+
+next226:
+	TESTQ   R8, R8
+	JEQ     kept228
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept228:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*2)
+	VCVTPH2PS   (DX)(CX*2), Y5
+	VCVTPH2PS   16(DX)(CX*2), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check227:
+	CMPQ CX, R10
+	JB   next226
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next226
+	JMP  done222
+
+fp32221:
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check230
+
+next229:
+	TESTQ   R8, R8
+	JEQ     kept231
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept231:
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x10, CX
+	ADDQ        $0x10, R11
+	PREFETCHT0  (BX)(R11*2)
+	PREFETCHT0  (SI)(R11*2)
+	PREFETCHT0  (DI)(R11*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     128(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 128(R12)
+	VMOVDQU     256(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 256(R12)
+	PREFETCHT0  (DX)(R11*4)
+	VMOVUPS     (DX)(CX*4), Y5
+	VMOVUPS     32(DX)(CX*4), Y6
+	VPERM2F128  $0x20, Y6, Y5, Y7
+	VPERM2F128  $0x31, Y6, Y5, Y5
+	VSHUFPS     $0x88, Y5, Y7, Y6
+	VSHUFPS     $0xdd, Y5, Y7, Y5
+	VMOVDQU     (SI)(CX*2), Y7
+	VPSRAW      $0x0f, Y7, Y8
+	VPADDW      (BX)(CX*2), Y8, Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPBLENDW    $0x55, Y7, Y9, Y9
+	VPSRLD      $0x10, Y7, Y7
+	VPBLENDW    $0xaa, Y8, Y7, Y7
+	VMULPS      (AX), Y6, Y6
+	VFMADD231PS 64(AX), Y9, Y6
+	VMULPS      (AX), Y5, Y5
+	VFMADD231PS 64(AX), Y7, Y5
+	VMOVDQU     (DI)(CX*2), Y10
+	VPSLLD      $0x10, Y10, Y8
+	VPAND       patternffff0000<>+0(SB), Y10, Y10
+	VMULPS      Y8, Y0, Y8
+	VFMADD231PS Y1, Y6, Y8
+	VMULPS      Y10, Y0, Y10
+	VFMADD231PS Y1, Y5, Y10
+	VPADDD      pattern00008000<>+0(SB), Y8, Y11
+	VPADDD      pattern00008000<>+0(SB), Y10, Y12
+	VPSRLD      $0x10, Y11, Y11
+	VPBLENDW    $0xaa, Y12, Y11, Y11
+	VMOVDQU     Y11, (DI)(CX*2)
+	VMULPS      Y3, Y6, Y6
+	VFMADD231PS Y2, Y8, Y6
+	VFMADD231PS 512(AX), Y9, Y9
+	VFMADD231PS Y4, Y6, Y9
+	VMULPS      Y3, Y5, Y5
+	VFMADD231PS Y2, Y10, Y5
+	VFMADD231PS 512(AX), Y7, Y7
+	VFMADD231PS Y4, Y5, Y7
+	VPADDD      pattern00008000<>+0(SB), Y9, Y5
+	VPADDD      pattern00008000<>+0(SB), Y7, Y6
+	VPSRLD      $0x10, Y5, Y5
+	VPBLENDW    $0xaa, Y6, Y5, Y5
+	VPSLLD      $0x10, Y7, Y6
+	VPBLENDW    $0x55, Y9, Y6, Y6
+	VMOVDQU     Y5, (BX)(CX*2)
+	VMOVDQU     Y6, (SI)(CX*2)
+	MOVQ        a+0(FP), R12
+	MOVQ        40(R12), R12
+	VMOVDQU     192(R12), Y5
+	VPADDQ      (SI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 192(R12)
+	VMOVDQU     320(R12), Y5
+	VPADDQ      (DI)(CX*2), Y5, Y5
+	VMOVDQU     Y5, 320(R12)
+	ADDQ        $0x00000010, CX
+	ADDQ        $0x00000010, R11
+
+check230:
+	CMPQ CX, R10
+	JB   next229
+	MOVQ CX, R11
+	CMPQ R10, R9
+	MOVQ R9, R10
+	JB   next229
+
+done222:
+	JMP updated218
+
+plain217:
+	CMPQ CX, $0x01
+	JE   fp16233
+	JA   fp32234
+	MOVQ R11, CX
+	MOVQ a+0(FP), R11
+	MOVQ 16(R11), R11
+	ADDQ CX, R11
+	JMP  check237
+
+next236:
+	TESTQ   R8, R8
+	JEQ     kept238
+	MOVQ    CX, R12
+	ANDQ    $0x0000007f, R12
+	VMOVDQU (BX)(CX*2), Y5
+	VMOVDQU Y5, 64(R8)(R12*2)
+	VMOVDQU 32(BX)(CX*2), Y5
+	VMOVDQU Y5, 96(R8)(R12*2)
+	VMOVDQU (SI)(CX*2), Y5
+	VMOVDQU Y5, 320(R8)(R12*2)
+	VMOVDQU 32(SI)(CX*2), Y5
+	VMOVDQU Y5, 352(R8)(R12*2)
+	VMOVDQU (DI)(CX*2), Y5
+	VMOVDQU Y5, 576(R8)(R12*2)
+	VMOVDQU 32(DI)(CX*2), Y5
+	VMOVDQU Y5, 608(R8)(R12*2)
+	LEAQ    32(CX), R12
+	MOVQ    R12, (R8)
+
+kept238:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3625,25 +7309,25 @@ kept118:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check117:
+check237:
 	CMPQ CX, R10
-	JB   next116
+	JB   next236
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next116
-	JMP  done115
+	JB   next236
+	JMP  done235
 
-fp16113:
+fp16233:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check120
+	JMP  check240
 
-next119:
+next239:
 	TESTQ   R8, R8
-	JEQ     kept121
+	JEQ     kept241
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3661,7 +7345,7 @@ next119:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept121:
+kept241:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3765,25 +7449,25 @@ kept121:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check120:
+check240:
 	CMPQ CX, R10
-	JB   next119
+	JB   next239
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next119
-	JMP  done115
+	JB   next239
+	JMP  done235
 
-fp32114:
+fp32234:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check123
+	JMP  check243
 
-next122:
+next242:
 	TESTQ   R8, R8
-	JEQ     kept124
+	JEQ     kept244
 	MOVQ    CX, R12
 	ANDQ    $0x0000007f, R12
 	VMOVDQU (BX)(CX*2), Y5
@@ -3801,7 +7485,7 @@ next122:
 	LEAQ    32(CX), R12
 	MOVQ    R12, (R8)
 
-kept124:
+kept244:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3905,15 +7589,16 @@ kept124:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check123:
+check243:
 	CMPQ CX, R10
-	JB   next122
+	JB   next242
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next122
+	JB   next242
 
-done115:
+done235:
+updated218:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3922,15 +7607,15 @@ done115:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), DI
@@ -3938,15 +7623,15 @@ TEXT ·trafficSplit1xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R8
 	MOVQ  8(R8), R8
 	CMPQ  DX, $0x01
-	JE    fp16126
-	JA    fp32127
+	JE    fp16246
+	JA    fp32247
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R9
 	MOVQ  16(R9), R9
 	ADDQ  DX, R9
-	JMP   check130
+	JMP   check250
 
-next129:
+next249:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -3961,23 +7646,23 @@ next129:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check130:
+check250:
 	CMPQ DX, R8
-	JB   next129
+	JB   next249
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next129
-	JMP  done128
+	JB   next249
+	JMP  done248
 
-fp16126:
+fp16246:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check132
+	JMP  check252
 
-next131:
+next251:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -3992,23 +7677,23 @@ next131:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check132:
+check252:
 	CMPQ DX, R8
-	JB   next131
+	JB   next251
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next131
-	JMP  done128
+	JB   next251
+	JMP  done248
 
-fp32127:
+fp32247:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check134
+	JMP  check254
 
-next133:
+next253:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -4024,15 +7709,15 @@ next133:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check134:
+check254:
 	CMPQ DX, R8
-	JB   next133
+	JB   next253
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next133
+	JB   next253
 
-done128:
+done248:
 	VZEROUPPER
 	RET
 
@@ -4040,17 +7725,17 @@ done128:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R8
@@ -4058,15 +7743,15 @@ TEXT ·trafficSplit2xBF16AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R9
 	MOVQ  8(R9), R9
 	CMPQ  DX, $0x01
-	JE    fp16136
-	JA    fp32137
+	JE    fp16256
+	JA    fp32257
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R10
 	MOVQ  16(R10), R10
 	ADDQ  DX, R10
-	JMP   check140
+	JMP   check260
 
-next139:
+next259:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4084,23 +7769,23 @@ next139:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check140:
+check260:
 	CMPQ DX, R9
-	JB   next139
+	JB   next259
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next139
-	JMP  done138
+	JB   next259
+	JMP  done258
 
-fp16136:
+fp16256:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check142
+	JMP  check262
 
-next141:
+next261:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4118,23 +7803,23 @@ next141:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check142:
+check262:
 	CMPQ DX, R9
-	JB   next141
+	JB   next261
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next141
-	JMP  done138
+	JB   next261
+	JMP  done258
 
-fp32137:
+fp32257:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check144
+	JMP  check264
 
-next143:
+next263:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -4153,15 +7838,15 @@ next143:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check144:
+check264:
 	CMPQ DX, R9
-	JB   next143
+	JB   next263
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next143
+	JB   next263
 
-done138:
+done258:
 	VZEROUPPER
 	RET
 
@@ -4177,7 +7862,7 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	ADDQ    $0x3f, DX
 	ANDQ    $-64, DX
 	MOVQ    a+0(FP), AX
-	MOVQ    40(AX), AX
+	MOVQ    48(AX), AX
 	VMOVUPS (AX), Y1
 	VMOVUPS Y1, 4096(DX)
 	VMOVUPS 32(AX), Y1
@@ -4229,39 +7914,39 @@ TEXT ·adamSplitINT8AVX2(SB), $5472-8
 	VMOVDQU pattern7f800000<>+0(SB), Y3
 	VMOVDQU pattern80000000<>+0(SB), Y4
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), CX
+	MOVQ    56(AX), CX
 	MOVQ    a+0(FP), AX
-	MOVQ    80(AX), BX
+	MOVQ    88(AX), BX
 	MOVQ    a+0(FP), AX
-	MOVQ    88(AX), SI
+	MOVQ    96(AX), SI
 	MOVQ    a+0(FP), AX
-	MOVQ    128(AX), DI
+	MOVQ    136(AX), DI
 	MOVQ    a+0(FP), AX
-	MOVQ    104(AX), R8
+	MOVQ    112(AX), R8
 	MOVQ    a+0(FP), AX
-	MOVQ    112(AX), R9
+	MOVQ    120(AX), R9
 	MOVQ    a+0(FP), AX
 	MOVQ    32(AX), R10
 	MOVQ    a+0(FP), AX
 	MOVQ    24(AX), AX
 	CMPQ    CX, $0x01
-	JE      fp16146
-	JA      fp32147
+	JE      fp16266
+	JA      fp32267
 
-block149:
+block269:
 	TESTQ   R10, R10
-	JEQ     kept152
+	JEQ     kept272
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept152:
+kept272:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4277,9 +7962,9 @@ kept152:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile150:
+tile270:
 	TESTQ   R10, R10
-	JEQ     kept153
+	JEQ     kept273
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -4297,7 +7982,7 @@ tile150:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept153:
+kept273:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -4494,16 +8179,16 @@ kept153:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile150
+	JNE            tile270
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded151
+	JBE            encoded271
 	SUBQ           $0x00000100, AX
 
-tile154:
+tile274:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -4588,9 +8273,9 @@ tile154:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile154
+	JNE         tile274
 
-encoded151:
+encoded271:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -4664,7 +8349,7 @@ encoded151:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -4695,7 +8380,7 @@ encoded151:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -4709,7 +8394,7 @@ encoded151:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -4717,24 +8402,24 @@ encoded151:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block149
-	JMP          done148
+	JB           block269
+	JMP          done268
 
-fp16146:
-block155:
+fp16266:
+block275:
 	TESTQ   R10, R10
-	JEQ     kept158
+	JEQ     kept278
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept158:
+kept278:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -4750,9 +8435,9 @@ kept158:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile156:
+tile276:
 	TESTQ   R10, R10
-	JEQ     kept159
+	JEQ     kept279
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -4770,7 +8455,7 @@ tile156:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept159:
+kept279:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -4973,16 +8658,16 @@ kept159:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile156
+	JNE            tile276
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded157
+	JBE            encoded277
 	SUBQ           $0x00000100, AX
 
-tile160:
+tile280:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5067,9 +8752,9 @@ tile160:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile160
+	JNE         tile280
 
-encoded157:
+encoded277:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5143,7 +8828,7 @@ encoded157:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5174,7 +8859,7 @@ encoded157:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5188,7 +8873,7 @@ encoded157:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5196,24 +8881,24 @@ encoded157:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block155
-	JMP          done148
+	JB           block275
+	JMP          done268
 
-fp32147:
-block161:
+fp32267:
+block281:
 	TESTQ   R10, R10
-	JEQ     kept164
+	JEQ     kept284
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept164:
+kept284:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -5229,9 +8914,9 @@ kept164:
 	VPXOR        Y2, Y2, Y2
 	VPCMPEQD     Y1, Y1, Y1
 
-tile162:
+tile282:
 	TESTQ   R10, R10
-	JEQ     kept165
+	JEQ     kept285
 	MOVQ    AX, CX
 	ANDQ    $0x000003ff, CX
 	VMOVDQU (BX)(AX*2), Y5
@@ -5249,7 +8934,7 @@ tile162:
 	LEAQ    32(AX), CX
 	MOVQ    CX, (R10)
 
-kept165:
+kept285:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -5452,16 +9137,16 @@ kept165:
 	ADDQ           $0x10, AX
 	ADDQ           $0x10, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile162
+	JNE            tile282
 	MOVQ           AX, CX
 	MOVQ           a+0(FP), R11
 	MOVQ           24(R11), R11
 	SUBQ           R11, CX
 	CMPQ           CX, $0x00000100
-	JBE            encoded163
+	JBE            encoded283
 	SUBQ           $0x00000100, AX
 
-tile166:
+tile286:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5546,9 +9231,9 @@ tile166:
 	VMOVDQU     Y6, -288(R9)(AX*1)
 	VMOVDQU     Y7, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile166
+	JNE         tile286
 
-encoded163:
+encoded283:
 	VEXTRACTI128 $0x01, Y1, X0
 	VPMINUD      X0, X1, X1
 	VPSHUFD      $0x4e, X1, X0
@@ -5622,7 +9307,7 @@ encoded163:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -5653,7 +9338,7 @@ encoded163:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -5667,7 +9352,7 @@ encoded163:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Y0
@@ -5675,10 +9360,10 @@ encoded163:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block161
+	JB           block281
 
-done148:
-tile167:
+done268:
+tile287:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	XORQ        $0x00000100, CX
@@ -5763,7 +9448,7 @@ tile167:
 	VMOVDQU     Y2, -288(R9)(AX*1)
 	VMOVDQU     Y5, -288(R8)(AX*1)
 	TESTQ       $0x000000ff, AX
-	JNE         tile167
+	JNE         tile287
 	LDMXCSR     (SP)
 	VZEROUPPER
 	RET
@@ -5772,19 +9457,19 @@ tile167:
 // Requires: AVX, AVX2, MMX+
 TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), AX
-	MOVQ  80(AX), AX
+	MOVQ  88(AX), AX
 	MOVQ  a+0(FP), CX
-	MOVQ  128(CX), CX
+	MOVQ  136(CX), CX
 	MOVQ  a+0(FP), DX
-	MOVQ  48(DX), DX
+	MOVQ  56(DX), DX
 	MOVQ  a+0(FP), BX
-	MOVQ  88(BX), BX
+	MOVQ  96(BX), BX
 	MOVQ  a+0(FP), SI
-	MOVQ  104(SI), SI
+	MOVQ  112(SI), SI
 	MOVQ  a+0(FP), DI
-	MOVQ  112(DI), DI
+	MOVQ  120(DI), DI
 	MOVQ  a+0(FP), R8
-	MOVQ  120(R8), R8
+	MOVQ  128(R8), R8
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	MOVQ  a+0(FP), R9
@@ -5792,15 +9477,15 @@ TEXT ·trafficSplit2xINT8AVX2(SB), NOSPLIT, $0-8
 	MOVQ  a+0(FP), R10
 	MOVQ  8(R10), R10
 	CMPQ  DX, $0x01
-	JE    fp16169
-	JA    fp32170
+	JE    fp16289
+	JA    fp32290
 	XORQ  DX, DX
 	MOVQ  a+0(FP), R11
 	MOVQ  16(R11), R11
 	ADDQ  DX, R11
-	JMP   check173
+	JMP   check293
 
-next172:
+next292:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5816,33 +9501,33 @@ next172:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within174
+	JNE        within294
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within174:
+within294:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check173:
+check293:
 	CMPQ DX, R10
-	JB   next172
+	JB   next292
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next172
-	JMP  done171
+	JB   next292
+	JMP  done291
 
-fp16169:
+fp16289:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check176
+	JMP  check296
 
-next175:
+next295:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5858,33 +9543,33 @@ next175:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within177
+	JNE        within297
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within177:
+within297:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check176:
+check296:
 	CMPQ DX, R10
-	JB   next175
+	JB   next295
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next175
-	JMP  done171
+	JB   next295
+	JMP  done291
 
-fp32170:
+fp32290:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check179
+	JMP  check299
 
-next178:
+next298:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -5901,24 +9586,24 @@ next178:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within180
+	JNE        within300
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within180:
+within300:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check179:
+check299:
 	CMPQ DX, R10
-	JB   next178
+	JB   next298
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next178
+	JB   next298
 
-done171:
+done291:
 	VZEROUPPER
 	RET

@@ -466,7 +466,7 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	ADDQ      $0x3f, DX
 	ANDQ      $-64, DX
 	MOVQ      a+0(FP), AX
-	MOVQ      40(AX), AX
+	MOVQ      48(AX), AX
 	VMOVUPS   (AX), Z3
 	VMOVUPS   Z3, 4096(DX)
 	VMOVUPS   64(AX), Z3
@@ -523,39 +523,39 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVQ      AX, 5128(DX)
 	MOVQ      AX, 5136(DX)
 	MOVQ      a+0(FP), AX
-	MOVQ      48(AX), CX
+	MOVQ      56(AX), CX
 	MOVQ      a+0(FP), AX
-	MOVQ      80(AX), BX
+	MOVQ      88(AX), BX
 	MOVQ      a+0(FP), AX
-	MOVQ      88(AX), SI
+	MOVQ      96(AX), SI
 	MOVQ      a+0(FP), AX
-	MOVQ      128(AX), DI
+	MOVQ      136(AX), DI
 	MOVQ      a+0(FP), AX
-	MOVQ      104(AX), R8
+	MOVQ      112(AX), R8
 	MOVQ      a+0(FP), AX
-	MOVQ      112(AX), R9
+	MOVQ      120(AX), R9
 	MOVQ      a+0(FP), AX
 	MOVQ      32(AX), R10
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp162034
-	JA        fp322035
+	JE        fp163354
+	JA        fp323355
 
-block2037:
+block3357:
 	TESTQ   R10, R10
-	JEQ     kept2040
+	JEQ     kept3360
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2040:
+kept3360:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -573,9 +573,9 @@ kept2040:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2038:
+tile3358:
 	TESTQ     R10, R10
-	JEQ       kept2041
+	JEQ       kept3361
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -593,7 +593,7 @@ tile2038:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2041:
+kept3361:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -826,12 +826,12 @@ kept2041:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2038
+	JNE            tile3358
 	CMPL           5120(DX), $0x00
-	JEQ            done2043
+	JEQ            done3363
 	SUBQ           $0x00000100, AX
 
-next2042:
+next3362:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -850,9 +850,9 @@ next2042:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2042
+	JNE        next3362
 
-done2043:
+done3363:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -877,11 +877,11 @@ done2043:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2044
+	JEQ           unusual3364
 	CMPL          R13, $0x5f000000
-	JBE           usual2045
+	JBE           usual3365
 
-unusual2044:
+unusual3364:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -890,7 +890,7 @@ unusual2044:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2046:
+next3366:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -899,7 +899,7 @@ next2046:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2046
+	JB            next3366
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -921,7 +921,7 @@ next2046:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2045:
+usual3365:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -980,7 +980,7 @@ usual2045:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -1014,7 +1014,7 @@ usual2045:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -1028,7 +1028,7 @@ usual2045:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -1036,24 +1036,24 @@ usual2045:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2037
-	JMP          done2036
+	JB           block3357
+	JMP          done3356
 
-fp162034:
-block2047:
+fp163354:
+block3367:
 	TESTQ   R10, R10
-	JEQ     kept2050
+	JEQ     kept3370
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2050:
+kept3370:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -1071,9 +1071,9 @@ kept2050:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2048:
+tile3368:
 	TESTQ     R10, R10
-	JEQ       kept2051
+	JEQ       kept3371
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1091,7 +1091,7 @@ tile2048:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2051:
+kept3371:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1330,12 +1330,12 @@ kept2051:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2048
+	JNE            tile3368
 	CMPL           5120(DX), $0x00
-	JEQ            done2053
+	JEQ            done3373
 	SUBQ           $0x00000100, AX
 
-next2052:
+next3372:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1354,9 +1354,9 @@ next2052:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2052
+	JNE        next3372
 
-done2053:
+done3373:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1381,11 +1381,11 @@ done2053:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2054
+	JEQ           unusual3374
 	CMPL          R13, $0x5f000000
-	JBE           usual2055
+	JBE           usual3375
 
-unusual2054:
+unusual3374:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1394,7 +1394,7 @@ unusual2054:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2056:
+next3376:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1403,7 +1403,7 @@ next2056:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2056
+	JB            next3376
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1425,7 +1425,7 @@ next2056:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2055:
+usual3375:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1484,7 +1484,7 @@ usual2055:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -1518,7 +1518,7 @@ usual2055:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -1532,7 +1532,7 @@ usual2055:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -1540,24 +1540,24 @@ usual2055:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2047
-	JMP          done2036
+	JB           block3367
+	JMP          done3356
 
-fp322035:
-block2057:
+fp323355:
+block3377:
 	TESTQ   R10, R10
-	JEQ     kept2060
+	JEQ     kept3380
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
-	MOVQ    120(R11), R11
+	MOVQ    128(R11), R11
 	MOVWLZX (R11)(CX*1), R11
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2060:
+kept3380:
 	MOVQ         a+0(FP), CX
-	MOVQ         120(CX), R11
+	MOVQ         128(CX), R11
 	MOVQ         AX, CX
 	SHRQ         $0x07, CX
 	MOVWLZX      (R11)(CX*1), CX
@@ -1575,9 +1575,9 @@ kept2060:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2058:
+tile3378:
 	TESTQ     R10, R10
-	JEQ       kept2061
+	JEQ       kept3381
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1595,7 +1595,7 @@ tile2058:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2061:
+kept3381:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1836,12 +1836,12 @@ kept2061:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2058
+	JNE            tile3378
 	CMPL           5120(DX), $0x00
-	JEQ            done2063
+	JEQ            done3383
 	SUBQ           $0x00000100, AX
 
-next2062:
+next3382:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1860,9 +1860,9 @@ next2062:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2062
+	JNE        next3382
 
-done2063:
+done3383:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1887,11 +1887,11 @@ done2063:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2064
+	JEQ           unusual3384
 	CMPL          R13, $0x5f000000
-	JBE           usual2065
+	JBE           usual3385
 
-unusual2064:
+unusual3384:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1900,7 +1900,7 @@ unusual2064:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2066:
+next3386:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1909,7 +1909,7 @@ next2066:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2066
+	JB            next3386
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1931,7 +1931,7 @@ next2066:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2065:
+usual3385:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1990,7 +1990,7 @@ usual2065:
 	TESTL        R13, R13
 	CMOVLEQ      R12, CX
 	MOVQ         a+0(FP), R12
-	MOVQ         120(R12), R13
+	MOVQ         128(R12), R13
 	MOVQ         AX, R12
 	SHRQ         $0x07, R12
 	MOVW         CX, -2(R13)(R12*1)
@@ -2024,7 +2024,7 @@ usual2065:
 	SUBQ         $0x00000100, R11
 	SHRQ         $0x08, R11
 	MOVQ         a+0(FP), CX
-	MOVL         72(CX), CX
+	MOVL         80(CX), CX
 	ADDL         R11, CX
 	MOVL         CX, R11
 	SHRL         $0x10, R11
@@ -2038,7 +2038,7 @@ usual2065:
 	SHRL         $0x10, R11
 	XORL         R11, CX
 	MOVQ         a+0(FP), R11
-	MOVL         64(R11), R11
+	MOVL         72(R11), R11
 	ADDL         R11, CX
 	VMOVD        CX, X0
 	VPBROADCASTD X0, Z0
@@ -2046,10 +2046,10 @@ usual2065:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2057
+	JB           block3377
 
-done2036:
-tile2067:
+done3356:
+tile3387:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2126,12 +2126,12 @@ tile2067:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile2067
+	JNE            tile3387
 	CMPL           5120(DX), $0x00
-	JEQ            done2069
+	JEQ            done3389
 	SUBQ           $0x00000100, AX
 
-next2068:
+next3388:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2150,9 +2150,9 @@ next2068:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2068
+	JNE        next3388
 
-done2069:
+done3389:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

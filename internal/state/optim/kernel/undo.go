@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"sync/atomic"
 	"unsafe"
 
@@ -49,12 +50,21 @@ func (u Undo) Begin() {
 // Begun reports whether the chunk may have been changed.
 func (u Undo) Begun() bool { return u.head().kept.Load() > 0 }
 
+// Check refuses a log that does not fit a chunk of so many elements.
+func (u Undo) Check(elements int) error {
+	kept, first := u.head().kept.Load(), u.head().first.Load()
+	if kept < 0 || kept > int64(elements) || first < 0 || first > int64(elements) {
+		return fmt.Errorf("its undo log goes from element %d to %d of %d", first, kept, elements)
+	}
+	return nil
+}
+
 // UpdateLogged is [Set.Update], beginning at element first, which is the first of a
 // tile. It keeps an undo log. The bits are the same.
 func (s Set) UpdateLogged(f Format, constants *Constants, c Chunk, first int, u Undo) {
 	n := c.check(f)
 	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
-		s.update(first, whole, f, constants, &c, pointer(u.bytes))
+		s.update(first, whole, f, constants, &c, pointer(u.bytes), nil)
 		first = whole
 	}
 	s.updateInTiles(f, constants, &c, first, &u)

@@ -199,6 +199,7 @@ type instructionSet struct {
 	// With VBMI and BF16, AVX-512 permutes bytes and rounds to bf16 in one instruction each.
 	extended bool
 	held     map[uint32]reg.VecVirtual // constants in registers
+	adds     **tally                   // of the loop that is being written; nil in it: the loop sums nothing
 }
 
 var (

@@ -107,7 +107,7 @@ func (m bf16Moment) load(index reg.Register) operands {
 }
 
 func (m bf16Moment) store(x vectors, index reg.Register) {
-	m.move(m.packUpperHalves(m.halfAway(x)), m.at(index, 0))
+	m.store16(m.packUpperHalves(m.halfAway(x)), m.stream, index)
 }
 
 func (bf16Moment) finish() {}
@@ -140,7 +140,7 @@ func (m ditheredMoment) store(x vectors, index reg.Register) {
 	for i, t := range rounded {
 		VPADDD(x[i], t, t)
 	}
-	m.move(m.packUpperHalves(rounded), m.at(index, 0))
+	m.store16(m.packUpperHalves(rounded), m.stream, index)
 	VPADDD(m.integer(m.ditherOf(m.group())), m.dither, m.dither)
 }
 
@@ -249,7 +249,7 @@ func (m splitMaster) store(p vectors, index reg.Register) {
 		VPADDW(negative, upper, upper)
 	}
 	m.move(upper, m.parameter.at(index, 0))
-	m.move(low, m.low.at(index, 0))
+	m.store16(low, m.low, index)
 }
 
 // lowWords packs the low 16 bits of even and odd elements.
@@ -486,6 +486,20 @@ func (s instructionSet) storeWide(x vectors, to stream, index reg.Register) {
 func (s instructionSet) storeConsecutive(x vectors, to stream, index reg.Register) {
 	for i, part := range x {
 		VMOVUPS(part, to.at(index, i*s.lanes))
+		s.stored(part, to)
+	}
+}
+
+// store16 stores a group of 16-bit numbers.
+func (s instructionSet) store16(x reg.VecVirtual, to stream, index reg.Register) {
+	s.move(x, to.at(index, 0))
+	s.stored(x, to)
+}
+
+// stored tells the tally of a register that is stored.
+func (s instructionSet) stored(x reg.VecVirtual, to stream) {
+	if s.adds != nil {
+		(*s.adds).stored(x, to)
 	}
 }
 

@@ -53,6 +53,7 @@ const rootOfSecond = 2
 func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.MomentType) {
 	TEXT(updateName(a, state, moments, s), 4, "func(a *Arguments)")
 	s = s.forMoments(moments)
+	s.adds = new(*tally)
 	restore := flushDenormals()
 	if s.lanes == 16 {
 		if state == abi.FP32 && !s.extended {
@@ -75,7 +76,7 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	}
 	row := func(i int) Mem { return Mem{Base: table, Disp: 4 * abi.Group * i} }
 	kept, resident := registers{}, algorithms[a].resident
-	if s.lanes == 16 {
+	if rounds := state == abi.FP32 && s.interleaved && !s.extended; s.lanes == 16 && !rounds { // rounding takes registers
 		resident = slices.Concat(resident, algorithms[a].others)
 	}
 	for _, i := range resident {
@@ -90,39 +91,67 @@ func (s instructionSet) update(a abi.Algorithm, state abi.State, moments abi.Mom
 	}
 	log := s.undoLog(state, moments, arrays)
 	n := length{elements: argument("Elements"), prefetching: argument("Prefetching"), start: argument("Start"), ahead: true}
-	loopOfKind(kind, n, 0, s.group(), func(kind int, index, ahead reg.Register) {
-		log.keep(index, moments.Tile(), moments.Tile())
-		for first := 0; first < moments.Tile(); first += s.group() {
-			if first > 0 {
-				ADDQ(U8(s.group()), index)
-				ADDQ(U8(s.group()), ahead)
-			}
-			for _, array := range arrays {
-				array.prefetch(ahead)
-			}
-			s.prefetchKind(kind, gradient, ahead)
-			g := s.loadKind(kind, gradient, index, 0)
-			p := s.registers(arrays[0].load(index))
-			for i := range g {
-				VMULPS(constant(abi.GradScale), g[i], g[i])
-				VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
-			}
-			load := func(number int) operands { return arrays[1+number].load(index) }
-			store := func(number int, x vectors) {
-				if number != rootOfSecond {
-					arrays[1+number].store(x, index)
+	walk := func() {
+		loopOfKind(kind, n, 0, s.group(), func(kind int, index, ahead reg.Register) {
+			log.keep(index, moments.Tile(), moments.Tile())
+			for first := 0; first < moments.Tile(); first += s.group() {
+				if first > 0 {
+					ADDQ(U8(s.group()), index)
+					ADDQ(U8(s.group()), ahead)
 				}
+				s.updateGroup(a, constant, arrays, kind, gradient, index, ahead)
 			}
-			algorithms[a].update(s, constant, p, g, load, store)
-			arrays[0].store(p, index)
-		}
-	})
+		})
+	}
+	plain, done := label("plain"), label("updated")
+	sums, asked := s.tally(state, arrays), argument("Sums")
+	TESTQ(asked, asked)
+	JEQ(LabelRef(plain))
+	sums.begin()
+	*s.adds = sums
+	walk()
+	*s.adds = nil
+	sums.end()
+	JMP(LabelRef(done))
+	Label(plain)
+	walk()
+	Label(done)
 	for _, array := range arrays {
 		array.finish()
 	}
 	restore()
 	VZEROUPPER()
 	RET()
+}
+
+// updateGroup updates a group of elements.
+func (s instructionSet) updateGroup(
+	a abi.Algorithm, constant func(int) Op, arrays []array, kind int, gradient, index, ahead reg.Register,
+) {
+	for _, array := range arrays {
+		array.prefetch(ahead)
+	}
+	if *s.adds != nil {
+		(*s.adds).read(index)
+	}
+	s.prefetchKind(kind, gradient, ahead)
+	g := s.loadKind(kind, gradient, index, 0)
+	p := s.registers(arrays[0].load(index))
+	for i := range g {
+		VMULPS(constant(abi.GradScale), g[i], g[i])
+		VFMADD231PS(constant(abi.L2Penalty), p[i], g[i])
+	}
+	load := func(number int) operands { return arrays[1+number].load(index) }
+	store := func(number int, x vectors) {
+		if number != rootOfSecond {
+			arrays[1+number].store(x, index)
+		}
+	}
+	algorithms[a].update(s, constant, p, g, load, store)
+	arrays[0].store(p, index)
+	if *s.adds != nil {
+		(*s.adds).wrote(index)
+	}
 }
 
 // adam reads everything before it writes anything. A processor mistakes a read for one of an earlier write, and

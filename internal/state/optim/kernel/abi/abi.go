@@ -130,6 +130,10 @@ const (
 	UndoStreams // their number
 )
 
+// Sums has the sums of the 64-bit words of each stream of the undo log, modulo 2^64: before an update and after it. The
+// words of a stream are spread over 8 lanes. A kernel leaves out parameters that are the upper half of the master.
+type Sums [UndoStreams][2][8]uint64
+
 // UndoLayout returns, for each stream, the bytes of a tile and where its ring begins,
 // and the bytes of the log.
 func UndoLayout(state State, moments MomentType, count int) (tile, ring [UndoStreams]int, bytes int) {
@@ -225,6 +229,7 @@ type Arguments struct {
 	Ahead        int   // how far ahead the kernel prefetches, in elements; int8 moments have a fixed distance
 	Start        int   // the element to begin with; the first of a block if moments are int8
 	Undo         *byte // the undo log; nil for none
+	Sums         *Sums // what the sums of streams are added to; nil for none, and for int8 moments
 	Table        *Table
 	GradientKind int
 	CopyKind     int
