@@ -9,14 +9,15 @@ import (
 )
 
 // bundled are TRL's own configurations of accelerate, by the names that --accelerate_config takes:
-// trl/accelerate_configs of August 2026.
+// trl/accelerate_configs of TRL 1.16.0. All but the first name 8 ranks.
 var bundled = map[string]string{
-	"single_gpu": "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 8\n",
+	"single_gpu": "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 1\n",
 	"multi_gpu":  "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n",
 	"fsdp1": "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 1\n" +
-		"  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n" +
+		"  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: FULL_SHARD\n" +
+		"  fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_forward_prefetch: true\n  fsdp_offload_params: false\n" +
 		"  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_activation_checkpointing: false\n" +
-		"  fsdp_reshard_after_forward: true\n  fsdp_cpu_ram_efficient_loading: true\n",
+		"  fsdp_sync_module_states: true\n  fsdp_use_orig_params: true\n  fsdp_cpu_ram_efficient_loading: true\n",
 	"fsdp2": "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n" +
 		"  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_activation_checkpointing: false\n" +
 		"  fsdp_reshard_after_forward: true\n  fsdp_state_dict_type: FULL_STATE_DICT\n" +
@@ -76,27 +77,13 @@ func (s *starter) accelerateFile() (*strict.Document, error) {
 		return nil, nil
 	}
 	if text, is := bundled[name.Text]; is {
-		d, err := strict.ParseYAML(name.Text+".yaml of TRL", []byte(text))
-		if err == nil {
-			d.Root.Members = slicesWithout(d.Root.Members, "num_processes")
-		}
-		return d, err
+		return strict.ParseYAML(name.Text+".yaml of TRL", []byte(text))
 	}
 	path, text, err := s.find(name)
 	if err != nil {
 		return nil, err
 	}
 	return strict.Parse(path, text)
-}
-
-// slicesWithout returns the members but one.
-func slicesWithout(list []strict.Member, name string) (rest []strict.Member) {
-	for _, m := range list {
-		if m.Name != name {
-			rest = append(rest, m)
-		}
-	}
-	return rest
 }
 
 // enginesByFlag are the flags of accelerate launch that choose an engine.

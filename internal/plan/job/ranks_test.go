@@ -63,6 +63,9 @@ docker run --gpus all -e NPROC_PER_NODE=2 --memory 32g image swift sft ARGS  -> 
 trl sft TRL  ->  1x1 starts a rank on every GPU that it sees
 CUDA_VISIBLE_DEVICES=0,1 trl sft TRL  ->  1x2 CUDA_VISIBLE_DEVICES says so
 trl sft --accelerate_config zero3 --num_processes 4 TRL  ->  1x4 num_processes says so
+trl sft --accelerate_config zero2 TRL  ->  1x8 dtype is not given
+trl sft --accelerate_config fsdp1 TRL  ->  1x8 dtype is not given
+trl sft --accelerate_config single_gpu TRL  ->  1x1 dtype is not given
 accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 --num_processes 2 sft.py TRL  ->  1x2
 `
 
