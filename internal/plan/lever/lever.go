@@ -118,7 +118,7 @@ var levers = []Lever{
 	{HostMemory, Hardware, "twice the nodes hold half each of what is sharded, and make the same batch", moreNodes},
 	{HostMemory, Nothing, "states then stay on the GPUs", megatronStatesOnGPU},
 	{HostMemory, Nothing, "each rank then saves its shard, and none gathers the model", shardedCheckpoint},
-	{HostMemory, Training, "checkpoints then lack optimizer states, so that no job goes on from them", modelCheckpoint},
+	{HostMemory, Nothing, "checkpoints then lack optimizer states, so that no job goes on from them", modelCheckpoint},
 
 	{Speed, Nothing, "larger products take less time for each token", largerBatches},
 	{Speed, Nothing, "nothing is computed twice", keepingActivations},
