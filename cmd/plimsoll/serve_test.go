@@ -193,7 +193,8 @@ func TestRestore(t *testing.T) {
 	}
 	const what = "session 1 (job test, rank0/bf16)"
 	says("set aside          "+what+", ", 0, "stat")
-	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal; its memory is kept, and "+
+	says("restore: "+what+": arena rank0/bf16/step_journal: it is no journal: its first 8 bytes are others; "+
+		"its memory is kept, and "+
 		`"plimsoll restore --discard 1" frees it`, 2, "restore", "1")
 	says("no session is named", 2, "restore")
 	put(magic)

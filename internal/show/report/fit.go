@@ -211,7 +211,7 @@ func (d *Fit) table() *Table {
 
 func (d *Fit) verdict() string {
 	if r := d.Fastest; r != nil && d.Untimed {
-		return fmt.Sprintf("first: %s, micro batch %d, accumulation %d, %v on a GPU; times are not predicted yet, so "+
+		return fmt.Sprintf("first: %s, micro batch %d, accumulation %d, %v on a GPU; this search has no times, so "+
 			"the order is that of what costs time: recomputation, ranks that share the model, smaller micro batches",
 			r.Name, r.MicroBatch, r.Accumulation, r.GPU)
 	}

@@ -116,15 +116,18 @@ func (l layout) lines(value string) []string { return wrapped(value, l.width) }
 // escapes what has no picture, so that a layout counts the columns that are shown, and ends no color of a name.
 func oneLine(value string) string { return safe.Escaped(strings.ReplaceAll(value, "\n", `\n`)) }
 
-// wrapped breaks a text into lines of up to width characters; 0 is any.
+// wrapped breaks a text into lines of up to width characters; 0 is any. All of them have the indentation of the text.
 func wrapped(value string, width int) []string {
 	value = oneLine(value)
 	if width == 0 {
 		return []string{value}
 	}
-	lines := strings.Split(text.WrapSoft(breakPaths(value, width), width), "\n")
+	words := strings.TrimLeft(value, " ")
+	indentation := value[:min(len(value)-len(words), width/2)]
+	width -= len(indentation)
+	lines := strings.Split(text.WrapSoft(breakPaths(words, width), width), "\n")
 	for i, line := range lines {
-		lines[i] = strings.TrimSpace(line)
+		lines[i] = indentation + strings.TrimSpace(line)
 	}
 	return lines
 }
