@@ -19,6 +19,7 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 	golang.org/x/tools v0.52.0 // indirect
 	k8s.io/utils v0.0.0-20261023123148-ca04ba58ecab // indirect
+	mvdan.cc/sh/v3 v3.14.1 // indirect
 )
 
 replace plimsoll => ../..

@@ -136,7 +136,8 @@ func (s Spread) sources(held []ledger.Holding, phase *ledger.Phase) []ledger.Sou
 		list.add("experts", 0, sum(ledger.FeedForwardActivations)/4, "the fullest rank of experts has a quarter more "+
 			"tokens than the mean: the room that a capacity factor of 1.25 leaves (GShard, Switch Transformer)")
 	}
-	states := sum(ledger.Parameters, ledger.Gradients, ledger.MasterWeights, ledger.OptimizerStates)
+	states := sum(ledger.Parameters, ledger.Gradients, ledger.MasterWeights, ledger.OptimizerStates,
+		ledger.OptimizerTemporaries) // which are another source
 	var all ledger.Bytes
 	for _, h := range held {
 		all += h.Bytes
