@@ -440,7 +440,7 @@ func (r *runner) redirect(s *syntax.Stmt) {
 	var to, what *syntax.Word
 	for _, d := range s.Redirs {
 		switch d.Op {
-		case syntax.RdrOut, syntax.ClbOut:
+		case syntax.RdrOut, syntax.RdrClob:
 			to = d.Word
 		case syntax.Hdoc, syntax.DashHdoc:
 			what = d.Hdoc
