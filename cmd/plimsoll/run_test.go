@@ -201,14 +201,14 @@ func TestSIGTERMComesOnce(t *testing.T) {
 		name    string
 		trapped string // rank 0 saves at this signal; SIGTERM ends it otherwise
 		send    []syscall.Signal
-		other   string // command of rank 1
+		other   string // commands of rank 1, behind which HAS BEGUN says that it is ready
 		code    int
 	}{
 		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM},
-			`trap "sleep 0.5; exit 9" TERM; while :; do sleep 0.05; done`, 9},
-		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "exec sleep 1000", 128 + 2},
-		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, "exec sleep 1000",
-			128 + 15},
+			`trap "sleep 0.5; exit 9" TERM; HAS BEGUN; while :; do sleep 0.05; done`, 9},
+		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "HAS BEGUN; exec sleep 1000", 128 + 2},
+		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM},
+			"HAS BEGUN; exec sleep 1000", 128 + 15},
 		{"the other rank fails", "TERM", nil, "exit 3", 3},
 		{"the other rank fails, and the user asks", "TERM", []syscall.Signal{syscall.SIGTERM}, "exit 3", 3},
 	} {
@@ -219,9 +219,10 @@ func TestSIGTERMComesOnce(t *testing.T) {
 				filepath.Join(directory, "saved")
 			other := c.other
 			if c.other == "exit 3" {
-				other = "while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
+				other = "HAS BEGUN; while [ ! -e " + begun + "0 ]; do sleep 0.05; done; exit 3"
 			}
-			script := fmt.Sprintf(`[ $RANK = 1 ] && { : > %[1]s1; %[2]s; }
+			other = strings.Replace(other, "HAS BEGUN", ": > "+begun+"1", 1)
+			script := fmt.Sprintf(`[ $RANK = 1 ] && { %[2]s; }
 				trap 'trap - TERM INT; : > %[3]s; sleep 2; : > %[4]s; exit 0' %[5]s
 				: > %[1]s0; while :; do sleep 0.05; done`, begun, other, saving, saved, c.trapped)
 			j := newJob(t, "--nproc", "2", "--", "sh", "-c", script).start(t)
