@@ -99,7 +99,7 @@ func BenchmarkSums(b *testing.B) {
 }
 
 func benchmarkSums(b *testing.B, f kernel.Format) {
-	const elements = 48 * shard.DefaultChunk
+	const elements = 768 * shard.DefaultChunk
 	available := kernel.Available()
 	var shards [2]*Shard
 	for i := range shards {
