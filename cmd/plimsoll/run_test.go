@@ -206,7 +206,8 @@ func TestSIGTERMComesOnce(t *testing.T) {
 	}{
 		{"the other rank ends first", "TERM", []syscall.Signal{syscall.SIGTERM},
 			`trap "sleep 0.5; exit 9" TERM; HAS BEGUN; while :; do sleep 0.05; done`, 9},
-		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "HAS BEGUN; exec sleep 1000", 128 + 2},
+		{"the other rank is interrupted", "INT", []syscall.Signal{syscall.SIGINT}, "HAS BEGUN; exec sleep 1000",
+			128 + 2},
 		{"the user asks twice", "TERM", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM},
 			"HAS BEGUN; exec sleep 1000", 128 + 15},
 		{"the other rank fails", "TERM", nil, "exit 3", 3},

@@ -56,9 +56,9 @@ func wordSum(bytes []byte) (sum uint64) {
 	return sum + sums[0] + sums[1] + sums[2] + sums[3] + binary.LittleEndian.Uint64(last[:])
 }
 
-// SumsAreFree reports whether sums take at most 2 % of an update of a state that no cache holds. There an update sums its
-// streams in the registers that it has them in. BenchmarkSums of package engine measures it: masters in fp32 or 24 bits
-// take 1 to 5 % longer, and int8 moments, whose chunks are read twice more, twice as long.
+// SumsAreFree reports whether sums take at most 2 % of an update of a state that no cache holds. There an update sums
+// its streams in the registers that it has them in. BenchmarkSums of package engine measures it: masters in fp32 or 24
+// bits take 1 to 5 % longer, and int8 moments, whose chunks are read twice more, twice as long.
 func (s Set) SumsAreFree(f Format) bool {
 	return s.inRegisters() && f.Moments != MomentsInt8 && f.State == Split
 }
