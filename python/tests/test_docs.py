@@ -121,7 +121,7 @@ def test_the_example_of_a_plan(capsys):
         runpy.run_path(ROOT / "examples" / "python" / "will_it_fit.py", run_name="__main__")
     assert ended.value.code is None
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("micro batch 16: does not fit, ")
+    assert first.startswith("micro batch 32: does not fit, ")
     assert re.fullmatch(r"micro batch \d: fits, \d+\.\d GiB", last)
 
 
