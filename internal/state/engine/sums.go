@@ -133,15 +133,25 @@ func (s *Shard) damagedAt(damaged uint64) error {
 	c := s.chunk(unit)
 	state := c.state()
 	memory := state.Summed(s.chunkSums.streams[number])
-	name, offset := "", uintptr(0)
-	for _, a := range s.arenas {
-		at := uintptr(unsafe.Pointer(unsafe.SliceData(memory))) - uintptr(unsafe.Pointer(unsafe.SliceData(a.Bytes())))
-		if at < uintptr(len(a.Bytes())) {
-			name, offset = a.Name(), at
-		}
+	if len(memory) == 0 { // the chunk has no such stream: its sum alone can have changed
+		name, offset := s.placeOf(unsafe.Pointer(&s.chunkSums.of(unit)[number]))
+		return fmt.Errorf("arena %s: the sum %d bytes from its begin, of a stream that chunk %d does not have, has "+
+			"changed after step %d: %w; %s", name, offset, unit, s.Steps(), ErrDamaged, remedy)
 	}
+	name, offset := s.placeOf(unsafe.Pointer(unsafe.SliceData(memory)))
 	return fmt.Errorf("arena %s: chunk %d (elements %d to %d), %d bytes from %d on, has another sum after step "+
 		"%d: %w; %s", name, unit, c.First, c.End(), len(memory), offset, s.Steps(), ErrDamaged, remedy)
+}
+
+// placeOf returns the arena that an address is in, and how far from its begin.
+func (s *Shard) placeOf(address unsafe.Pointer) (name string, offset uintptr) {
+	for _, a := range s.arenas {
+		at := uintptr(address) - uintptr(unsafe.Pointer(unsafe.SliceData(a.Bytes())))
+		if at < uintptr(len(a.Bytes())) {
+			return a.Name(), at
+		}
+	}
+	return "", 0
 }
 
 // scrubbing keeps the scrubber and those who change the shard apart. Who changes it waits for one chunk at most.
