@@ -5,10 +5,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -178,30 +176,23 @@ func namedArguments(c *cobra.Command, q *job.Request, arguments []string) (files
 }
 
 func isNamedGPU(name string) bool {
-	if many := manyGPUs.FindStringSubmatch(name); many != nil {
-		name = many[2]
-	}
+	_, name, _ = gpu.Counted(name)
 	_, err := gpu.Find(name)
 	return err == nil
 }
 
-// manyGPUs are a number of GPUs and their name, such as 8xH100.
-var manyGPUs = regexp.MustCompile(`^([0-9]{1,4}) ?[xX*] ?([A-Za-z0-9].*)$`)
-
 // countedGPU takes the number of GPUs from before their name.
 func countedGPU(q *job.Request) error {
-	many := manyGPUs.FindStringSubmatch(q.GPU)
-	if many == nil {
-		return nil
-	}
-	n, _ := strconv.Atoi(many[1])
+	n, name, is := gpu.Counted(q.GPU)
 	switch {
+	case !is:
+		return nil
 	case n == 0:
 		return fault.Inputf("--gpu %s: expected 1 GPU or more", q.GPU)
 	case q.GPUs > 0 && q.GPUs != n:
 		return fault.Inputf("--gpu %s and --gpus %d differ", q.GPU, q.GPUs).WithHint("leave --gpus out")
 	}
-	q.GPU, q.GPUs = many[2], n
+	q.GPU, q.GPUs = name, n
 	return nil
 }
 

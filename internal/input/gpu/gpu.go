@@ -7,6 +7,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/fault"
@@ -258,6 +259,17 @@ var (
 	counted      = regexp.MustCompile(`^(\d+) ?[xX*] ?(\S.*)$`)
 	countedAfter = regexp.MustCompile(`^(\S.*?) ?[xX*] ?(\d{1,3})$`)
 )
+
+// Counted returns the number of GPUs that stands before a name, such as 8xH100, and the name behind it. It is false for
+// a name without one, and for one of more than four digits.
+func Counted(text string) (number int, name string, is bool) {
+	found := counted.FindStringSubmatch(text)
+	if found == nil || len(found[1]) > 4 {
+		return 0, text, false
+	}
+	number, err := strconv.Atoi(found[1])
+	return number, found[2], err == nil
+}
 
 // words returns the words of a name that distinguish models.
 func words(name string) []string {

@@ -76,3 +76,19 @@ func TestProducts(t *testing.T) {
 		}
 	}
 }
+
+// TestCounted takes a number of GPUs from before their name.
+func TestCounted(t *testing.T) {
+	for text, want := range map[string]struct {
+		number int
+		name   string
+		is     bool
+	}{
+		"8xH100": {8, "H100", true}, "8 X H100-80GB": {8, "H100-80GB", true}, "0xA100": {0, "A100", true},
+		"H100": {0, "H100", false}, "4090": {0, "4090", false}, "12345xH100": {0, "12345xH100", false},
+	} {
+		if number, name, is := Counted(text); number != want.number || name != want.name || is != want.is {
+			t.Errorf("%s: %d, %q, %t", text, number, name, is)
+		}
+	}
+}

@@ -3,6 +3,8 @@ package megatron
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 )
 
 // Program is what trains these jobs.
@@ -18,6 +20,17 @@ func (j *Job) OptimizerName() string {
 
 // RecomputeName describes what the backward pass recomputes.
 func (j *Job) RecomputeName() string { return cmp.Or(j.Recompute, "none") }
+
+// Recomputes reports whether selective recomputation has a module. Without a list it is the attention proper.
+func (j *Job) Recomputes(module string) bool {
+	if j.Recompute != "selective" {
+		return false
+	}
+	if len(j.RecomputeModules) == 0 {
+		return module == "core_attn"
+	}
+	return slices.Contains(strings.Fields(strings.Join(j.RecomputeModules, " ")), module)
+}
 
 // ParallelNames describes the degrees of parallelism above 1.
 func (j *Job) ParallelNames() (names []string) {

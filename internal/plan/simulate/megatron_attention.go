@@ -1,9 +1,6 @@
 package simulate
 
 import (
-	"slices"
-	"strings"
-
 	"plimsoll/internal/base/dtype"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/plan/autograd"
@@ -25,7 +22,7 @@ func (p *megatronPass) attend(x *autograd.Tensor) *autograd.Tensor {
 		var context *autograd.Tensor
 		if p.LatentAttention {
 			h.query, h.value = p.LatentHead+p.LatentPosition, p.LatentValue
-			if p.recomputes("layernorm") { // a norm of its own
+			if p.Recomputes("layernorm") { // a norm of its own
 				p.discard(y)
 			}
 			context = p.latent(y, h)
@@ -80,7 +77,7 @@ func (p *megatronPass) latent(x *autograd.Tensor, h heads) *autograd.Tensor {
 	keys = p.linear(keys, "self_attention.linear_kv_up_proj", h.count*(p.LatentHead+h.value), false)
 	joined := p.do(autograd.Operation{Inputs: with(queries, keys, both)}, h.tokens*h.count*(2*h.query+h.value), false)
 	p.tape.Drop(queries, keys, both)
-	if p.recomputes("mla_up_proj") {
+	if p.Recomputes("mla_up_proj") {
 		p.discard(joined)
 	}
 	return p.core(h, joined)
@@ -136,7 +133,7 @@ func (p *megatronPass) core(h heads, inputs ...*autograd.Tensor) *autograd.Tenso
 // checkpoint runs a module on the first of its inputs, as a checkpoint if selective recomputation has the module.
 func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *autograd.Tensor,
 	inputs ...*autograd.Tensor) *autograd.Tensor {
-	if !p.recomputes(module) {
+	if !p.Recomputes(module) {
 		return body(inputs[0])
 	}
 	prefix := p.prefix
@@ -147,17 +144,6 @@ func (p *megatronPass) checkpoint(module string, body func(*autograd.Tensor) *au
 		return body(x)
 	}
 	return p.tape.Checkpoint(autograd.Checkpoint{Reentrant: true}, inputs[0], again, inputs[1:]...)
-}
-
-// recomputes reports whether selective recomputation has a module. Without a list it is the attention proper.
-func (p *megatronPass) recomputes(module string) bool {
-	if p.Recompute != "selective" {
-		return false
-	}
-	if len(p.RecomputeModules) == 0 {
-		return module == "core_attn"
-	}
-	return slices.Contains(strings.Fields(strings.Join(p.RecomputeModules, " ")), module)
 }
 
 func (p *megatronPass) scored(h heads, inputs []*autograd.Tensor) *autograd.Tensor {

@@ -15,7 +15,7 @@ func (p *megatronPass) think(layer megatron.Layer, x *autograd.Tensor) *autograd
 	return p.tape.Scope(func() *autograd.Tensor {
 		y := p.norm(x, "pre_mlp_layernorm")
 		run, name := p.mix, "moe"
-		if layer.Mixture && p.recomputes("layernorm") { // a norm of its own
+		if layer.Mixture && p.Recomputes("layernorm") { // a norm of its own
 			p.discard(y)
 		}
 		if !layer.Mixture {
@@ -153,7 +153,7 @@ func (p *megatronPass) experts(x *autograd.Tensor, tokens int64) *autograd.Tenso
 		})
 	}
 	z := p.checkpoint("moe_act", act, y)
-	if p.recomputes("moe_act") {
+	if p.Recomputes("moe_act") {
 		p.discard(z)
 	}
 	p.tape.Drop(y)

@@ -1,7 +1,6 @@
 package steptime
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -100,14 +99,10 @@ type megatronWork struct {
 
 // repeats reports whether the backward pass runs a module of a layer of the chunk once more.
 func (w *megatronWork) repeats(layer int, module string) bool {
-	switch w.Recompute {
-	case "full":
+	if w.Recompute == "full" {
 		return w.RecomputeMethod != "block" || int64(layer) < max(w.RecomputeLayers, 1)
-	case "selective":
-		list := strings.Fields(strings.Join(w.RecomputeModules, " "))
-		return slices.Contains(list, module) || len(list) == 0 && module == "core_attn"
 	}
-	return false
+	return w.Recomputes(module)
 }
 
 // moduleOf returns the module of selective recomputation that a parameter belongs to.
