@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"plimsoll/internal/base/fault"
+	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/base/ledger"
 	"plimsoll/internal/input/gpu"
 	"plimsoll/internal/input/megatron"
@@ -121,14 +122,17 @@ func jobArguments(c *cobra.Command, q *job.Request, to *[]string) {
 		if len(arguments) > 0 && slices.Contains(launchers, filepath.Base(arguments[0])) {
 			return programWithoutDashes(c, arguments)
 		}
-		arguments, err := namedArguments(c, q, arguments)
+		arguments, unknown, err := namedArguments(q, arguments)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(arguments, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
-			return noArguments(c, arguments)
+		if slices.ContainsFunc(unknown, func(a string) bool { return slices.Contains(job.Recomputes, a) }) {
+			return noArguments(c, unknown)
 		}
-		*to = append(*to, arguments...)
+		if to == &q.Configs {
+			unknown = nameMissing(q, unknown)
+		}
+		*to = append(*to, slices.Concat(arguments, unknown)...)
 		return nil
 	}
 	c.ValidArgsFunction = func(_ *cobra.Command, arguments []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -148,34 +152,62 @@ func programWithoutDashes(c *cobra.Command, arguments []string) error {
 		WithHint(fmt.Sprintf("give it behind --: %s -- %s", c.CommandPath(), strings.Join(arguments, " ")))
 }
 
-// namedArguments takes the names of a model and of a GPU from among arguments, and returns the others, which are files.
-func namedArguments(c *cobra.Command, q *job.Request, arguments []string) (files []string, err error) {
+// namedArguments takes the names of a model and of a GPU from among arguments, and returns the others: files, and words
+// that nothing here knows and that do not look like files.
+func namedArguments(q *job.Request, arguments []string) (files, unknown []string, err error) {
 	if err := countedGPU(q); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, a := range arguments {
-		isGPU := strings.ContainsFunc(a, unicode.IsDigit) && !strings.ContainsAny(a, "./")
 		switch {
 		case isThere(a):
 			files = append(files, a)
-		case slices.Contains(model.Catalog(), a) && q.Model == "":
+		case model.IsNamed(a) && q.Model == "":
 			q.Model = a
-		case slices.Contains(model.Catalog(), a):
-			return nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).
+		case model.IsNamed(a):
+			return nil, nil, fault.Inputf("%s and --model %s both name a model", a, q.Model).
 				WithHint("leave one of them out")
-		case isGPU && q.GPU == "" && isNamedGPU(a):
+		case q.GPU == "" && isNamedGPU(a):
 			q.GPU = a
 			if err := countedGPU(q); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
+		case isName.MatchString(a) && !endsAsFile.MatchString(a):
+			unknown = append(unknown, a)
 		default:
 			files = append(files, a)
 		}
 	}
-	return files, nil
+	return files, unknown, nil
 }
 
+// nameMissing takes unknown words for the names of the model and of the GPU where those are missing, so that their
+// readers say which names come near. It returns the words that are left.
+func nameMissing(q *job.Request, unknown []string) (left []string) {
+	for _, a := range unknown {
+		switch {
+		case q.Model == "":
+			q.Model = a
+		case q.GPU == "":
+			q.GPU = a
+		default:
+			left = append(left, a)
+		}
+	}
+	return left
+}
+
+var (
+	// isName matches what can be the name of a model or of a GPU.
+	isName = lazyregexp.New(`^(?:[\w-]+/)?[\w][\w.-]*$`)
+	// endsAsFile matches names that end as those of files do: in letters behind a point.
+	endsAsFile = lazyregexp.New(`\.[a-zA-Z]+$`)
+)
+
 func isNamedGPU(name string) bool {
+	if !strings.ContainsFunc(name, unicode.IsDigit) || strings.ContainsAny(name, "./") {
+		return false
+	}
 	_, name, _ = gpu.Counted(name)
 	_, err := gpu.Find(name)
 	return err == nil

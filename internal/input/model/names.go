@@ -121,6 +121,12 @@ func fromAuthors(name string) (known string, ok bool) {
 	return fromHubName(rest)
 }
 
+// IsNamed reports whether the catalog has a model that its authors or the user call by this name.
+func IsNamed(name string) bool {
+	_, ok := fromAuthors(name)
+	return ok
+}
+
 // series match parts of names that do not change the sizes of a series.
 var series = strings.NewReplacer("qwen2.5-coder-", "qwen2.5-", "qwen2.5-math-", "qwen2.5-")
 

@@ -16,12 +16,15 @@ var code = map[recipe.Setting]string{
 	recipe.Accumulation:          "gradient_accumulation_steps=%v",
 	allocConf:                    "PYTORCH_CUDA_ALLOC_CONF=%v in the environment",
 	hostStates:                   "plimsoll.torch.StateOffload(optimizer)",
-	hostUpdate:                   "plimsoll.torch.AdamW(model.parameters(), ...)",
 	activations:                  "activation_offloading=True in SFTConfig of TRL",
 	adapterRank:                  "peft.LoraConfig(r=%v)",
 	quantization:                 "BitsAndBytesConfig(load_in_4bit=True)",
 	sequence:                     "max_length=%v",
 	sharded:                      "torch.distributed.fsdp.fully_shard(block) for each block",
+	recipe.FSDPOffload:           "offload_policy=CPUOffloadPolicy() of torch.distributed.fsdp in fully_shard",
+	recipe.Stage:                 `"stage": %v in "zero_optimization" of DeepSpeed's configuration`,
+	recipe.OptimizerDevice:       `"offload_optimizer": {"device": "%v"} in "zero_optimization"`,
+	recipe.ParameterDevice:       `"offload_param": {"device": "%v"} in "zero_optimization"`,
 }
 
 // optimizerCode are lines for optimizers by their names.
@@ -30,7 +33,13 @@ var optimizerCode = map[any]string{
 	"adamw_bnb_8bit": "bitsandbytes.optim.AdamW8bit(...)",
 }
 
-// codeOf returns the lines of settings.
+// formatCode are arguments of plimsoll.torch.AdamW for its formats but the one that it has by itself.
+var formatCode = map[string]string{
+	"fp32": `, state="fp32"`, "bf16": `, moments="bf16"`, "int8": `, moments="int8"`,
+	"split24": `, state="split24", moments="int8"`,
+}
+
+// codeOf returns the lines of settings. What is taken back has none: it was a setting of a rung before.
 func codeOf(settings []amend.Setting) []string {
 	lines := []string{}
 	for _, s := range settings {
@@ -38,7 +47,11 @@ func codeOf(settings []amend.Setting) []string {
 		if s.Name == recipe.OptimizerName {
 			line = optimizerCode[s.To]
 		}
-		if line == "" || s.Name == recipe.Accumulation && s.To == 1 {
+		if s.Name == hostUpdate && s.To != nil {
+			_, format, _ := strings.Cut(fmt.Sprint(s.To), "/")
+			line = "plimsoll.torch.AdamW(model.parameters(), ..." + formatCode[format] + ")"
+		}
+		if line == "" || s.To == nil || s.Name == recipe.Accumulation && s.To == 1 {
 			continue
 		}
 		if strings.Contains(line, "%v") {

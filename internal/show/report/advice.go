@@ -26,7 +26,7 @@ func (d *PlanDocument) advised() Section {
 	if d.Applied != nil {
 		facts = append(facts, d.Applied.facts()...)
 	}
-	return append(rungs(d.Ladder, len(rungsOf(d.Ladder))), facts)
+	return append(allRungs(d.Ladder), facts)
 }
 
 // PlanApplied is the advice whose files were written. Flags belong to it, as no file says them.

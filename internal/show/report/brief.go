@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -25,7 +26,7 @@ func (d *PlanDocument) brief(detail int) *Page {
 	hints := append(d.stops(), d.unjudged()...)
 	bars := Bars{Device: device, palette: paletteOf(d.Devices), most: min(max(2, detail-2), 8)}
 	return &Page{
-		Sections: []Section{append(Section{job}, rungs(d.Ladder, max(2, detail/2))...), {bars, largest, next}},
+		Sections: []Section{append(Section{job}, rungs(d.Ladder, max(2, detail), false)...), {bars, largest, next}},
 		Verdict:  d.verdictLine(),
 		Tone:     d.tone(),
 		Hints:    hints,
@@ -92,22 +93,31 @@ func largestOf(device *ledger.Device) string {
 	return strings.Join(parts, ", ")
 }
 
-// rungs shows a ladder, with as many rungs as are wanted.
-func rungs(l *lever.Ladder, most int) Section {
+// allRungs shows a whole ladder, with the lines of a program that do the same as its flags.
+func allRungs(l *lever.Ladder) Section { return rungs(l, math.MaxInt, true) }
+
+// rungs shows a ladder, with as many rungs as are wanted. The last is always one of them: it says how the job stands.
+func rungs(l *lever.Ladder, most int, inCode bool) Section {
 	if l == nil {
 		return nil
 	}
 	var facts Facts
-	for i := range l.Rungs[:min(most, len(l.Rungs))] {
+	last := len(l.Rungs) - 1
+	hidden := max(0, len(l.Rungs)-most)
+	for i := range l.Rungs {
 		name := ""
 		if i == 0 {
 			name = "to fit"
 		}
-		facts.add(name, "%s", rungWords(i+1, &l.Rungs[i]))
-	}
-	if rest := len(l.Rungs) - most; rest > 0 {
-		facts.add("", "and %d more (--long), then: %s", rest, standing(l.Rungs[len(l.Rungs)-1].Verdict,
-			l.Rungs[len(l.Rungs)-1].Lacks))
+		switch from := last - hidden; {
+		case i < from || i == last:
+			facts.add(name, "%s", rungWords(i+1, &l.Rungs[i], i == last))
+			if len(l.Rungs[i].Code) > 0 && inCode {
+				facts.add("", "   in a program: %s", strings.Join(l.Rungs[i].Code, "; "))
+			}
+		case i == from:
+			facts.add(name, "and %d more (--long)", hidden)
+		}
 	}
 	if l.Host > 0 {
 		facts.add("host", "%v of host memory then: give --host-memory", l.Host)
@@ -121,10 +131,12 @@ func rungs(l *lever.Ladder, most int) Section {
 // costWords say what a rung costs, where a model of time does not tell.
 var costWords = map[lever.Cost]string{lever.Time: ", slower", lever.Training: ", trains otherwise"}
 
-// rungWords says a rung: the change, what it frees and costs, and how the job stands with it.
-func rungWords(number int, r *lever.Rung) string {
+// rungWords says a rung: the change, what it frees and costs, and how the job stands with it. A rung before the last
+// that helps another phase than the fullest leaves the job where it was.
+func rungWords(number int, r *lever.Rung, isLast bool) string {
+	helpsElsewhere := r.Frees*100 < r.There
 	frees := fmt.Sprintf("frees %v", r.Frees)
-	if r.Frees*100 < r.There {
+	if helpsElsewhere {
 		frees = fmt.Sprintf("frees %v in the %s phase", r.There, r.Phase)
 	}
 	if r.There <= 0 && r.Frees <= 0 {
@@ -137,7 +149,11 @@ func rungWords(number int, r *lever.Rung) string {
 			cost = fmt.Sprintf(", %s a step faster", seconds(-*s))
 		}
 	}
-	return fmt.Sprintf("%d. %s: %s%s; %s", number, r.Says(), frees, cost, standing(r.Verdict, r.Lacks))
+	words := fmt.Sprintf("%d. %s: %s%s", number, r.Says(), frees, cost)
+	if helpsElsewhere && !isLast {
+		return words
+	}
+	return words + "; " + standing(r.Verdict, r.Lacks)
 }
 
 // standing says whether a job fits, or what it lacks.

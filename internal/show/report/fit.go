@@ -110,7 +110,7 @@ func (d *Fit) Page() *Page {
 	var facts, limits, assumed Facts
 	facts.add("model", "%s on %s, %v each", d.Model, d.GPU, d.Capacity)
 	facts.add("search", "%s recipes, %d of them planned", ledger.Count(int64(d.Candidates)), d.Planned)
-	sections := []Section{{facts}, rungs(d.Ladder, len(rungsOf(d.Ladder)))}
+	sections := []Section{{facts}, allRungs(d.Ladder)}
 	if len(d.Front) > 0 {
 		sections = append(sections, Section{d.table()})
 		most := ""
@@ -142,18 +142,11 @@ func (d *Fit) Page() *Page {
 		Brief: d.brief}
 }
 
-func rungsOf(l *lever.Ladder) []lever.Rung {
-	if l == nil {
-		return nil
-	}
-	return l.Rungs
-}
-
 // brief is the answer on one screen.
 func (d *Fit) brief(detail int) *Page {
 	var facts, limits, next Facts
 	facts.add("model", "%s on %s, %v each", d.Model, d.GPU, d.Capacity)
-	sections := []Section{append(Section{facts}, rungs(d.Ladder, max(2, detail))...)}
+	sections := []Section{append(Section{facts}, rungs(d.Ladder, max(2, detail), false)...)}
 	if len(d.Front) > 0 {
 		short := *d
 		short.Front = d.Front[:min(len(d.Front), max(1, detail/2))]
