@@ -96,28 +96,26 @@ func largestOf(device *ledger.Device) string {
 // allRungs shows a whole ladder, with the lines of a program that do the same as its flags.
 func allRungs(l *lever.Ladder) Section { return rungs(l, math.MaxInt, true) }
 
-// rungs shows a ladder, with as many rungs as are wanted. The last is always one of them: it says how the job stands.
+// rungs shows a ladder, with as many rungs as are wanted: those that free most, and the last, which says how the job
+// stands.
 func rungs(l *lever.Ladder, most int, inCode bool) Section {
 	if l == nil {
 		return nil
 	}
 	var facts Facts
-	last := len(l.Rungs) - 1
-	hidden := max(0, len(l.Rungs)-most)
-	for i := range l.Rungs {
+	shown := weightiest(l.Rungs, most)
+	for k, i := range shown {
 		name := ""
-		if i == 0 {
+		if k == 0 {
 			name = "to fit"
 		}
-		switch from := last - hidden; {
-		case i < from || i == last:
-			facts.add(name, "%s", rungWords(i+1, &l.Rungs[i], i == last))
-			if len(l.Rungs[i].Code) > 0 && inCode {
-				facts.add("", "   in a program: %s", strings.Join(l.Rungs[i].Code, "; "))
-			}
-		case i == from:
-			facts.add(name, "and %d more (--long)", hidden)
+		facts.add(name, "%s", rungWords(i+1, &l.Rungs[i], i == len(l.Rungs)-1))
+		if len(l.Rungs[i].Code) > 0 && inCode {
+			facts.add("", "   in a program: %s", strings.Join(l.Rungs[i].Code, "; "))
 		}
+	}
+	if hidden := len(l.Rungs) - len(shown); hidden > 0 {
+		facts.add("", "with %d more that free less: --long", hidden)
 	}
 	if l.Host > 0 {
 		facts.add("host", "%v of host memory then: give --host-memory", l.Host)
@@ -126,6 +124,23 @@ func rungs(l *lever.Ladder, most int, inCode bool) Section {
 		facts.add("or", "%v: enough for the job with these changes", l.Machine)
 	}
 	return Section{facts}
+}
+
+// weightiest returns the places of the last rung and of those before it that free most, in their order.
+func weightiest(list []lever.Rung, most int) (places []int) {
+	for i := range list {
+		places = append(places, i)
+	}
+	last := len(list) - 1
+	slices.SortStableFunc(places, func(a, b int) int {
+		if a == last || b == last {
+			return cmp.Compare(b, a)
+		}
+		return cmp.Compare(max(list[b].Frees, list[b].There), max(list[a].Frees, list[a].There))
+	})
+	places = places[:min(most, len(places))]
+	slices.Sort(places)
+	return places
 }
 
 // costWords say what a rung costs, where a model of time does not tell.
