@@ -1,14 +1,136 @@
-"""For the Trainer of Hugging Face transformers: checkpoints of the optimizer's state beside the Trainer's own."""
+"""For the Trainer of Hugging Face transformers, and for those that are made from it: the optimizer's state on the host, and
+checkpoints of it beside the Trainer's own.
+"""
 
+import inspect
 import os
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Type
 
+import torch
 import transformers
 
+import plimsoll.torch
 from plimsoll.errors import PlimsollError
 from plimsoll.torch.optimizer import Optimizer
 
 _FOLDER = "plimsoll"
+
+#: Our optimizers, by those that ``TrainingArguments.optim`` names.
+_OURS: Dict[Type[torch.optim.Optimizer], Type[Optimizer]] = {
+    torch.optim.AdamW: plimsoll.torch.AdamW,
+    torch.optim.SGD: plimsoll.torch.SGD,
+    torch.optim.Adagrad: plimsoll.torch.Adagrad,
+}
+
+#: What ``TrainingArguments.optim_args`` may say of them.
+_OPTIONS = ("state", "moments", "overlap", "sharding", "missing_gradients", "gradients", "name", "job", "socket")
+
+
+class TrainerMixin:
+    """Goes before the Trainer among the bases of a class. The optimizer that ``TrainingArguments`` ask for then has its state
+    on the host, as ``plimsoll.torch`` holds it:
+
+        class SFTTrainer(plimsoll.transformers.TrainerMixin, trl.SFTTrainer):
+            pass
+
+    ``optim`` is "adamw_torch", "adamw_torch_fused", "sgd" or "adagrad". ``optim_args`` takes options of
+    :class:`plimsoll.torch.AdamW` in the Trainer's form, as ``"moments=int8,overlap=none"``.
+
+    * The step clips by ``max_grad_norm``, and the logs have its norm: nothing passes over the gradients a second time.
+    * Where each parameter is read by its own module alone, the update goes on behind the next forward pass
+      (``overlap="forward"``). That holds for models, losses and callbacks of transformers. Those of somebody else might do
+      otherwise: ``optim_args="overlap=forward"`` says that they do not.
+    * Under DistributedDataParallel each rank holds the state of its part of the parameters (``sharding="zero1"``).
+    * Each checkpoint has the state, as :class:`CheckpointCallback` writes it.
+    """
+
+    def create_optimizer(self, *arguments: Any, **named: Any) -> torch.optim.Optimizer:
+        asked = self.optimizer_cls_and_kwargs
+        if self.optimizer is None:
+            model = (arguments or (named.get("model"),))[0] or self.model
+            self.optimizer_cls_and_kwargs = (self._on_the_host(model), {})
+        try:
+            created = super().create_optimizer(*arguments, **named)
+        finally:
+            self.optimizer_cls_and_kwargs = asked
+        if isinstance(self.optimizer, Optimizer):
+            # The Trainer clips and takes the norm here. Both are the step's: None has the Trainer go on without a norm.
+            self.accelerator.clip_grad_norm_ = lambda *_, **__: None
+            if not any(isinstance(c, CheckpointCallback) for c in self.callback_handler.callbacks):
+                self.add_callback(CheckpointCallback(resume_from_checkpoint=self._resume_from))
+        return created
+
+    _resume_from: Optional[str] = None
+
+    def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **named: Any) -> Any:
+        self._resume_from = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
+        return super().train(resume_from_checkpoint, *arguments, **named)
+
+    def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *arguments: Any, **named: Any) -> None:
+        optimizer = _within(self.optimizer)
+        if isinstance(optimizer, Optimizer):
+            grad_norm = optimizer.last_grad_norm
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *arguments, **named)
+
+    def _on_the_host(self, model: torch.nn.Module) -> Type[Optimizer]:
+        """A class of optimizers that need no argument but the parameters. An argument ``model`` would be for another class: the
+        Trainer takes it for the parameters.
+        """
+        options = _options(self.args.optim_args)
+        if self.optimizer_cls_and_kwargs is not None:
+            asked, given = self.optimizer_cls_and_kwargs
+        else:
+            asked, given = self.get_optimizer_cls_and_kwargs(self.args, model)
+        ours = _OURS.get(asked)
+        if ours is None:
+            raise ValueError(
+                f"optim is {self.args.optim!r}, which is {asked.__name__}: expected adamw_torch, adamw_torch_fused, sgd or adagrad, "
+                "which plimsoll.torch has; for moments of 8 bits give optim_args='moments=int8'"
+            )
+        if self.is_deepspeed_enabled:
+            raise ValueError("DeepSpeed updates the parameters itself: give no DeepSpeed configuration, or use transformers.Trainer")
+        known = inspect.signature(ours.__init__).parameters
+        given = {name: value for name, value in given.items() if name in known and name not in _OPTIONS}
+        limit = self.args.max_grad_norm
+        # The Trainer logs the norm also where it does not clip.
+        given.update(self._defaults(model), model=model, max_grad_norm=limit if limit and limit > 0 else float("inf"))
+        given.update(options)
+        return type(ours.__name__, (ours,), {"__init__": lambda self, params: ours.__init__(self, params, **given)})
+
+    def _defaults(self, model: torch.nn.Module) -> Dict[str, Any]:
+        """The options of the optimizer that optim_args does not give."""
+        options: Dict[str, Any] = {"overlap": "forward" if self._reads_no_parameters(model) else None}
+        parallel = self.args.parallel_mode == transformers.training_args.ParallelMode.DISTRIBUTED
+        if parallel and not self.is_fsdp_enabled:
+            options.update(sharding="zero1", process_group=torch.distributed.group.WORLD)
+        return options
+
+    def _reads_no_parameters(self, model: torch.nn.Module) -> bool:
+        """Whether all that runs between a step and the next forward pass, and in it, is known to read parameters in the forward
+        passes of their own modules alone. Liger's fused loss does not: it reads the weight of a head that it does not call.
+        """
+        if getattr(self, "compute_loss_func", None) is not None:
+            return False
+        homes = {type(c).__module__ for c in self.callback_handler.callbacks}
+        homes |= {getattr(type(self), name).__module__ for name in ("compute_loss", "training_step")}
+        for module in model.modules():
+            homes |= {type(module).__module__, getattr(module.forward, "__module__", "")}
+        return {home.partition(".")[0] for home in homes} <= {"torch", "transformers", "peft", "plimsoll"}
+
+
+class Trainer(TrainerMixin, transformers.Trainer):
+    """transformers.Trainer with its optimizer's state on the host: see :class:`TrainerMixin`."""
+
+
+def _options(text: Optional[str]) -> Dict[str, Any]:
+    """Options of our optimizers, from optim_args of the Trainer."""
+    options: Dict[str, Any] = {}
+    for part in filter(None, (text or "").replace(" ", "").split(",")):
+        name, is_given, value = part.partition("=")
+        if name not in _OPTIONS or not is_given:
+            raise ValueError(f"optim_args has {part!r}: expected NAME=VALUE with one of {', '.join(_OPTIONS)}")
+        options[name] = None if value.lower() == "none" else value
+    return options
 
 
 class CheckpointCallback(transformers.TrainerCallback):
@@ -106,10 +228,15 @@ def _whole_checkpoints(folder: str) -> List[str]:
     return sorted(found, key=os.path.getmtime, reverse=True)
 
 
-def _unwrap(optimizer: Any) -> Optimizer:
+def _within(optimizer: Any) -> Any:
     """The optimizer within what accelerate has made of it."""
     while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _unwrap(optimizer: Any) -> Optimizer:
+    optimizer = _within(optimizer)
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"CheckpointCallback: the Trainer's optimizer is a {type(optimizer).__name__}: expected one of plimsoll.torch; "
