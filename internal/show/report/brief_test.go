@@ -88,6 +88,53 @@ func TestBrief(t *testing.T) {
 	}
 }
 
+// TestBriefOfAProgram: a program that planned itself is one screen, too, whatever it said and whatever was done
+// otherwise. It names the lines of the program that hold most.
+func TestBriefOfAProgram(t *testing.T) {
+	quiet := PlannedProgram{Command: []string{"python", "train.py"}, Torch: "2.15.0+cu132", CUDA: "13.2", Ranks: 1,
+		Played: []int{0}, Steps: 2}
+	loud := quiet
+	loud.Command = append(loud.Command, strings.Fields(strings.Repeat("--learning_rate 1e-4 ", 12))...)
+	loud.Ranks, loud.Played = 64, []int{0, 63}
+	loud.Failed = "CUDA out of memory. Tried to allocate 250.00 MiB. " + strings.Repeat("See the documentation. ", 30)
+	loud.Otherwise = []string{"no network", "files were written to a folder that is gone"}
+	loud.Unmodelled = []string{"cusolverDnXsyevd"}
+	loud.WhatIf = []ReplayedProgram{{"", 3 * ledger.GiB}, {"expandable_segments:True", 2 * ledger.GiB}}
+	for _, q := range briefJobs() {
+		of := documentOf(t, q)
+		if of == nil {
+			continue
+		}
+		for name, p := range map[string]PlannedProgram{"quiet": quiet, "loud": loud} {
+			if p.Failed != "" && q.GPU == "" { // memory without an end does not run out
+				continue
+			}
+			d := NewProgramDocument("test", p, of.Devices)
+			text := d.Page().text()
+			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+			isWide := func(l string) bool { return utf8.RuneCountInString(l) > 80 }
+			if len(lines) > 24 || slices.ContainsFunc(lines, isWide) {
+				t.Errorf("%s: %d lines, or one of more than 80 columns:\n%s", name, len(lines), text)
+			}
+			wanted := []string{"\nnext "}
+			if p.Failed == "" {
+				most := heaviest(d.limiting(), 1)[0]
+				why, _, _ := strings.Cut(most.Why, " ")
+				wanted = append(wanted, most.Component.Title()+": "+why)
+			}
+			if p.Failed != "" {
+				wanted = append(wanted, "Tried to allocate 250.00 MiB.", "3 things", "what if", "ranks 0 and 63")
+			}
+			for _, words := range wanted {
+				if !strings.Contains(text, words) {
+					t.Errorf("%s: no %q in:\n%s", name, words, text)
+				}
+			}
+			checkOnePeak(t, name, d, text)
+		}
+	}
+}
+
 // checkOnePeak holds the pages of a plan to the limit of its document.
 func checkOnePeak(t *testing.T, name string, d *PlanDocument, text string) {
 	t.Helper()

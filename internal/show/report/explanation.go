@@ -62,7 +62,7 @@ func ShortExplanationPage(e *explain.Explanation) *Page {
 	for round := range longestSection(d.all) {
 		for _, i := range d.order {
 			if round < len(d.all[i].items) && round == len(d.shown[i].items) {
-				d.put(i, round, shortened(d.all[i].items[round]))
+				d.put(i, round, shortened(d.all[i].items[round], shortItem))
 			}
 		}
 	}
@@ -111,14 +111,14 @@ func longestSection(sections []explainedSection) (most int) {
 	return most
 }
 
-// shortened returns the beginning of a long item.
-func shortened(item string) string {
-	if len(item) <= shortItem {
+// shortened returns an item, or the beginning of one that is too long.
+func shortened(item string, most int) string {
+	if len(item) <= most {
 		return item
 	}
-	cut := strings.LastIndexByte(item[:shortItem], ' ')
-	if cut < shortItem/2 {
-		cut = shortItem
+	cut := strings.LastIndexByte(item[:most], ' ')
+	if cut < most/2 {
+		cut = most
 	}
 	return strings.ToValidUTF8(item[:cut], "") + " ..."
 }

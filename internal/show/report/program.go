@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -76,15 +78,7 @@ func (p *PlannedProgram) name() string {
 // programPage shows what the program held.
 func (d *PlanDocument) programPage() *Page {
 	p := d.Program
-	var job Facts
-	job.add("program", "%s", strings.Join(p.Command, " "))
-	ranks := "rank 0"
-	if len(p.Played) > 1 {
-		ranks = fmt.Sprintf("ranks %d and %d", p.Played[0], p.Played[1])
-	}
-	job.add("run", "%s of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were "+
-		"computed", ranks, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
-	sections := []Section{{job}}
+	sections := []Section{{p.run(math.MaxInt)}}
 	palette := paletteOf(d.Devices)
 	for i := range d.Devices {
 		sections = append(sections, d.device(&d.Devices[i], palette))
@@ -93,19 +87,7 @@ func (d *PlanDocument) programPage() *Page {
 	if p.Failed != "" {
 		rest.add("failed", "%s", p.Failed)
 	}
-	for i, r := range p.WhatIf[min(1, len(p.WhatIf)):] {
-		own := p.WhatIf[0].Reserved
-		change := fmt.Sprintf("%v less", own-r.Reserved)
-		if r.Reserved >= own {
-			change = fmt.Sprintf("%v more", r.Reserved-own)
-		}
-		name := ""
-		if i == 0 {
-			name = "what if"
-		}
-		rest.add(name, "%s: PyTorch reserves at most %v, %s than as it ran; the requests were replayed", r.Settings,
-			r.Reserved, change)
-	}
+	rest = append(rest, p.whatIf()...)
 	if len(p.Otherwise) > 0 {
 		rest.add("otherwise", "%s", strings.Join(p.Otherwise, "; "))
 	}
@@ -118,10 +100,90 @@ func (d *PlanDocument) programPage() *Page {
 		Title:    "Plan of " + p.name(),
 		Sections: append(sections, Section{rest}),
 		Verdict:  d.programVerdict(),
-		Tone:     map[plan.Result]Tone{plan.Fits: Good, plan.Tight: Warning, plan.DoesNotFit: Bad}[d.Verdict],
+		Tone:     d.tone(),
 		Document: d,
 		Dense:    true,
+		Brief:    d.programBrief,
 	}
+}
+
+// programBrief is what the program held on one screen: where the device that is nearest to its limit is filled, and by
+// which lines of the program.
+func (d *PlanDocument) programBrief(detail int) *Page {
+	p := d.Program
+	device := d.limiting()
+	var largest, rest Facts
+	largest.add("largest", "%s", largestOf(device))
+	for _, h := range heaviest(device, min(detail, 3)) {
+		largest.add("", "%s", shortened(h.Component.Title()+": "+h.Why, 2*briefLine))
+	}
+	if p.Failed != "" {
+		sentences := strings.SplitAfter(p.Failed, ". ")
+		rest.add("failed", "%s", strings.TrimSpace(strings.Join(sentences[:min(2, len(sentences))], "")))
+	}
+	rest = append(rest, p.whatIf()...)
+	if n := len(p.Otherwise) + len(p.Unmodelled); n > 0 {
+		rest.add("otherwise", "%d things were done otherwise than on a GPU: --long", n)
+	}
+	rest.add("next", "%s", d.nextOfProgram())
+	bars := Bars{Device: device, palette: paletteOf(d.Devices), most: min(max(2, detail-2), 8)}
+	return &Page{
+		Sections: []Section{{p.run(2 * briefLine)}, {bars, largest, rest}},
+		Verdict:  d.programVerdict(),
+		Tone:     d.tone(),
+		Document: d,
+	}
+}
+
+// heaviest are the holdings of a device's peak that take most.
+func heaviest(device *ledger.Device, most int) []ledger.Holding {
+	list := held(device, device.Peak())
+	slices.SortStableFunc(list, func(a, b ledger.Holding) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	return list[:min(most, len(list))]
+}
+
+// nextOfProgram says what to do after the plan.
+func (d *PlanDocument) nextOfProgram() string {
+	switch {
+	case d.Limit == nil:
+		return "give --gpu NAME for a verdict; plimsoll models --gpus lists them"
+	case d.Verdict == plan.Fits:
+		return "--vary batch=1..64 with {batch} in an argument finds the largest; --long shows every figure"
+	}
+	return "--vary NAME=A,B with {NAME} in an argument tries others, and --what-if settings of the allocator"
+}
+
+// briefLine is about how many bytes of a value a line of a brief page takes.
+const briefLine = terminal - 16
+
+// run says the program in so many bytes, and how it was run.
+func (p *PlannedProgram) run(most int) (facts Facts) {
+	facts.add("program", "%s", shortened(strings.Join(p.Command, " "), most))
+	ranks := "rank 0"
+	if len(p.Played) > 1 {
+		ranks = fmt.Sprintf("ranks %d and %d", p.Played[0], p.Played[1])
+	}
+	facts.add("run", "%s of %s, %d optimizer steps, torch %s with CUDA %s; no GPU was used, and no numbers were "+
+		"computed", ranks, ledger.Count(int64(p.Ranks)), p.Steps, p.Torch, p.CUDA)
+	return facts
+}
+
+// whatIf says what the allocator would have reserved with other settings.
+func (p *PlannedProgram) whatIf() (facts Facts) {
+	for i, r := range p.WhatIf[min(1, len(p.WhatIf)):] {
+		own := p.WhatIf[0].Reserved
+		change := fmt.Sprintf("%v less", own-r.Reserved)
+		if r.Reserved >= own {
+			change = fmt.Sprintf("%v more", r.Reserved-own)
+		}
+		name := ""
+		if i == 0 {
+			name = "what if"
+		}
+		facts.add(name, "%s: PyTorch reserves at most %v, %s than as it ran; the requests were replayed", r.Settings,
+			r.Reserved, change)
+	}
+	return facts
 }
 
 func (d *PlanDocument) programVerdict() string {
