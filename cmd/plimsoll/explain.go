@@ -209,8 +209,11 @@ func (r *explainReader) explain(c *cobra.Command, o *explainOptions, of machineO
 func (o *explainOptions) check() error {
 	switch {
 	case len(o.files) == 0 && o.peak == 0:
-		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").
-			WithHint("give the files that the failure left, such as plimsoll explain train.log")
+		hint := "give the files that the failure left, such as plimsoll explain train.log"
+		if recorded := lastRecording(); recorded != "" {
+			hint += "; the last job that failed under plimsoll run is in " + recorded
+		}
+		return fault.Inputf("no file was named: expected logs, counters, recordings or plans").WithHint(hint)
 	case (o.peak == 0) != (o.end == 0) || o.peak < o.end:
 		return fault.Inputf("--peak is %v and --end is %v: expected both, and the peak above the end",
 			ledger.Bytes(o.peak), ledger.Bytes(o.end))

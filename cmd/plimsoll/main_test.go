@@ -29,14 +29,22 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// withoutProfile runs the tests without the host profile of the user who runs them. The programs that tests start have
-// the folder that a test gives them.
+// withoutProfile runs the tests without the host profile of the user who runs them, and leaves no recording in that
+// user's folders. The programs that tests start have the folder that a test gives them.
 type withoutProfile struct{ *testing.M }
 
 func (t withoutProfile) Run() int {
 	if err := os.Setenv("XDG_CONFIG_HOME", "/nonexistent"); err != nil {
 		panic(err)
 	}
+	state, err := os.MkdirTemp("", "state")
+	if err == nil {
+		err = os.Setenv("XDG_STATE_HOME", state)
+	}
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(state)
 	return t.M.Run()
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -30,6 +31,7 @@ type runOptions struct {
 	job                  launch.Job
 	planFile, reportFile string
 	recordFile           string
+	forgets              bool // keeps no recording of a job that fails
 	hostProfile          string
 	interval             time.Duration
 	watch                bool
@@ -97,7 +99,8 @@ func runFlags(c *cobra.Command, o *runOptions) {
 		"a file that the plan was made from has changed")
 	flags.StringVar(&o.reportFile, "report", "", "write the binding, and what run found, to a JSON `file`")
 	flags.StringVar(&o.recordFile, "record", "", "record the memory of the ranks, their phases and their end, in a "+
-		"`file` of JSON lines")
+		"`file` of JSON lines (default: plimsoll/runs in the folder of your state keeps the last of a job that fails; "+
+		"none keeps nothing)")
 	intervalFlag(c, &o.interval)
 	flags.BoolVar(&o.watch, "watch", false, "show what the ranks hold while they run; a terminal then shows their "+
 		"output only in part, and is not their stdin")
@@ -108,6 +111,9 @@ func runFlags(c *cobra.Command, o *runOptions) {
 func runJob(c *cobra.Command, o runOptions, command []string) error {
 	o.job.Heeding = letQuit
 	o.request.Command, o.job.Command = command, command
+	if o.recordFile == noRecord {
+		o.recordFile, o.forgets = "", true
+	}
 	copied := o.recordFile != "" || o.watch
 	o.request.CopyOutput, o.job.CopyOutput = copied, copied
 	if err := o.checkNumbers(c); err != nil {
@@ -155,27 +161,80 @@ func runJob(c *cobra.Command, o runOptions, command []string) error {
 	if err != nil {
 		return err
 	}
-	if recording != nil {
-		defer recording.Close()
-	}
 	shown := func() {}
 	if o.watch {
 		if shown, err = o.show(c); err != nil {
+			o.finish(c, recording, err)
 			return err
 		}
 	}
 	err = guard(&o.job, o.reportFile, document, shown)
-	if o.recordFile != "" {
-		o.reconcile(c)
-	}
+	o.finish(c, recording, err)
 	return err
 }
+
+// finish ends the recording of a job that has ended so.
+func (o *runOptions) finish(c *cobra.Command, recording io.Closer, err error) {
+	if ring, is := recording.(*watch.Ring); is {
+		o.keep(c, ring, err)
+		return
+	}
+	recording.Close()
+	if o.recordFile != "" {
+		o.reconcile(c, o.recordFile)
+	}
+}
+
+// keep leaves the recording of a job that has failed where explain finds it. It is of no use after another job.
+func (o *runOptions) keep(c *cobra.Command, ring *watch.Ring, err error) {
+	var end *samples.End
+	for _, record := range o.job.Recorded() {
+		end = record.End
+	}
+	if err == nil || end == nil || end.ByUser || len(end.Ranks) == 0 {
+		if err := ring.Remove(); err != nil {
+			logTo(c)("%s stays, the recording of the job: %v", ring.Path(), err)
+		}
+		return
+	}
+	if ring.Close() != nil {
+		return // what is there may lack the end
+	}
+	if o.planFile != "" {
+		o.reconcile(c, ring.Path())
+	}
+	logTo(c)("recorded in %s: plimsoll explain takes it, with the job's own log", ring.Path())
+}
+
+// ringFolder is where recordings are kept that nobody has asked for; empty where the user has no folder for them.
+func ringFolder() string {
+	if state := os.Getenv("XDG_STATE_HOME"); state != "" {
+		return filepath.Join(state, "plimsoll", "runs")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil || !isThere(home) {
+		return ""
+	}
+	return filepath.Join(home, ".local", "state", "plimsoll", "runs")
+}
+
+// lastRecording returns the newest recording that was kept, or "".
+func lastRecording() string {
+	for _, path := range watch.Rings(ringFolder()) {
+		return path
+	}
+	return ""
+}
+
+// noRecord is the value of --record for no recording at all.
+const noRecord = "none"
 
 // rarely is the time between two samples of a job that is not recorded in a file. Run explains with them why it has
 // failed.
 const rarely = 5 * time.Second
 
-// record prepares to record the job, and returns the file if the user wants one.
+// record prepares to record the job, and returns the file: that of --record, or a ring. Where no ring can be made, the
+// recording is in memory alone.
 func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Closer, error) {
 	start := samples.Start{Version: c.Root().Version}
 	if planned != nil {
@@ -183,18 +242,24 @@ func (o *runOptions) record(c *cobra.Command, planned *report.PlannedRun) (io.Cl
 	}
 	if o.recordFile == "" && !o.watch {
 		o.job.Recording = watch.Config{Start: start, Interval: rarely, Brief: true, Sampler: probe.NewSampler(nil)}
-		return nil, nil
+	} else {
+		o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs())}
 	}
-	o.job.Recording = watch.Config{Start: start, Interval: o.interval, Sampler: probe.NewSampler(probe.WatchGPUs())}
-	if o.recordFile == "" {
-		return nil, nil
+	if o.recordFile != "" {
+		file, err := createLog("--record", o.recordFile)
+		if err != nil {
+			return nil, err
+		}
+		o.job.Recording.File = file
+		return file, nil
 	}
-	file, err := createLog("--record", o.recordFile)
-	if err != nil {
-		return nil, err
+	if folder := ringFolder(); folder != "" && !o.forgets {
+		if ring, err := watch.NewRing(folder); err == nil {
+			o.job.Recording.File = ring
+			return ring, nil
+		}
 	}
-	o.job.Recording.File = file
-	return file, nil
+	return io.NopCloser(nil), nil
 }
 
 func (o runOptions) checkNumbers(c *cobra.Command) error {
@@ -268,13 +333,13 @@ func guard(job *launch.Job, reportFile string, document func(*launch.Result) *re
 }
 
 // reconcile says in short how the recorded run compares with its plan, and what leaks. The exit code stays the job's.
-func (o *runOptions) reconcile(c *cobra.Command) {
-	if !report.IsFile(o.recordFile) {
+func (o *runOptions) reconcile(c *cobra.Command, recorded string) {
+	if !report.IsFile(recorded) {
 		return
 	}
 	logf := logTo(c)
 	var plan *report.PlanDocument
-	recording, err := report.ReadRecording(o.recordFile)
+	recording, err := report.ReadRecording(recorded)
 	if err == nil && o.planFile != "" {
 		plan, err = report.ReadPlan(o.planFile)
 	}
@@ -291,7 +356,7 @@ func (o *runOptions) reconcile(c *cobra.Command) {
 		logf("%s", line)
 	}
 	if len(lines) > 0 {
-		logf("%s shows all", strings.Join(strings.Fields("plimsoll compare "+o.planFile+" "+o.recordFile), " "))
+		logf("%s shows all", strings.Join(strings.Fields("plimsoll compare "+o.planFile+" "+recorded), " "))
 	}
 }
 

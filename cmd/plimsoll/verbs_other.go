@@ -41,3 +41,6 @@ func needsLinux(verb, need string) error {
 	return fault.Inputf("plimsoll %s needs Linux for %s, and this is %s", verb, need, runtime.GOOS).
 		WithHint("run it on a Linux host; plan, fit, explain and checkpoint inspect work here")
 }
+
+// lastRecording is "": nothing was recorded here.
+func lastRecording() string { return "" }

@@ -57,8 +57,13 @@ func (j *Job) name(directory string) string {
 	return filepath.Base(directory)
 }
 
-// Recorded returns what the guard has recorded.
-func (j *Job) Recorded() []samples.Record { return j.recorder.Recording() }
+// Recorded returns what the guard has recorded: nothing of a job that has not begun.
+func (j *Job) Recorded() []samples.Record {
+	if j.recorder == nil {
+		return nil
+	}
+	return j.recorder.Recording()
+}
 
 func root(pid, rank int, role samples.Role) probe.Root {
 	return probe.Root{Identity: probe.Identity{PID: pid}, Rank: rank, Role: role}

@@ -34,7 +34,7 @@ type Config struct {
 	// Brief makes the first samples come sooner. A job that fails at once has samples, too.
 	Brief   bool
 	Sampler Sampler
-	// File takes the records, one write each. It is nil for none.
+	// File takes the records, one write each. It is nil for none. A *Ring is written anew when it is full.
 	File io.Writer
 	// Observe gets each record, and must not wait. It is nil for none.
 	Observe func(*samples.Record)
@@ -246,6 +246,10 @@ func awaited(read func() []string, wait time.Duration) []string {
 func (r *Recorder) Recording() []samples.Record {
 	r.lock.Lock()
 	defer r.lock.Unlock()
+	return r.recording()
+}
+
+func (r *Recorder) recording() []samples.Record {
 	rest := slices.Concat(r.samples, r.marks, r.kernel)
 	for _, out := range r.outputs {
 		rest = append(rest, out.recording()...)
@@ -312,6 +316,11 @@ func (r *Recorder) sample() {
 	}
 	r.samples = append(r.samples[max(0, len(r.samples)-keptSamples+1):], record)
 	r.file.write(&record)
+	if r.file.isFull() {
+		if err := r.file.ring.renew(r.recording()); err != nil {
+			r.file.giveUp(err)
+		}
+	}
 }
 
 // killsBetween reports whether the kernel's OOM killer has killed a process between two readings.
