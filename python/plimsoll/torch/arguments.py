@@ -13,7 +13,7 @@ Number = Union[float, torch.Tensor]
 StateFormat = Literal["split", "fp32", "split24"]
 Moments = Literal["fp32", "bf16"]
 MomentsOfAdam = Literal["fp32", "bf16", "int8"]
-Sharding = Optional[Literal["zero1", "zero2"]]
+Sharding = Optional[Literal["zero1", "zero2", "local"]]
 Gradients = Literal["backward", "step"]
 Overlap = Union[None, Literal["forward", "backward", "async"], Async, ZenFlow]
 MissingGradients = Literal["keep", "zero", "refuse"]
@@ -51,7 +51,9 @@ _MEANINGS = {
     "sharding": (
         'None; "zero1", where each rank of process_group holds a part of the state, and gradients are the same on all ranks '
         '(DistributedDataParallel); "zero2", where the optimizer averages gradients itself, and each rank keeps those of its '
-        "part. Parameters that fully_shard has sharded are held as they are, with None."
+        'part; "local", where each rank has parameters of its own, such as its range of a flat buffer, and the program averages '
+        "gradients and gathers weights: the ranks only make their steps together. Parameters that fully_shard has sharded are held "
+        "as they are, with None."
     ),
     "process_group": (
         "the ranks among which the state is divided. Without sharding: the ranks that hold copies of one state. Where model "

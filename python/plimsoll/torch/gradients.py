@@ -174,7 +174,7 @@ class Gradients:
         """A fingerprint of this rank's gradients, if all ranks must have the same: the optimizer does not average
         them here.
         """
-        if not self._ranks.are_heard or self.are_reduced or self._trained.are_sharded:
+        if not self._ranks.are_heard or self._ranks.mesh.is_local or self.are_reduced or self._trained.are_sharded:
             return Fingerprint()
         return Fingerprint.of([piece for shard in self._shards for piece in shard.group.pieces])
 

@@ -52,6 +52,7 @@ class Mesh(NamedTuple):
     groups: Tuple[Any, ...] = ()
     replica: int = 0
     replicas: int = 1
+    is_local: bool = False  # each rank has parameters of its own, and all of the state of those
 
     @property
     def size(self) -> int:
@@ -186,7 +187,7 @@ def divide(
             return whole  # other ranks have all rows
         raise ValueError("no parameter has both elements and requires_grad: there is nothing to optimize")
     _check_names(whole)
-    if mesh.world == 1 or any(is_sharded(x.parameter) for pieces in whole.values() for x in pieces):
+    if mesh.world == 1 or mesh.is_local or any(is_sharded(x.parameter) for pieces in whole.values() for x in pieces):
         return whole
     return {dtype: _cut(pieces, mesh.world) for dtype, pieces in whole.items()}
 

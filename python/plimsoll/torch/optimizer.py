@@ -261,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _readers(self) -> Dict[torch.Tensor, Callable[[], Entry]]:
         """The parameters whose state this rank has, and a reader for each."""
-        return readers(self._shards, self._algorithm, self.synchronize) if self._has_state() and self._settings.sharding is None else {}
+        return readers(self._shards, self._algorithm, self.synchronize) if self._has_state() and not self._settings.divides else {}
 
     def __reduce__(self) -> Any:
         raise TypeError(

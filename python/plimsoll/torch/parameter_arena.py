@@ -303,7 +303,8 @@ class ParameterArena:
     def gathers(self) -> bool:
         """Whether the ranks send each other parameters: they do unless the parameters are divided as the shards are.
         """
-        return self._group.mesh.world > 1 and not any(is_sharded(p.parameter) for p in self._group.own[:1])
+        mesh = self._group.mesh
+        return mesh.world > 1 and not mesh.is_local and not any(is_sharded(p.parameter) for p in self._group.own[:1])
 
     def _blocks(self, after_step: bool) -> Iterator[Tuple[torch.Tensor, List[Tuple[Piece, int, int]], int]]:
         """All shards in blocks: a tensor for the block, its pieces as (piece, first in it, count), and its owner."""

@@ -150,6 +150,9 @@ def mesh_for(
             )
         return layout.mesh_of(sharded, names)
     distributed = is_distributed()
+    if sharding == "local":
+        group = process_group or torch.distributed.group.WORLD if distributed else None
+        return Mesh(*_place_in(group), (group,), is_local=True) if group else Mesh(is_local=True)
     if sharding is None:
         group = _replicas_group(process_group, model) if distributed else None
         if group is None:

@@ -42,10 +42,11 @@ class Settings(NamedTuple):
         settings = cls(state, moments, sharding, process_group, missing_gradients, gradients, _overlap_of(overlap), name, job, socket)
         choose("state", settings.state, ("split", "fp32", "split24"))
         choose("moments", settings.moments, algorithm.moment_formats)
-        choose("sharding", settings.sharding, (None, "zero1", "zero2"))
+        choose("sharding", settings.sharding, (None, "zero1", "zero2", "local"))
         choose("missing_gradients", settings.missing_gradients, ("keep", "zero", "refuse"))
         choose("gradients", settings.gradients, ("backward", "step"))
-        if settings.overlap not in (None, "forward") and settings.sharding is not None:
+        with_sharding = (None,) if settings.sharding == "local" else (None, "forward")
+        if settings.sharding is not None and settings.overlap not in with_sharding:
             raise ValueError(
                 f"overlap is {settings.overlap!r}, but sharding is {settings.sharding!r}: expected no sharding with it; leave one of the two None"
             )
@@ -67,8 +68,13 @@ class Settings(NamedTuple):
             find_program()  # the first step will start it
         return settings
 
+    @property
+    def divides(self) -> bool:
+        """Whether the optimizer divides the state of each parameter among the ranks."""
+        return self.sharding in ("zero1", "zero2")
+
     def refuse_full_state(self) -> None:
-        if self.sharding is not None:
+        if self.divides:
             raise RuntimeError(
                 f"sharding is {self.sharding!r}, so no rank has the full state: save it with optimizer.save(directory)"
             )

@@ -1,0 +1,393 @@
+"""For Megatron-LM, and programs above megatron-core: the optimizer service in the place of ``--optimizer-cpu-offload``.
+
+megatron-core's HybridDeviceOptimizer holds a copy of all weights, their gradients and their moments on the host, in fp32.
+:func:`install` puts a class of the same interface in its place, whose state the optimizer service holds: 14 bytes a bf16
+parameter.
+"""
+
+import collections.abc
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
+
+import torch
+
+try:
+    import megatron.core.optimizer as factory
+    from megatron.core import __version__ as megatron_version
+    from megatron.core.optimizer import cpu_offloading, distrib_optimizer
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "megatron":
+        raise
+    raise ModuleNotFoundError(
+        "plimsoll.megatron needs megatron-core, which is not installed: pip install megatron-core", name="megatron"
+    ) from None
+
+from plimsoll import protocol
+from plimsoll.torch import AdamW
+from plimsoll.torch.shard import Shard
+from plimsoll.torch.slot import Slot
+
+__all__ = ["ServiceOptimizer", "install", "resume"]
+
+_BUILD = "_get_megatron_optimizer_based_on_param_groups"
+_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
+_STREAMS = {"exp_avg": protocol.FIRST_MOMENT, "exp_avg_sq": protocol.SECOND_MOMENT, "master_param": protocol.MASTER_WEIGHTS}
+
+
+class ServiceOptimizer(HybridDeviceOptimizer):
+    """AdamW with the interface of HybridDeviceOptimizer. The optimizer service holds and updates the state.
+
+    megatron-core makes one of the model's parameters, and then another of this rank's shards of them. Neither has a
+    state before the first step, or before a checkpoint asks for it.
+    """
+
+    def __init__(self, params: Any, **defaults: Any):
+        # Not the constructor of HybridDeviceOptimizer, which copies all parameters to the host.
+        torch.optim.Optimizer.__init__(self, params, defaults)
+        self._states = _States(self)
+        self._options: Dict[str, Any] = {}
+        self._names: Dict[torch.Tensor, str] = {}
+        self._held: Optional[AdamW] = None
+        self._slots: Dict[torch.Tensor, Tuple[Shard, Slot]] = {}
+        self._written = False  # whether the state has been written since the service heard of a step
+        self._step = 0  # of what was written
+
+    def serve(self, names: Dict[torch.Tensor, str], options: Dict[str, Any]) -> None:
+        """Prepares the optimizer of the shards: their names, and options of :class:`plimsoll.torch.AdamW`."""
+        self._names, self._options = names, options
+        self._held = self._new()
+
+    # What holds the state
+
+    def _new(self) -> AdamW:
+        # A shard is a view of a parameter that autograd knows. What is trained here is another tensor of the same memory.
+        groups, named = [], []
+        for group in self.param_groups:
+            own = [shard.detach().requires_grad_() for shard in group["params"]]
+            groups.append({"params": own, **{key: group[key] for key in _HYPERPARAMETERS}})
+            named += [(self._names[shard], p) for shard, p in zip(group["params"], own)]
+        return AdamW(
+            groups,
+            sharding="local",
+            gradients="step",
+            missing_gradients="refuse",
+            named_parameters=named,
+            **self._options,
+        )
+
+    @property
+    def _service(self) -> AdamW:
+        if self._held is None:
+            raise RuntimeError(
+                "this optimizer has no state: megatron-core made it of the model's parameters, before the distributed optimizer "
+                "had shards of them; use the one that get_megatron_optimizer returned"
+            )
+        return self._held
+
+    def _pairs(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+        """The shards of megatron-core, and the parameters of the service's optimizer in the same memory."""
+        for group, held in zip(self.param_groups, self._service.param_groups):
+            yield from zip(group["params"], held["params"])
+
+    def open(self) -> None:
+        """Makes the state, or attaches to the one that the service has. All ranks call it together."""
+        if self._slots:
+            return
+        self._service.open()
+        of_held = {p: (shard, slot) for shard in self._service._shards for p, slot in shard.slots.items()}
+        self._slots = {shard: of_held[held] for shard, held in self._pairs()}
+
+    @property
+    def resumed_step(self) -> int:
+        """The step of the state that the service had when it was opened: 0 for a new one."""
+        self.open()
+        return self._service.resumed_step
+
+    def close(self) -> None:
+        """Ends the sessions of the service. The parameters keep their values."""
+        if self._held is not None:
+            self._settle()
+            self._held.close()
+            self._slots = {}
+
+    # Steps
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> None:
+        """Makes a step of the gradients that megatron-core has reduced, unscaled and clipped."""
+        self._settle()
+        for group, held in zip(self.param_groups, self._service.param_groups):
+            held.update((key, group[key]) for key in _HYPERPARAMETERS)
+        pairs = list(self._pairs())
+        try:
+            for shard, held in pairs:
+                held.grad = _gradient(shard, held)
+            self._service.step()
+        finally:
+            for _, held in pairs:
+                held.grad = None  # it is a part of megatron-core's buffer
+
+    def dummy_step(self) -> None:
+        """Makes the state that a checkpoint is loaded into. HybridDeviceOptimizer makes a step of random gradients."""
+        self.open()
+
+    @property
+    def sub_optimizers(self) -> List[torch.optim.Optimizer]:
+        return []
+
+    # The state
+
+    @property
+    def state(self) -> "_States":  # type: ignore[override]
+        return self._states
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if value:
+            raise RuntimeError("optimizer.state cannot be set: the optimizer service holds the state; set optimizer.state[p][name]")
+
+    def current_step(self) -> int:
+        if self._written:
+            return self._step
+        return self._service._shards.step if self._slots else 0
+
+    def set_current_step(self, step: int) -> None:
+        if step != self.current_step():
+            self.open()
+            self._step, self._written = step, True
+
+    def read(self, shard: torch.Tensor, name: str) -> torch.Tensor:
+        self.open()
+        session, piece = self._slots[shard][0].session, self._slots[shard][1].piece
+        return torch.from_numpy(session.read(_STREAMS[name], piece.offset, piece.count)).view(shard.shape)
+
+    def write(self, shard: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        step = self.current_step()
+        self.open()
+        session, piece = self._slots[shard][0].session, self._slots[shard][1].piece
+        if values.numel() != piece.count:
+            raise ValueError(f"{name} of {piece.name} has {values.numel()} elements: expected {piece.count}")
+        session.write(_STREAMS[name], piece.offset, values.detach().reshape(-1).to("cpu", torch.float32).numpy())
+        self._step, self._written = step, True
+
+    def _settle(self) -> None:
+        """Tells the service that the state is whole again, and brings its weights into the model."""
+        if not self._written:
+            return
+        shards = self._service._shards
+        for session in shards.sessions:
+            session.set_step(self._step)
+        shards.adopt(self._step)
+        self._written = False
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Parameter groups, and entries that fetch the state where they are read."""
+        result = super().state_dict()
+        for group in result["param_groups"]:
+            group["step"] = self.current_step()
+        return result
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Takes the parameter groups. The state comes by ``state[p][name]``, as megatron-core loads it."""
+        given = state_dict["param_groups"]
+        if [len(g["params"]) for g in given] != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError("the parameter groups of the state_dict do not have the parameters of this optimizer's")
+        for group in given:
+            if group.get("step") is not None:
+                self.set_current_step(int(group["step"]))
+        own = [g["params"] for g in self.param_groups]
+        self.param_groups = [{**{k: v for k, v in g.items() if k != "step"}, "params": p} for g, p in zip(given, own)]
+
+    def update_fp32_param_by_new_param(self) -> None:
+        """Makes the model's parameters the master weights, as megatron-core does after it has loaded a model alone."""
+        for shard in self._slots:
+            self.write(shard, "master_param", shard)
+        self._settle()
+
+    # HybridDeviceOptimizer has its state twice. This has it once.
+
+    def _sync_hdo_state_to_sub_optimizers(self) -> None:
+        self._settle()
+
+    def _sync_sub_optimizers_state_to_hdo(self) -> None:
+        pass
+
+    def _sync_hdo_param_groups_to_sub_optimizers(self) -> None:
+        pass
+
+
+def _gradient(shard: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    gradient = getattr(shard, "decoupled_grad", None)
+    return shard.grad if gradient is None else gradient
+
+
+class _States(collections.abc.MutableMapping):
+    """The entries of all shards, by shard. They are always there: the first that is read or written makes the state."""
+
+    def __init__(self, optimizer: ServiceOptimizer):
+        self._optimizer = optimizer
+
+    def __getitem__(self, shard: torch.Tensor) -> "_Entry":
+        return _Entry(self._optimizer, shard)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (shard for group in self._optimizer.param_groups for shard in group["params"])
+
+    def __len__(self) -> int:
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
+
+    def __setitem__(self, shard: torch.Tensor, entry: Any) -> NoReturn:
+        raise RuntimeError("optimizer.state[p] cannot be set: the optimizer service holds the state; set optimizer.state[p][name]")
+
+    def __delitem__(self, shard: torch.Tensor) -> NoReturn:
+        raise RuntimeError("optimizer.state[p] cannot be removed: the optimizer service holds the state")
+
+
+class _Entry(collections.abc.MutableMapping):
+    """The state of a shard: what is read is a copy, and what is set is written into the service's state."""
+
+    def __init__(self, optimizer: ServiceOptimizer, shard: torch.Tensor):
+        self._optimizer, self._shard = optimizer, shard
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == "step":
+            return torch.tensor(float(self._optimizer.current_step()))
+        if name not in _STREAMS:
+            raise KeyError(name)
+        return self._optimizer.read(self._shard, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "step":
+            self._optimizer.set_current_step(int(value))
+        elif name in _STREAMS:
+            self._optimizer.write(self._shard, name, value)
+        elif name != "padding":  # which megatron-core says of each range of a checkpoint
+            raise KeyError(f"the state has no {name}: expected step, {', '.join(_STREAMS)}")
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise RuntimeError(f"{name} cannot be removed: the optimizer service holds the state")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("step", *_STREAMS))
+
+    def __len__(self) -> int:
+        return 1 + len(_STREAMS)
+
+
+# What is refused
+
+
+def _refusals(config: Any, ddp: Any, groups: Sequence[Dict[str, Any]]) -> Iterator[Tuple[bool, str]]:
+    """What the optimizer cannot do, and what to change."""
+    parameters = [p for group in groups for p in group["params"]]
+    yield not config.optimizer_cpu_offload, "optimizer_cpu_offload is off: add --optimizer-cpu-offload, or leave install() out"
+    yield config.optimizer != "adam", f"optimizer is {config.optimizer!r}: expected 'adam' (--optimizer adam)"
+    yield (
+        config.optimizer_offload_fraction < 1,
+        f"optimizer_offload_fraction is {config.optimizer_offload_fraction:g}, and all of the state is on the host: add "
+        "--optimizer-offload-fraction 1.0",
+    )
+    yield ddp.use_megatron_fsdp, "use_megatron_fsdp is on: expected the distributed optimizer; leave --use-megatron-fsdp out"
+    yield not config.use_distributed_optimizer, "use_distributed_optimizer is off: add --use-distributed-optimizer"
+    yield (
+        not config.use_precision_aware_optimizer,
+        "use_precision_aware_optimizer is off, so megatron-core would hold fp32 weights on the GPU: add "
+        "--use-precision-aware-optimizer",
+    )
+    for name in "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype":
+        dtype = getattr(config, name)
+        yield dtype is not torch.float32, f"{name} is {dtype}: expected torch.float32; leave --{name.replace('_', '-')} out"
+    yield config.fp16, "fp16 is on, and was not tested: expected bf16 (--bf16)"
+    yield config.fp8_recipe is not None, f"fp8_recipe is {config.fp8_recipe!r}, and was not tested: leave --fp8-recipe out"
+    yield (
+        config.overlap_param_gather_with_optimizer_step,
+        "overlap_param_gather_with_optimizer_step is on, which makes two optimizers: leave it out",
+    )
+    yield (
+        ddp.num_distributed_optimizer_instances > 1,
+        f"num_distributed_optimizer_instances is {ddp.num_distributed_optimizer_instances}, and was not tested: expected 1",
+    )
+    yield (
+        any(group.get("is_expert_parallel") for group in groups),
+        "the model has experts, and their optimizer was not tested: leave --optimizer-cpu-offload to megatron-core for it",
+    )
+    yield not parameters, "this rank trains no parameter, and all ranks make each step together: train some on every rank"
+    yield (
+        any(p.dtype not in (torch.bfloat16, torch.float32) for p in parameters),
+        "parameters are neither bfloat16 nor float32: expected a model in bf16 (--bf16)",
+    )
+
+
+def _check(config: Any, ddp: Any, groups: Sequence[Dict[str, Any]]) -> None:
+    for is_so, what in _refusals(config, ddp, groups):
+        if is_so:
+            raise ValueError(f"plimsoll.megatron: {what}")
+
+
+# The way in
+
+
+def _names_of(made: Any) -> Dict[torch.Tensor, str]:
+    """The names of the shards of a distributed optimizer: those of the parameters that they are of."""
+    names = {}
+    for chunk, model in enumerate(made.model_chunks):
+        prefix = f"chunk{chunk}." if len(made.model_chunks) > 1 else ""
+        for name, parameter in model.named_parameters():
+            if parameter in made.model_param_group_index_map:
+                group, place = made.model_param_group_index_map[parameter]
+                names[made.optimizer.param_groups[group]["params"][place]] = prefix + name
+    return names
+
+
+def install(**options: Any) -> None:
+    """Has ``get_megatron_optimizer`` make optimizers whose state the optimizer service holds.
+
+    Call it before the model is set up, on every rank. ``options`` are those of :class:`plimsoll.torch.AdamW` for the
+    state: ``state``, ``moments``, ``job``, ``socket``. Raises ImportError for a megatron-core that is made otherwise.
+    What cannot be trained so is refused with a ValueError when the optimizer is made, before anything is allocated.
+    """
+    unknown = sorted(set(options) - {"state", "moments", "job", "socket"})
+    if unknown:
+        raise TypeError(f"install() has no option {', '.join(unknown)}: expected state, moments, job or socket")
+    build = getattr(factory, _BUILD, None)
+    if build is None or not hasattr(distrib_optimizer, "HybridDeviceOptimizer"):
+        raise ImportError(
+            f"megatron-core {megatron_version} has no {_BUILD}, or a distributed optimizer without HybridDeviceOptimizer: expected a "
+            "release like 0.16"
+        )
+    build = getattr(build, "_plimsoll_replaces", build)
+    parameters = inspect.signature(build)
+    made_before: List[int] = []
+
+    def build_with_service(*arguments: Any, **named: Any) -> Any:
+        given = parameters.bind(*arguments, **named).arguments
+        _check(given["config"], given["model_chunks"][0].ddp_config, given["param_groups"])
+        made = build(*arguments, **named)
+        name = f"megatron{len(made_before)}" if made_before else "megatron"
+        made_before.append(1)
+        made.optimizer.serve(_names_of(made), {"name": name, **options})
+        return made
+
+    build_with_service._plimsoll_replaces = build  # type: ignore[attr-defined]
+    setattr(factory, _BUILD, build_with_service)
+    for module in factory, distrib_optimizer, cpu_offloading:
+        module.HybridDeviceOptimizer = ServiceOptimizer
+
+
+def _distributed_of(optimizer: Any) -> List[Any]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def resume(optimizer: Any) -> int:
+    """Goes on with the state that the service has of a trainer that died: the model gets its parameters, and the step is
+    returned. It is 0 for a new state.
+
+    All ranks call it, before the first forward pass. A program that goes on from a checkpoint of megatron-core need not.
+    """
+    step = 0
+    for made in _distributed_of(optimizer):
+        step = made.optimizer.resumed_step
+        for chunk in made.model_chunks if step else ():
+            chunk.start_param_sync(force_sync=True)
+    return step
