@@ -217,9 +217,15 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         pass
 
 
-def _gradient(shard: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+def _gradient(shard: torch.Tensor, held: torch.Tensor) -> Optional[torch.Tensor]:
+    """The gradient of a shard, as ``held.grad`` takes it. A gradient in fp32 is rounded on its way to the host."""
     gradient = getattr(shard, "decoupled_grad", None)
-    return shard.grad if gradient is None else gradient
+    if gradient is None or gradient.dtype is held.dtype:
+        return gradient
+    if not hasattr(held, "grad_dtype"):  # torch before 2.9
+        return gradient.to(held.dtype)
+    held.grad_dtype = gradient.dtype
+    return gradient
 
 
 class _States(collections.abc.MutableMapping):

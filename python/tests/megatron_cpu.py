@@ -36,6 +36,19 @@ def on_cpu(function):
     return call
 
 
+def following(function):
+    """A method of tensors whose result is on the host where the tensor is, or as its name is ``cpu``."""
+
+    def call(tensor, *arguments, **options):
+        result = function(tensor, *arguments, **options)
+        if function.__name__ == "cpu" or tensor.__dict__.get("is_host"):
+            result = result.view(result.shape) if result is tensor else result
+            result.is_host = True
+        return result
+
+    return call
+
+
 def pretend():
     """Has the CPU answer where megatron-core asks for a GPU. It is for a process that ends with its job."""
     # torch and megatron-core register functions of torch.cuda when they are imported: those of a CPU come after.
@@ -55,7 +68,9 @@ def pretend():
     torch.Tensor.type = lambda tensor, *wanted, **options: (
         plain(tensor, *wanted, **options) if wanted or options else TYPES.get(tensor.dtype) or plain(tensor)
     )
-    torch.Tensor.is_cuda = property(lambda tensor: True)
+    torch.Tensor.is_cuda = property(lambda tensor: not tensor.__dict__.get("is_host"))
+    for name in "cpu", "clone", "detach", "float":
+        setattr(torch.Tensor, name, following(getattr(torch.Tensor, name)))
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
     torch.Tensor.pin_memory = lambda tensor, *_: tensor
     for name in "tensor", "empty", "zeros", "ones", "full":
@@ -70,6 +85,7 @@ def pretend():
 def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabulary=128, length=16):
     """A model chunk of this rank, wrapped by megatron-core's DistributedDataParallel."""
     from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -89,6 +105,7 @@ def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabul
         config, get_gpt_layer_local_spec(), vocabulary, length, position_embedding_type="rope",
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
     )  # fmt: skip
+    config.finalize_model_grads_func = finalize_model_grads
     return config, model.to(dtype)
 
 
@@ -105,12 +122,14 @@ def wrap(config, model, gradients=torch.bfloat16, overlap=False):
 def optimizer_of(model, gradients=torch.bfloat16, **options):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    config = OptimizerConfig(**{
+    settings = OptimizerConfig(**{
         "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.1, "bf16": True, "params_dtype": torch.bfloat16,
         "use_distributed_optimizer": True, "clip_grad": 1.0, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0,
         "use_precision_aware_optimizer": True, "main_grads_dtype": gradients, "overlap_cpu_optimizer_d2h_h2d": False, **options
     })  # fmt: skip
-    return get_megatron_optimizer(config, [model])
+    optimizer = get_megatron_optimizer(settings, [model])
+    model.config.grad_scale_func = optimizer.scale_loss
+    return optimizer
 
 
 def batches(vocabulary, length, size=2):
