@@ -92,11 +92,14 @@ class ServiceOptimizer(HybridDeviceOptimizer):
 
     def open(self) -> None:
         """Makes the state, or attaches to the one that the service has. All ranks call it together."""
-        if self._slots:
-            return
         self._service.open()
-        of_held = {p: (shard, slot) for shard in self._service._shards for p, slot in shard.slots.items()}
-        self._slots = {shard: of_held[held] for shard, held in self._pairs()}
+        if not self._slots:
+            of_held = {p: (shard, slot) for shard in self._service._shards for p, slot in shard.slots.items()}
+            self._slots = {shard: of_held[held] for shard, held in self._pairs()}
+
+    @property
+    def _is_open(self) -> bool:
+        return self._service._shards is not None
 
     @property
     def resumed_step(self) -> int:
@@ -150,7 +153,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
     def current_step(self) -> int:
         if self._written:
             return self._step
-        return self._service._shards.step if self._slots else 0
+        return self._service._shards.step if self._is_open else 0
 
     def set_current_step(self, step: int) -> None:
         if step != self.current_step():
@@ -185,6 +188,9 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         """Parameter groups, and entries that fetch the state where they are read."""
         result = super().state_dict()
         for group in result["param_groups"]:
+            # HybridDeviceOptimizer keeps classes in its groups, and torch.load refuses to make those of a checkpoint.
+            for name in [name for name, value in group.items() if isinstance(value, type)]:
+                del group[name]
             group["step"] = self.current_step()
         return result
 
@@ -196,14 +202,15 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         for group in given:
             if group.get("step") is not None:
                 self.set_current_step(int(group["step"]))
-        own = [g["params"] for g in self.param_groups]
-        self.param_groups = [{**{k: v for k, v in g.items() if k != "step"}, "params": p} for g, p in zip(given, own)]
+        for own, group in zip(self.param_groups, given):
+            own.update((k, v) for k, v in group.items() if k not in ("params", "step") and not isinstance(v, type))
 
     def update_fp32_param_by_new_param(self) -> None:
         """Makes the model's parameters the master weights, as megatron-core does after it has loaded a model alone."""
-        for shard in self._slots:
-            self.write(shard, "master_param", shard)
-        self._settle()
+        if self._is_open:  # else the state will be made of the parameters
+            for shard in self.state:
+                self.write(shard, "master_param", shard)
+            self._settle()
 
     # HybridDeviceOptimizer has its state twice. This has it once.
 
@@ -264,11 +271,11 @@ class _Entry(collections.abc.MutableMapping):
         return self._optimizer.read(self._shard, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name == "step":
-            self._optimizer.set_current_step(int(value))
-        elif name in _STREAMS:
+        # The step comes with the parameter groups. What megatron-core sets here after them is the step before it loaded, in
+        # the format "dp_reshardable", which also says which ranges are padding.
+        if name in _STREAMS:
             self._optimizer.write(self._shard, name, value)
-        elif name != "padding":  # which megatron-core says of each range of a checkpoint
+        elif name not in ("step", "padding"):
             raise KeyError(f"the state has no {name}: expected step, {', '.join(_STREAMS)}")
 
     def __delitem__(self, name: str) -> NoReturn:

@@ -63,6 +63,7 @@ def pretend():
     cuda.current_stream = cuda.default_stream = cuda.Stream = Stream
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.synchronize = cuda.empty_cache = cuda.manual_seed = lambda *_: None
+    cuda.get_device_capability = lambda *_: (8, 0)
     cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda *_, **__: None
     torch.Tensor.type = lambda tensor, *wanted, **options: (
