@@ -1,5 +1,6 @@
 """The optimizer service in megatron-core: its own classes train a small GPT among gloo ranks, on the CPU."""
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -16,6 +17,7 @@ import torch.multiprocessing as mp
 
 import megatron_cpu
 from nightly import nightly, nightly_rows
+from plimsoll import Service
 from test_crash import workers
 from test_distributed import enter, run
 
@@ -54,6 +56,11 @@ class KernelAdamW(torch.optim.Optimizer):
 
 def set_up(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, overlap=False, options=None, **settings):
     """The configuration, the model and its optimizer: "ours", "theirs", or "kernel" for theirs with our arithmetic."""
+    config, model = model_for(whose, tensor, pipeline, gradients, overlap, options)
+    return config, model, megatron_cpu.optimizer_of(model, gradients, **settings)
+
+
+def model_for(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, overlap=False, options=None, **size):
     megatron_cpu.pretend()
     if whose == "ours":
         import plimsoll.megatron
@@ -63,9 +70,8 @@ def set_up(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, overlap=False,
         import megatron.core.optimizer
 
         megatron.core.optimizer.CPUAdam = KernelAdamW
-    config, model = megatron_cpu.gpt(tensor, pipeline)
-    model = megatron_cpu.wrap(config, model, gradients, overlap)
-    return config, model, megatron_cpu.optimizer_of(model, gradients, **settings)
+    config, model = megatron_cpu.gpt(tensor, pipeline, **size)
+    return config, megatron_cpu.wrap(config, model, gradients, overlap)
 
 
 def schedule(optimizer, step):
@@ -220,10 +226,10 @@ def trained(rank, until, folder):
         made.optimizer.close()
 
 
-def start(service, folder, until, job):
+def start(service, folder, until):
     """Ranks as a launcher starts them. Nobody hears what they say but from their files."""
     folder.mkdir()
-    environment = {"PLIMSOLL_SOCKET": service.socket, "PLIMSOLL_JOB": job}
+    environment = {"PLIMSOLL_SOCKET": service.socket}
     arguments = [(r, 2, str(folder / "store"), environment, trained, (until, str(folder)), Deaf()) for r in range(2)]
     ranks = [mp.get_context("fork").Process(target=enter, args=given) for given in arguments]
     for rank in ranks:
@@ -244,10 +250,11 @@ def results(folder):
 def test_no_bit_is_lost_where_ranks_are_killed(service, tmp_path, kills):
     chance, until, folder = random.Random(kills), kills + 6, tmp_path / "whole"
     began = time.monotonic()
-    assert [r.join() or r.exitcode for r in start(service, folder, until, "whole")] == [0, 0]
+    with contextlib.closing(Service()) as other:
+        assert [r.join() or r.exitcode for r in start(other, folder, until)] == [0, 0]
     took, wanted, resumed = time.monotonic() - began, results(folder), []
     for round in range(kills + 1):
-        ranks = start(service, folder := tmp_path / str(round), until, "killed")
+        ranks = start(service, folder := tmp_path / str(round), until)
         if round < kills:
             while not all((folder / f"began{r}").exists() for r in range(2)):
                 assert all(r.is_alive() for r in ranks)
@@ -261,7 +268,6 @@ def test_no_bit_is_lost_where_ranks_are_killed(service, tmp_path, kills):
             rank.join()
     assert results(folder) == wanted
     assert resumed == sorted(resumed)
-    print(resumed)
 
 
 # Memory
@@ -275,39 +281,62 @@ def private_and_shared(pids):
     return sum(int(kib) * 1024 for text in texts for kib in re.findall(r"Pss_(?:Anon|Shmem): +(\d+)", text))
 
 
-def host_bytes(rank, whose):
-    """Host bytes a parameter: those of the optimizer after its second step, and the most that was there while it was made."""
-    megatron_cpu.pretend()
-    if whose == "ours":
-        import plimsoll.megatron
-
-        plimsoll.megatron.install()
-    config, model = megatron_cpu.gpt(hidden=768, layers=5)
-    model = megatron_cpu.wrap(config, model)
-    count = sum(p.numel() for p in model.parameters())
+def host_bytes(rank, whose, layers):
+    """The parameters of a model, and the host memory of its optimizer after the second step."""
+    config, model = model_for(whose, layers=layers, hidden=768)
     for p in model.parameters():
-        p.main_grad.fill_(1e-3)
-    before = private_and_shared([os.getpid()])
-    resource_before = peak()
-    optimizer = megatron_cpu.optimizer_of(model)
+        p.main_grad.zero_()  # so that its memory is there
+    pids = [os.getpid()]
+    before, optimizer = private_and_shared(pids), megatron_cpu.optimizer_of(model)
     for _ in range(2):
         for p in model.parameters():
             p.main_grad.fill_(1e-3)
         optimizer.step()
-    pids = [os.getpid()]
     if whose == "ours":
         pids += workers(optimizer.chained_optimizers[0].optimizer._held._shards.service)
-    after = private_and_shared(pids)
-    return count, (after - before) / count, (peak() - resource_before) / count
+    return sum(p.numel() for p in model.parameters()), private_and_shared(pids) - before
 
 
-def peak():
-    return int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+def host_bytes_a_parameter(whose):
+    """Between a small and a large model, so that what a service has of its own does not count."""
+    ((few, small),), ((many, large),) = (run(host_bytes, whose, layers, world=1) for layers in (2, 8))
+    return (large - small) / (many - few)
 
 
 def test_the_host_has_14_bytes_a_parameter():
     """Theirs has 16 here: pinned memory, which is rounded up to powers of two, is plain memory on the CPU."""
-    ((count, ours, _),) = run(host_bytes, "ours", world=1)
-    ((_, theirs, _),) = run(host_bytes, "theirs", world=1)
-    print(count, ours, theirs)
-    assert count > 30e6 and ours <= 14.1 and theirs >= 15.9
+    assert 13.9 < host_bytes_a_parameter("ours") <= 14.1
+    assert host_bytes_a_parameter("theirs") >= 15.9
+
+
+# What is refused
+
+
+def refused(rank, settings, options):
+    with contextlib.suppress(ModuleNotFoundError):
+        model_for("ours", options=options)  # twice: the second replaces nothing that the first has put there
+    try:
+        set_up("ours", **settings)
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "settings,says",
+    [
+        ({"optimizer_cpu_offload": False, "use_precision_aware_optimizer": False}, "optimizer_cpu_offload is off: add --optimizer-cpu-offload"),
+        ({"optimizer_offload_fraction": 0.5}, "optimizer_offload_fraction is 0.5, and all of the state is on the host: add --optimizer"),
+        ({"use_precision_aware_optimizer": False}, "use_precision_aware_optimizer is off, so megatron-core would hold fp32 weights on"),
+        ({"fp8_recipe": "delayed"}, "fp8_recipe is 'delayed', and was not tested: leave --fp8-recipe out"),
+        ({"exp_avg_dtype": torch.bfloat16}, "exp_avg_dtype is torch.bfloat16: expected torch.float32; leave --exp-avg-dtype out"),
+    ],
+)
+def test_what_is_refused(settings, says):
+    (found,) = run(refused, settings, {}, world=1)
+    assert found.startswith("plimsoll.megatron: " + says)
+
+
+def test_an_option_that_there_is_not():
+    with pytest.raises(TypeError, match="install.. has no option sharding: expected state, moments, job or socket"):
+        run_here = __import__("plimsoll.megatron", fromlist=["install"])
+        run_here.install(sharding="zero1")
