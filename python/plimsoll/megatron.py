@@ -48,14 +48,21 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         self._states = _States(self)
         self._options: Dict[str, Any] = {}
         self._names: Dict[torch.Tensor, str] = {}
+        self._gradients: Dict[torch.Tensor, torch.dtype] = {}  # types in which they are held
         self._held: Optional[AdamW] = None
         self._slots: Dict[torch.Tensor, Tuple[Shard, Slot]] = {}
         self._written = False  # whether the state has been written since the service heard of a step
         self._step = 0  # of what was written
 
-    def serve(self, names: Dict[torch.Tensor, str], options: Dict[str, Any]) -> None:
-        """Prepares the optimizer of the shards: their names, and options of :class:`plimsoll.torch.AdamW`."""
-        self._names, self._options = names, options
+    def serve(self, of_shards: Dict[torch.Tensor, Tuple[str, torch.Tensor]], options: Dict[str, Any]) -> None:
+        """Prepares the optimizer of the shards: the name and the parameter of each, and options of
+        :class:`plimsoll.torch.AdamW`. With the option ``gradients="bf16"`` gradients of bf16 parameters are rounded on
+        their way to the host. Otherwise they have the type that megatron-core has added them up in.
+        """
+        self._options = dict(options)
+        rounds = self._options.pop("gradients", None) == "bf16"
+        self._names = {shard: name for shard, (name, _) in of_shards.items()}
+        self._gradients = {s: p.main_grad.dtype for s, (_, p) in of_shards.items() if not (rounds and s.dtype is torch.bfloat16)}
         self._held = self._new()
 
     # What holds the state
@@ -64,7 +71,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         # A shard is a view of a parameter that autograd knows. What is trained here is another tensor of the same memory.
         groups, named = [], []
         for group in self.param_groups:
-            own = [shard.detach().requires_grad_() for shard in group["params"]]
+            own = [self._held_parameter(shard) for shard in group["params"]]
             groups.append({"params": own, **{key: group[key] for key in _HYPERPARAMETERS}})
             named += [(self._names[shard], p) for shard, p in zip(group["params"], own)]
         return AdamW(
@@ -75,6 +82,12 @@ class ServiceOptimizer(HybridDeviceOptimizer):
             named_parameters=named,
             **self._options,
         )
+
+    def _held_parameter(self, shard: torch.Tensor) -> torch.Tensor:
+        held, dtype = shard.detach().requires_grad_(), self._gradients.get(shard)
+        if dtype is not None and hasattr(held, "grad_dtype"):  # since torch 2.9
+            held.grad_dtype = dtype
+        return held
 
     @property
     def _service(self) -> AdamW:
@@ -225,14 +238,9 @@ class ServiceOptimizer(HybridDeviceOptimizer):
 
 
 def _gradient(shard: torch.Tensor, held: torch.Tensor) -> Optional[torch.Tensor]:
-    """The gradient of a shard, as ``held.grad`` takes it. A gradient in fp32 is rounded on its way to the host."""
+    """The gradient of a shard, in the type that ``held.grad`` takes."""
     gradient = getattr(shard, "decoupled_grad", None)
-    if gradient is None or gradient.dtype is held.dtype:
-        return gradient
-    if not hasattr(held, "grad_dtype"):  # torch before 2.9
-        return gradient.to(held.dtype)
-    held.grad_dtype = gradient.dtype
-    return gradient
+    return None if gradient is None else gradient.to(getattr(held, "grad_dtype", None) or held.dtype)
 
 
 class _States(collections.abc.MutableMapping):
@@ -341,28 +349,31 @@ def _check(config: Any, ddp: Any, groups: Sequence[Dict[str, Any]]) -> None:
 # The way in
 
 
-def _names_of(made: Any) -> Dict[torch.Tensor, str]:
-    """The names of the shards of a distributed optimizer: those of the parameters that they are of."""
-    names = {}
+def _of_shards(made: Any) -> Dict[torch.Tensor, Tuple[str, torch.Tensor]]:
+    """The parameters that the shards of a distributed optimizer are of, and their names."""
+    found = {}
     for chunk, model in enumerate(made.model_chunks):
         prefix = f"chunk{chunk}." if len(made.model_chunks) > 1 else ""
         for name, parameter in model.named_parameters():
             if parameter in made.model_param_group_index_map:
                 group, place = made.model_param_group_index_map[parameter]
-                names[made.optimizer.param_groups[group]["params"][place]] = prefix + name
-    return names
+                found[made.optimizer.param_groups[group]["params"][place]] = prefix + name, parameter
+    return found
 
 
 def install(**options: Any) -> None:
     """Has ``get_megatron_optimizer`` make optimizers whose state the optimizer service holds.
 
     Call it before the model is set up, on every rank. ``options`` are those of :class:`plimsoll.torch.AdamW` for the
-    state: ``state``, ``moments``, ``job``, ``socket``. Raises ImportError for a megatron-core that is made otherwise.
+    state: ``state``, ``moments``, ``job``, ``socket``; and ``gradients="bf16"``, which rounds fp32 gradients of bf16
+    parameters on their way to the host: 2 bytes a parameter less. Raises ImportError for a megatron-core that is made otherwise.
     What cannot be trained so is refused with a ValueError when the optimizer is made, before anything is allocated.
     """
-    unknown = sorted(set(options) - {"state", "moments", "job", "socket"})
+    unknown = sorted(set(options) - {"state", "moments", "gradients", "job", "socket"})
     if unknown:
-        raise TypeError(f"install() has no option {', '.join(unknown)}: expected state, moments, job or socket")
+        raise TypeError(f"install() has no option {', '.join(unknown)}: expected state, moments, gradients, job or socket")
+    if options.get("gradients") not in (None, "bf16"):
+        raise ValueError(f"gradients is {options['gradients']!r}: expected None or 'bf16'")
     build = getattr(factory, _BUILD, None)
     if build is None or not hasattr(distrib_optimizer, "HybridDeviceOptimizer"):
         raise ImportError(
@@ -379,7 +390,7 @@ def install(**options: Any) -> None:
         made = build(*arguments, **named)
         name = f"megatron{len(made_before)}" if made_before else "megatron"
         made_before.append(1)
-        made.optimizer.serve(_names_of(made), {"name": name, **options})
+        made.optimizer.serve(_of_shards(made), {"name": name, **options})
         return made
 
     build_with_service._plimsoll_replaces = build  # type: ignore[attr-defined]

@@ -110,13 +110,12 @@ def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabul
     return config, model.to(dtype)
 
 
-def wrap(config, model, gradients=torch.bfloat16, overlap=False):
+def wrap(config, model, gradients=torch.bfloat16):
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=gradients is torch.float32, use_distributed_optimizer=True, overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap, bucket_size=20_000,
-    )  # fmt: skip
+        grad_reduce_in_fp32=gradients is torch.float32, use_distributed_optimizer=True, bucket_size=20_000
+    )
     return DistributedDataParallel(config, settings, model)
 
 

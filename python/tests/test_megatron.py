@@ -23,6 +23,9 @@ from test_distributed import enter, run
 
 pytest.importorskip("megatron.core")
 
+import plimsoll.megatron  # noqa: E402
+import plimsoll.torch  # noqa: E402
+
 LAYOUTS = [(2, 1, 1), (4, 2, 2)]  # ranks, tensor parallel, pipeline parallel
 
 
@@ -32,8 +35,6 @@ class KernelAdamW(torch.optim.Optimizer):
     made = 0
 
     def __init__(self, groups):
-        import plimsoll.torch
-
         super().__init__(groups, dict(lr=1e-3))
         keys = "lr", "betas", "eps", "weight_decay"
         held = [{"params": [p.clone().requires_grad_() for p in g["params"]], **{k: g[k] for k in keys}} for g in groups]
@@ -54,24 +55,23 @@ class KernelAdamW(torch.optim.Optimizer):
             own.copy_(held)
 
 
-def set_up(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, overlap=False, options=None, **settings):
+def set_up(whose, tensor=1, pipeline=1, gradients="bfloat16", options=None, **settings):
     """The configuration, the model and its optimizer: "ours", "theirs", or "kernel" for theirs with our arithmetic."""
-    config, model = model_for(whose, tensor, pipeline, gradients, overlap, options)
+    gradients = getattr(torch, gradients)
+    config, model = model_for(whose, tensor, pipeline, gradients, options)
     return config, model, megatron_cpu.optimizer_of(model, gradients, **settings)
 
 
-def model_for(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, overlap=False, options=None, **size):
+def model_for(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, options=None, **size):
     megatron_cpu.pretend()
     if whose == "ours":
-        import plimsoll.megatron
-
         plimsoll.megatron.install(**(options or {}))
     elif whose == "kernel":
         import megatron.core.optimizer
 
         megatron.core.optimizer.CPUAdam = KernelAdamW
     config, model = megatron_cpu.gpt(tensor, pipeline, **size)
-    return config, megatron_cpu.wrap(config, model, gradients, overlap)
+    return config, megatron_cpu.wrap(config, model, gradients)
 
 
 def schedule(optimizer, step):
@@ -101,6 +101,15 @@ def test_losses_have_the_bits_of_their_optimizer_with_the_same_arithmetic(layout
     ours = train("ours", steps, layout, options={"state": "fp32"})
     assert ours == train("kernel", steps, layout)
     assert ours[-1][-1] < ours[-1][0] - 0.2
+
+
+@pytest.mark.parametrize("steps", [20, *nightly(200)])
+def test_gradients_in_fp32_lose_no_bit_on_their_way(steps):
+    options = {"gradients": "float32"}
+    ours = train("ours", steps, LAYOUTS[0], options={"state": "fp32"}, **options)
+    assert ours == train("kernel", steps, LAYOUTS[0], **options)
+    rounded = train("ours", steps, LAYOUTS[0], options={"state": "fp32", "gradients": "bf16"}, **options)
+    assert rounded != ours and rounded[0] == pytest.approx(ours[0], rel=5e-2)
 
 
 @pytest.mark.parametrize("layout,steps", [(LAYOUTS[1], 20), *nightly_rows((LAYOUTS[0], 200), ((4, 1, 1), 200), (LAYOUTS[1], 200))])
@@ -211,8 +220,6 @@ def test_checkpoints_are_read_by_other_numbers_of_ranks(tmp_path, kind, before, 
 
 def trained(rank, until, folder):
     """Trains on from the step that the service has, says which that is, and writes down what comes out."""
-    import plimsoll.megatron
-
     config, model, optimizer = set_up("ours")
     step = plimsoll.megatron.resume(optimizer)
     (pathlib.Path(folder) / f"began{rank}").write_text(str(step))
@@ -312,31 +319,31 @@ def test_the_host_has_14_bytes_a_parameter():
 # What is refused
 
 
-def refused(rank, settings, options):
-    with contextlib.suppress(ModuleNotFoundError):
-        model_for("ours", options=options)  # twice: the second replaces nothing that the first has put there
+def refused(rank, settings):
     try:
         set_up("ours", **settings)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         return str(error)
+
+
+PLAIN = {"use_precision_aware_optimizer": False, "main_grads_dtype": torch.float32}
 
 
 @pytest.mark.parametrize(
     "settings,says",
     [
-        ({"optimizer_cpu_offload": False, "use_precision_aware_optimizer": False}, "optimizer_cpu_offload is off: add --optimizer-cpu-offload"),
+        ({"optimizer_cpu_offload": False, **PLAIN}, "optimizer_cpu_offload is off: add --optimizer-cpu-offload"),
         ({"optimizer_offload_fraction": 0.5}, "optimizer_offload_fraction is 0.5, and all of the state is on the host: add --optimizer"),
-        ({"use_precision_aware_optimizer": False}, "use_precision_aware_optimizer is off, so megatron-core would hold fp32 weights on"),
+        (PLAIN, "use_precision_aware_optimizer is off, so megatron-core would hold fp32 weights on"),
         ({"fp8_recipe": "delayed"}, "fp8_recipe is 'delayed', and was not tested: leave --fp8-recipe out"),
         ({"exp_avg_dtype": torch.bfloat16}, "exp_avg_dtype is torch.bfloat16: expected torch.float32; leave --exp-avg-dtype out"),
     ],
 )
 def test_what_is_refused(settings, says):
-    (found,) = run(refused, settings, {}, world=1)
+    (found,) = run(refused, settings, world=1)
     assert found.startswith("plimsoll.megatron: " + says)
 
 
 def test_an_option_that_there_is_not():
-    with pytest.raises(TypeError, match="install.. has no option sharding: expected state, moments, job or socket"):
-        run_here = __import__("plimsoll.megatron", fromlist=["install"])
-        run_here.install(sharding="zero1")
+    with pytest.raises(TypeError, match="install.. has no option sharding: expected state, moments, gradients, job or socket"):
+        plimsoll.megatron.install(sharding="zero1")

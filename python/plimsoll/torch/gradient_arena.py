@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from plimsoll.client import Session
-from plimsoll.torch.layout import Piece, Ranges, is_sharded, local
+from plimsoll.torch.layout import DTYPES, Piece, Ranges, is_sharded, local
 from plimsoll.torch.samples import Samples
 from plimsoll.torch.slot import DtypeGroup, Seen, Slot, dense, within
 from plimsoll.torch.underway import Underway
@@ -87,7 +87,7 @@ class GradientArena:
     ):
         self._group, self._slots = group, slots
         self._underway = Underway(session) if session else None
-        self._announcements = Announcements(session, group.own, group.dtype, self._underway) if session else None
+        self._announcements = Announcements(session, group.own, DTYPES[group.gradient], self._underway) if session else None
         self._announces, self._waits = announces, waits
         self._is_awaited = False  # whether the update under way waits for gradients
         #: What takes gradients for a step before the program asks for it: it is called when one is final.

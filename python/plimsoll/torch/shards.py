@@ -55,7 +55,11 @@ class Shards:
         transfer = transfer_for(trained.device)
         shared = transfer.shares and settings.sharding is None and not trained.are_sharded
         apart = isinstance(settings.overlap, (Async, ZenFlow))
-        found = [DtypeGroup(name, pieces, mesh, transfer, shared, apart) for name, pieces in sorted(divided.items()) if pieces]
+        found = [
+            DtypeGroup(name, pieces, mesh, transfer, shared, apart, _gradient_type(pieces) if mesh.is_local else None)
+            for name, pieces in sorted(divided.items())
+            if pieces
+        ]
         shards = [Shard(group, announces=announces, waits=settings.gradients == "step") for group in found]
         return cls(shards, trained, Ranks(mesh), transfer, settings)
 
@@ -134,7 +138,7 @@ class Shards:
             "state": settings.state if shard.name == "bf16" else "fp32",
             "moments": settings.moments,
             "parameter": shard.name,
-            "gradient": shard.name,
+            "gradient": shard.group.gradient,
             "groups": len(rule.first_moments),
             "parameters": [
                 {
@@ -381,3 +385,9 @@ class Shards:
                     session.close(give_back=True)  # other users of the service need the memory
             session.abandon()
         self.service = None
+
+
+def _gradient_type(pieces: Sequence[layout.Piece]) -> Optional[str]:
+    """The type of gradients that parameters are said to have: None for their own, or where torch does not say it."""
+    types = {getattr(piece.parameter, "grad_dtype", None) for piece in pieces}
+    return layout.TYPES.get(types.pop()) if len(types) == 1 else None

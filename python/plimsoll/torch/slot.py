@@ -20,7 +20,8 @@ class DtypeGroup:
     """All parameters of one dtype, and how they get to the arenas of their shards and back.
 
     ``shared`` means that the model's parameters and gradients are in the arenas themselves. Otherwise they are
-    copied. With ``apart`` the model keeps parameters of its own all the same.
+    copied. With ``apart`` the model keeps parameters of its own all the same. ``gradient_name`` is the type of gradients
+    in their arena: None for that of the parameters.
     """
 
     name: str
@@ -29,6 +30,7 @@ class DtypeGroup:
     transfer: HostTransfer
     shared: bool
     apart: bool = False
+    gradient_name: Optional[str] = None
 
     @property
     def shares_parameters(self) -> bool:
@@ -38,6 +40,10 @@ class DtypeGroup:
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.name]
+
+    @property
+    def gradient(self) -> str:
+        return self.gradient_name or self.name
 
     @functools.cached_property
     def own(self) -> Sequence[Piece]:
