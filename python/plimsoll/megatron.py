@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from plimsoll import protocol
+from plimsoll.errors import PlimsollError
 from plimsoll.torch import AdamW
 from plimsoll.torch.shard import Shard
 from plimsoll.torch.slot import Slot
@@ -45,6 +46,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
     def __init__(self, params: Any, **defaults: Any):
         # Not the constructor of HybridDeviceOptimizer, which copies all parameters to the host.
         torch.optim.Optimizer.__init__(self, params, defaults)
+        self.inner_param_to_orig_param: Dict[torch.Tensor, torch.Tensor] = {}  # of the sub-optimizers, which there are none of
         self._states = _States(self)
         self._options: Dict[str, Any] = {}
         self._names: Dict[torch.Tensor, str] = {}
@@ -150,6 +152,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
 
     @property
     def sub_optimizers(self) -> List[torch.optim.Optimizer]:
+        """None, so programs that move the states of sub-optimizers between devices move nothing."""
         return []
 
     # The state
@@ -329,10 +332,6 @@ def _refusals(config: Any, ddp: Any, groups: Sequence[Dict[str, Any]]) -> Iterat
         ddp.num_distributed_optimizer_instances > 1,
         f"num_distributed_optimizer_instances is {ddp.num_distributed_optimizer_instances}, and was not tested: expected 1",
     )
-    yield (
-        any(group.get("is_expert_parallel") for group in groups),
-        "the model has experts, and their optimizer was not tested: leave --optimizer-cpu-offload to megatron-core for it",
-    )
     yield not parameters, "this rank trains no parameter, and all ranks make each step together: train some on every rank"
     yield (
         any(p.dtype not in (torch.bfloat16, torch.float32) for p in parameters),
@@ -388,6 +387,8 @@ def install(**options: Any) -> None:
         given = parameters.bind(*arguments, **named).arguments
         _check(given["config"], given["model_chunks"][0].ddp_config, given["param_groups"])
         made = build(*arguments, **named)
+        if not isinstance(made, distrib_optimizer.DistributedOptimizer):
+            raise TypeError(f"plimsoll.megatron: megatron-core made a {type(made).__name__}: expected a DistributedOptimizer")
         name = f"megatron{len(made_before)}" if made_before else "megatron"
         made_before.append(1)
         made.optimizer.serve(_of_shards(made), {"name": name, **options})
@@ -399,19 +400,21 @@ def install(**options: Any) -> None:
         module.HybridDeviceOptimizer = ServiceOptimizer
 
 
-def _distributed_of(optimizer: Any) -> List[Any]:
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
-
-
 def resume(optimizer: Any) -> int:
     """Goes on with the state that the service has of a trainer that died: the model gets its parameters, and the step is
     returned. It is 0 for a new state.
 
     All ranks call it, before the first forward pass. A program that goes on from a checkpoint of megatron-core need not.
+    Raises PlimsollError where the trainer died between the steps of two optimizers, as of experts and the rest.
     """
-    step = 0
-    for made in _distributed_of(optimizer):
-        step = made.optimizer.resumed_step
-        for chunk in made.model_chunks if step else ():
-            chunk.start_param_sync(force_sync=True)
+    made = getattr(optimizer, "chained_optimizers", [optimizer])
+    steps = {one.optimizer.resumed_step for one in made}
+    if len(steps) > 1:
+        raise PlimsollError(
+            f"the optimizers of this model are at steps {' and '.join(map(str, sorted(steps)))}: the trainer died between them. Start the "
+            "service again, or give the job another name (PLIMSOLL_JOB), and load the last checkpoint"
+        )
+    (step,) = steps
+    for chunk in made[0].model_chunks if step else ():
+        chunk.start_param_sync(force_sync=True)
     return step

@@ -56,6 +56,7 @@ def pretend():
     from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.optimizer import distrib_optimizer, optimizer_config
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
 
     plain = torch.Tensor.type
     cuda = torch.cuda
@@ -77,14 +78,15 @@ def pretend():
     for name in "tensor", "empty", "zeros", "ones", "full":
         setattr(torch, name, on_cpu(getattr(torch, name)))
     torch.Tensor.to = on_cpu(torch.Tensor.to)
+    moe_utils.te_general_gemm = None  # of Transformer Engine, which is not here
     # gloo has no coalescing. With Transformer Engine, checkpoints go another way, which is that of most users.
     optimizer_config.is_te_min_version = lambda version: True
     param_and_grad_buffer._coalescing_manager = lambda *_, **__: contextlib.nullcontext(None)
     distrib_optimizer.HAVE_APEX_OR_TE = True
 
 
-def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabulary=128, length=16):
-    """A model chunk of this rank, wrapped by megatron-core's DistributedDataParallel."""
+def gpt(tensor=1, pipeline=1, experts=0, dtype=torch.bfloat16, hidden=64, layers=2, vocabulary=128, length=16):
+    """This rank's part of a model. Its experts, if it has some, are divided between two ranks."""
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.models.gpt import GPTModel
@@ -92,7 +94,7 @@ def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabul
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
-    parallel_state.initialize_model_parallel(tensor, pipeline)
+    parallel_state.initialize_model_parallel(tensor, pipeline, expert_model_parallel_size=2 if experts else 1)
     torch.manual_seed(1 + parallel_state.get_tensor_model_parallel_rank() + 7 * parallel_state.get_pipeline_model_parallel_rank())
     model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
@@ -100,10 +102,12 @@ def gpt(tensor=1, pipeline=1, dtype=torch.bfloat16, hidden=64, layers=2, vocabul
         pipeline_dtype=dtype, bf16=dtype is torch.bfloat16, hidden_dropout=0.0, attention_dropout=0.0,
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False, persist_layer_norm=False,
-        attention_softmax_in_fp32=True,
+        attention_softmax_in_fp32=True, num_moe_experts=experts or None, moe_token_dispatcher_type="alltoall",
+        expert_model_parallel_size=2 if experts else 1, moe_router_topk=2, moe_aux_loss_coeff=0.01,
+        add_bias_linear=not experts,
     )  # fmt: skip
     model = GPTModel(
-        config, get_gpt_layer_local_spec(), vocabulary, length, position_embedding_type="rope",
+        config, get_gpt_layer_local_spec(num_experts=experts or None), vocabulary, length, position_embedding_type="rope",
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
     )  # fmt: skip
     config.finalize_model_grads_func = finalize_model_grads

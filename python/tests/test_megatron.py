@@ -55,14 +55,14 @@ class KernelAdamW(torch.optim.Optimizer):
             own.copy_(held)
 
 
-def set_up(whose, tensor=1, pipeline=1, gradients="bfloat16", options=None, **settings):
+def set_up(whose, tensor=1, pipeline=1, experts=0, gradients="bfloat16", options=None, **settings):
     """The configuration, the model and its optimizer: "ours", "theirs", or "kernel" for theirs with our arithmetic."""
     gradients = getattr(torch, gradients)
-    config, model = model_for(whose, tensor, pipeline, gradients, options)
+    config, model = model_for(whose, tensor, pipeline, experts, gradients, options)
     return config, model, megatron_cpu.optimizer_of(model, gradients, **settings)
 
 
-def model_for(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, options=None, **size):
+def model_for(whose, tensor=1, pipeline=1, experts=0, gradients=torch.bfloat16, options=None, **size):
     megatron_cpu.pretend()
     if whose == "ours":
         plimsoll.megatron.install(**(options or {}))
@@ -70,7 +70,7 @@ def model_for(whose, tensor=1, pipeline=1, gradients=torch.bfloat16, options=Non
         import megatron.core.optimizer
 
         megatron.core.optimizer.CPUAdam = KernelAdamW
-    config, model = megatron_cpu.gpt(tensor, pipeline, **size)
+    config, model = megatron_cpu.gpt(tensor, pipeline, experts, **size)
     return config, megatron_cpu.wrap(config, model, gradients)
 
 
@@ -112,6 +112,12 @@ def test_gradients_in_fp32_lose_no_bit_on_their_way(steps):
     assert rounded != ours and rounded[0] == pytest.approx(ours[0], rel=5e-2)
 
 
+@pytest.mark.parametrize("layout,steps", [(LAYOUTS[0], 20), *nightly_rows(((4, 1, 1), 200), (LAYOUTS[1], 200))])
+def test_experts_have_an_optimizer_of_their_own(layout, steps):
+    ours = train("ours", steps, layout, experts=4, options={"state": "fp32"})
+    assert ours == train("kernel", steps, layout, experts=4)
+
+
 @pytest.mark.parametrize("layout,steps", [(LAYOUTS[1], 20), *nightly_rows((LAYOUTS[0], 200), ((4, 1, 1), 200), (LAYOUTS[1], 200))])
 def test_losses_are_those_of_their_optimizer(layout, steps):
     """torch's kernel for the CPU rounds in another order, and bf16 makes more of each last bit."""
@@ -126,11 +132,17 @@ def test_losses_are_those_of_their_optimizer(layout, steps):
 
 def state_of(optimizer):
     """A digest of each parameter's master weight and moments, by name, on the first rank of data parallelism."""
-    (made,) = optimizer.chained_optimizers
+    digests = {}
+    for made in optimizer.chained_optimizers:
+        digests.update(state_of_one(made))
+    return digests
+
+
+def state_of_one(made):
     names = {p: name for name, p in made.model_chunks[0].named_parameters()}
     state, digests = made.get_parameter_state_dp_zero(), {}
     if state is None:
-        return None
+        return {}
     digests["step"] = made.state_dict()["optimizer"]["param_groups"][0]["step"]
     for number, buffer in enumerate(made.buffers):
         (tensors,) = state[number].values()
@@ -199,16 +211,17 @@ def test_checkpoints_of_either_are_read_by_the_other(tmp_path, writer, reader, k
 
 
 @pytest.mark.parametrize(
-    "kind,before,after",
-    [("dp_reshardable", (2, 1, 1), (4, 1, 1))]
+    "kind,before,after,experts",
+    [("dp_reshardable", (2, 1, 1), (4, 1, 1), 0)]
     + nightly_rows(
-        *[(kind, (2, 1, 1), (4, 1, 1)) for kind in KINDS[1:]],
-        *[(kind, (4, 1, 1), (2, 1, 1)) for kind in KINDS],
-        *[(kind, (4, 2, 2), (4, 2, 2)) for kind in KINDS],
+        *[(kind, (2, 1, 1), (4, 1, 1), 0) for kind in KINDS[1:]],
+        *[(kind, (4, 1, 1), (2, 1, 1), 0) for kind in KINDS],
+        *[(kind, (4, 2, 2), (4, 2, 2), 0) for kind in KINDS],
+        *[(kind, (2, 1, 1), (2, 1, 1), 4) for kind in KINDS],
     ),
 )
-def test_checkpoints_are_read_by_other_numbers_of_ranks(tmp_path, kind, before, after):
-    layout = lambda x: {"tensor": x[1], "pipeline": x[2]}
+def test_checkpoints_are_read_by_other_numbers_of_ranks(tmp_path, kind, before, after, experts):
+    layout = lambda x: {"tensor": x[1], "pipeline": x[2], "experts": experts}
     wanted = run(saving, "ours", str(tmp_path), kind, layout(before), world=before[0])
     found = run(loading, "ours", str(tmp_path), kind, layout(after), world=after[0])
     assert [state for state, _ in found if state] == [state for state, _ in wanted if state]
