@@ -14,6 +14,7 @@ import torch
 try:
     import megatron.core.optimizer as factory
     from megatron.core import __version__ as megatron_version
+    from megatron.core.fp8_utils import is_float8tensor
     from megatron.core.optimizer import cpu_offloading, distrib_optimizer
     from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 except ModuleNotFoundError as error:
@@ -87,7 +88,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
 
     def _held_parameter(self, shard: torch.Tensor) -> torch.Tensor:
         held, dtype = shard.detach().requires_grad_(), self._gradients.get(shard)
-        if dtype is not None and hasattr(held, "grad_dtype"):  # since torch 2.9
+        if dtype is not None and hasattr(held, "grad_dtype"):  # in late releases of torch
             held.grad_dtype = dtype
         return held
 
@@ -323,15 +324,13 @@ def _refusals(config: Any, ddp: Any, groups: Sequence[Dict[str, Any]]) -> Iterat
         dtype = getattr(config, name)
         yield dtype is not torch.float32, f"{name} is {dtype}: expected torch.float32; leave --{name.replace('_', '-')} out"
     yield config.fp16, "fp16 is on, and was not tested: expected bf16 (--bf16)"
-    yield config.fp8_recipe is not None, f"fp8_recipe is {config.fp8_recipe!r}, and was not tested: leave --fp8-recipe out"
+    yield any(map(is_float8tensor, parameters)), "parameters are in fp8, and were not tested: leave --fp8-param-gather out"
     yield (
-        config.overlap_param_gather_with_optimizer_step,
+        getattr(config, "overlap_param_gather_with_optimizer_step", False),
         "overlap_param_gather_with_optimizer_step is on, which makes two optimizers: leave it out",
     )
-    yield (
-        ddp.num_distributed_optimizer_instances > 1,
-        f"num_distributed_optimizer_instances is {ddp.num_distributed_optimizer_instances}, and was not tested: expected 1",
-    )
+    instances = getattr(ddp, "num_distributed_optimizer_instances", 1)
+    yield instances > 1, f"num_distributed_optimizer_instances is {instances}, and was not tested: expected 1"
     yield not parameters, "this rank trains no parameter, and all ranks make each step together: train some on every rank"
     yield (
         any(p.dtype not in (torch.bfloat16, torch.float32) for p in parameters),

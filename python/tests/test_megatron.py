@@ -348,13 +348,23 @@ PLAIN = {"use_precision_aware_optimizer": False, "main_grads_dtype": torch.float
         ({"optimizer_cpu_offload": False, **PLAIN}, "optimizer_cpu_offload is off: add --optimizer-cpu-offload"),
         ({"optimizer_offload_fraction": 0.5}, "optimizer_offload_fraction is 0.5, and all of the state is on the host: add --optimizer"),
         (PLAIN, "use_precision_aware_optimizer is off, so megatron-core would hold fp32 weights on"),
-        ({"fp8_recipe": "delayed"}, "fp8_recipe is 'delayed', and was not tested: leave --fp8-recipe out"),
+        ({"bf16": False, "fp16": True}, "fp16 is on, and was not tested: expected bf16 (--bf16)"),
         ({"exp_avg_dtype": torch.bfloat16}, "exp_avg_dtype is torch.bfloat16: expected torch.float32; leave --exp-avg-dtype out"),
     ],
 )
 def test_what_is_refused(settings, says):
     (found,) = run(refused, settings, world=1)
     assert found.startswith("plimsoll.megatron: " + says)
+
+
+def with_fp8(rank):
+    plimsoll.megatron.is_float8tensor = lambda parameter: parameter.dim() == 2  # what Transformer Engine would make
+    return refused(rank, {})
+
+
+def test_parameters_in_fp8_are_refused():
+    (found,) = run(with_fp8, world=1)
+    assert found == "plimsoll.megatron: parameters are in fp8, and were not tested: leave --fp8-param-gather out"
 
 
 def test_an_option_that_there_is_not():
