@@ -1483,3 +1483,52 @@ def test_a_rank_that_was_interrupted_while_it_sent_gradients(monkeypatch):
     for act in (lambda: reducer.came(parameters[0]), reducer.finish, reducer.discard):
         with pytest.raises(PlimsollError, match="was interrupted while it sent gradients to the others"):
             act()
+
+
+# Parameters of each rank's own
+
+
+def own_parameters(rank, missing, lacks):
+    torch.manual_seed(rank)
+    parameters = [torch.nn.Parameter(torch.randn(300 + 50 * rank).bfloat16()) for _ in range(2)]
+    optimizer = plimsoll.torch.AdamW(parameters, lr=1e-2, max_grad_norm=1.0, sharding="local", missing_gradients=missing)
+    norms, failure = [], None
+    for step in range(4):
+        for p in parameters:
+            p.grad = torch.full_like(p, 1.0 + step + rank)
+        if lacks and rank == 1 and step == 2:
+            parameters[0].grad = None
+        try:
+            optimizer.step()
+        except Exception as error:
+            failure = str(error)
+            break
+        norms.append(optimizer.last_grad_norm)
+    steps = [int(entry["step"]) for entry in optimizer.state.values()]
+    return norms, failure, steps, [p.detach().float().sum().item() for p in parameters]
+
+
+def test_ranks_with_parameters_of_their_own_step_together():
+    """Nothing is gathered or averaged, and the norm is that of all gradients."""
+    ranks = run(own_parameters, "refuse", False)
+    squares = [sum(2 * (300 + 50 * r) * (1.0 + step + r) ** 2 for r in range(2)) for step in range(4)]
+    for norms, failure, steps, sums in ranks:
+        assert norms == pytest.approx([math.sqrt(s) for s in squares], rel=1e-6)
+        assert failure is None and steps == [4, 4]
+    assert ranks[0][3] != ranks[1][3]
+
+
+def test_a_step_that_a_rank_refuses_is_made_by_none_of_those_with_their_own_parameters():
+    ranks = run(own_parameters, "refuse", True)
+    assert [steps for _, _, steps, _ in ranks] == [[2, 2], [2, 2]]
+    assert all("1 parameters have no gradient, group0.parameter0 among them" in failure for _, failure, _, _ in ranks)
+
+
+def test_a_rank_leaves_parameters_of_its_own_alone():
+    ranks = run(own_parameters, "keep", True)
+    assert [(failure, steps) for _, failure, steps, _ in ranks] == [(None, [4, 4]), (None, [3, 4])]
+
+
+def test_parameters_of_ranks_of_their_own_have_no_overlap():
+    with pytest.raises(ValueError, match="overlap is 'forward', but sharding is 'local': expected no sharding with it"):
+        plimsoll.torch.AdamW([torch.nn.Parameter(torch.ones(4))], sharding="local", overlap="forward", model=torch.nn.Linear(1, 1))

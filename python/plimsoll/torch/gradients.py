@@ -163,6 +163,10 @@ class Gradients:
         for shard in self._shards:
             shard.gradients.collect(self.are_reduced, anew or self._settings.gradients == "step")
 
+    def left_alone_number(self) -> int:
+        """A number that ranks with the same parameters must agree on."""
+        return 0 if self._ranks.mesh.is_local else self.left_alone.number()
+
     def leave_missing(self) -> None:
         """Leaves the parameters without gradients alone in a step that was begun before its gradients were there."""
         for shard in self._shards:

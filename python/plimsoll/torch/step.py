@@ -58,7 +58,7 @@ class Step:
                 self._bring(numbers)
                 vote = vote._replace(has_gradients=True)
                 vote = vote._replace(squares=self._squares(), fingerprint=self._gradients.fingerprint())
-                vote = vote._replace(left_alone=self._gradients.left_alone.number())
+                vote = vote._replace(left_alone=self._gradients.left_alone_number())
         except Exception as error:
             vote = vote._replace(failure=error)
         squares = self._vote(vote)
