@@ -7,6 +7,8 @@ parameter.
 
 import collections.abc
 import inspect
+import os
+import tempfile
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
@@ -54,6 +56,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         self._gradients: Dict[torch.Tensor, torch.dtype] = {}  # types in which they are held
         self._held: Optional[AdamW] = None
         self._slots: Dict[torch.Tensor, Tuple[Shard, Slot]] = {}
+        self._scratch: Optional[str] = None  # a folder for copies of the state
         self._written = False  # whether the state has been written since the service heard of a step
         self._step = 0  # of what was written
 
@@ -64,6 +67,7 @@ class ServiceOptimizer(HybridDeviceOptimizer):
         """
         self._options = dict(options)
         rounds = self._options.pop("gradients", None) == "bf16"
+        self._scratch = self._options.pop("scratch", None)
         self._names = {shard: name for shard, (name, _) in of_shards.items()}
         self._gradients = {s: p.main_grad.dtype for s, (_, p) in of_shards.items() if not (rounds and s.dtype is torch.bfloat16)}
         self._held = self._new()
@@ -180,7 +184,8 @@ class ServiceOptimizer(HybridDeviceOptimizer):
     def read(self, shard: torch.Tensor, name: str) -> torch.Tensor:
         self.open()
         session, piece = self._slots[shard][0].session, self._slots[shard][1].piece
-        return torch.from_numpy(session.read(_STREAMS[name], piece.offset, piece.count)).view(shard.shape)
+        values = torch.from_numpy(session.read(_STREAMS[name], piece.offset, piece.count))
+        return (values if self._scratch is None else _in_file(values, self._scratch)).view(shard.shape)
 
     def write(self, shard: torch.Tensor, name: str, values: torch.Tensor) -> None:
         step = self.current_step()
@@ -239,6 +244,17 @@ class ServiceOptimizer(HybridDeviceOptimizer):
 
     def _sync_hdo_param_groups_to_sub_optimizers(self) -> None:
         pass
+
+
+def _in_file(values: torch.Tensor, folder: str) -> torch.Tensor:
+    """The same numbers in a file that has no name any more: the kernel writes them out where memory is short."""
+    descriptor, path = tempfile.mkstemp(prefix="plimsoll-", dir=folder)
+    os.close(descriptor)
+    try:
+        copy = torch.from_file(path, shared=True, size=values.numel(), dtype=values.dtype)
+    finally:
+        os.unlink(path)
+    return copy.copy_(values)
 
 
 def _gradient(shard: torch.Tensor, held: torch.Tensor) -> Optional[torch.Tensor]:
@@ -364,12 +380,17 @@ def install(**options: Any) -> None:
 
     Call it before the model is set up, on every rank. ``options`` are those of :class:`plimsoll.torch.AdamW` for the
     state: ``state``, ``moments``, ``job``, ``socket``; and ``gradients="bf16"``, which rounds fp32 gradients of bf16
-    parameters on their way to the host: 2 bytes a parameter less. Raises ImportError for a megatron-core that is made otherwise.
+    parameters on their way to the host: 2 bytes a parameter less. ``scratch`` is a folder on a disk, where copies of the
+    state lie while a checkpoint is written or read: without it they are in memory, 12 bytes a parameter. Raises ImportError for a megatron-core that is made otherwise.
     What cannot be trained so is refused with a ValueError when the optimizer is made, before anything is allocated.
     """
-    unknown = sorted(set(options) - {"state", "moments", "gradients", "job", "socket"})
+    unknown = sorted(set(options) - {"state", "moments", "gradients", "scratch", "job", "socket"})
     if unknown:
-        raise TypeError(f"install() has no option {', '.join(unknown)}: expected state, moments, gradients, job or socket")
+        raise TypeError(
+            f"install() has no option {', '.join(unknown)}: expected state, moments, gradients, scratch, job or socket"
+        )
+    if options.get("scratch") is not None and not os.path.isdir(options["scratch"]):
+        raise ValueError(f"scratch is {options['scratch']!r}, which is no folder: expected one on a disk of this host")
     if options.get("gradients") not in (None, "bf16"):
         raise ValueError(f"gradients is {options['gradients']!r}: expected None or 'bf16'")
     build = getattr(factory, _BUILD, None)
