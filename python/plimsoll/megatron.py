@@ -5,8 +5,10 @@ megatron-core's HybridDeviceOptimizer holds a copy of all weights, their gradien
 parameter.
 """
 
+import collections
 import collections.abc
 import inspect
+import itertools
 import os
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
@@ -36,6 +38,7 @@ __all__ = ["ServiceOptimizer", "install", "resume"]
 
 _BUILD = "_get_megatron_optimizer_based_on_param_groups"
 _HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay")
+_numbers = itertools.count()  # of the optimizers of this process
 _STREAMS = {"exp_avg": protocol.FIRST_MOMENT, "exp_avg_sq": protocol.SECOND_MOMENT, "master_param": protocol.MASTER_WEIGHTS}
 
 
@@ -230,8 +233,8 @@ class ServiceOptimizer(HybridDeviceOptimizer):
     def update_fp32_param_by_new_param(self) -> None:
         """Makes the model's parameters the master weights, as megatron-core does after it has loaded a model alone."""
         if self._is_open:  # else the state will be made of the parameters
-            for shard in self.state:
-                self.write(shard, "master_param", shard)
+            for shard, held in self._pairs():
+                self.write(shard, "master_param", held)
             self._settle()
 
     # HybridDeviceOptimizer has its state twice. This has it once.
@@ -308,6 +311,9 @@ class _Entry(collections.abc.MutableMapping):
 
     def __delitem__(self, name: str) -> NoReturn:
         raise RuntimeError(f"{name} cannot be removed: the optimizer service holds the state")
+
+    def __reduce__(self) -> Any:
+        return collections.OrderedDict, (), None, None, iter(self.items())  # torch.load takes these with weights_only
 
     def __iter__(self) -> Iterator[str]:
         return iter(("step", *_STREAMS))
@@ -391,8 +397,9 @@ def install(**options: Any) -> None:
         )
     if options.get("scratch") is not None and not os.path.isdir(options["scratch"]):
         raise ValueError(f"scratch is {options['scratch']!r}, which is no folder: expected one on a disk of this host")
-    if options.get("gradients") not in (None, "bf16"):
-        raise ValueError(f"gradients is {options['gradients']!r}: expected None or 'bf16'")
+    for name, values in {"gradients": (None, "bf16"), "moments": ("fp32", "bf16"), "state": ("split", "fp32", "split24")}.items():
+        if name in options and options[name] not in values:
+            raise ValueError(f"{name} is {options[name]!r}: expected one of {', '.join(map(repr, values))}")
     build = getattr(factory, _BUILD, None)
     if build is None or not hasattr(distrib_optimizer, "HybridDeviceOptimizer"):
         raise ImportError(
@@ -401,7 +408,6 @@ def install(**options: Any) -> None:
         )
     build = getattr(build, "_plimsoll_replaces", build)
     parameters = inspect.signature(build)
-    made_before: List[int] = []
 
     def build_with_service(*arguments: Any, **named: Any) -> Any:
         given = parameters.bind(*arguments, **named).arguments
@@ -409,9 +415,7 @@ def install(**options: Any) -> None:
         made = build(*arguments, **named)
         if not isinstance(made, distrib_optimizer.DistributedOptimizer):
             raise TypeError(f"plimsoll.megatron: megatron-core made a {type(made).__name__}: expected a DistributedOptimizer")
-        name = f"megatron{len(made_before)}" if made_before else "megatron"
-        made_before.append(1)
-        made.optimizer.serve(_of_shards(made), {"name": name, **options})
+        made.optimizer.serve(_of_shards(made), {"name": f"megatron{next(_numbers)}", **options})
         return made
 
     build_with_service._plimsoll_replaces = build  # type: ignore[attr-defined]

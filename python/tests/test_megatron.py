@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -387,6 +388,34 @@ def test_parameters_in_fp8_are_refused():
     assert found == "plimsoll.megatron: parameters are in fp8, and were not tested: leave --fp8-param-gather out"
 
 
-def test_an_option_that_there_is_not():
-    with pytest.raises(TypeError, match="install.. has no option sharding: expected state, moments, gradients, scratch, job or socket"):
-        plimsoll.megatron.install(sharding="zero1")
+@pytest.mark.parametrize(
+    "options,error,says",
+    [
+        ({"sharding": "zero1"}, TypeError, "install() has no option sharding: expected state, moments, gradients, scratch, job or socket"),
+        ({"moments": "int8"}, ValueError, "moments is 'int8': expected one of 'fp32', 'bf16'"),
+        ({"gradients": "fp16"}, ValueError, "gradients is 'fp16': expected one of None, 'bf16'"),
+        ({"scratch": "/nowhere"}, ValueError, "scratch is '/nowhere', which is no folder: expected one on a disk of this host"),
+    ],
+)
+def test_options_that_there_are_not(options, error, says):
+    with pytest.raises(error, match=re.escape(says)):
+        plimsoll.megatron.install(**options)
+
+
+def pickled(rank):
+    config, model, optimizer = set_up("ours")
+    (made,) = optimizer.chained_optimizers
+    megatron_cpu.step(config, model, optimizer, megatron_cpu.batches(128, 16))
+    state = torch.load(io.BytesIO(saved(made.optimizer.state_dict())), weights_only=True)["state"]
+    first = next(iter(made.optimizer.state.values()))
+    return [torch.equal(state[0][name], first[name]) for name in ("step", "exp_avg", "exp_avg_sq", "master_param")]
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def test_a_state_dict_is_saved_as_plain_tensors():
+    assert run(pickled, world=1) == [[True] * 4]
