@@ -114,11 +114,11 @@ def gpt(tensor=1, pipeline=1, experts=0, dtype=torch.bfloat16, hidden=64, layers
     return config, model.to(dtype)
 
 
-def wrap(config, model, gradients=torch.bfloat16):
+def wrap(config, model, gradients=torch.bfloat16, **options):
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=gradients is torch.float32, use_distributed_optimizer=True, bucket_size=20_000
+        grad_reduce_in_fp32=gradients is torch.float32, use_distributed_optimizer=True, bucket_size=20_000, **options
     )
     return DistributedDataParallel(config, settings, model)
 

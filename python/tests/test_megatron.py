@@ -10,6 +10,9 @@ import os
 import pathlib
 import random
 import re
+import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -17,6 +20,7 @@ import torch
 import torch.multiprocessing as mp
 
 import megatron_cpu
+from gpt import ROOT
 from nightly import nightly, nightly_rows
 from plimsoll import Service
 from test_crash import workers
@@ -348,6 +352,39 @@ def test_copies_of_the_state_are_in_files_where_there_is_a_folder(tmp_path):
     ((there, files, inside),), ((here, _, outside),) = (run(copies, scratch, world=1) for scratch in (str(tmp_path), None))
     assert there < 0.5 and here > 9  # of the 12, freed memory has some
     assert files == [] and inside == outside
+
+
+# CUDA, as far as a host without a GPU has it
+
+
+def planned(program):
+    """What ``plimsoll plan`` prints of a program that it runs."""
+    if shutil.which("cc") is None and not os.environ.get("PLIMSOLL_GHOST"):
+        pytest.skip("there is no C compiler for the library that stands in for CUDA")
+    command = [os.environ["PLIMSOLL"], "plan", "--gpu", "A100-40GB", "--long", "--", sys.executable, str(program)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / "python" / x) for x in ("", "tests"))}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+
+def test_on_cuda_it_runs_in_a_plan():
+    """Kernels compute nothing there, and all else is as on a GPU: types, streams, pinned memory and overlaps."""
+    said = planned(ROOT / "python" / "tests" / "on_stage.py")
+    assert "2 optimizer steps" in said and "fits: " in said, said
+
+
+def test_an_optimizer_of_the_service_runs_in_a_plan(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, plimsoll.torch\n"
+        "model = torch.nn.Linear(256, 256).bfloat16().cuda()\n"
+        "optimizer = plimsoll.torch.AdamW(model.parameters(), lr=1e-3)\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(4, 256, device='cuda').bfloat16()).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    said = planned(program)
+    assert "2 optimizer steps" in said and "fits: " in said, said
 
 
 # What is refused

@@ -1,6 +1,7 @@
 """The environment variables of the process, as ``plimsoll run`` and torchrun set them."""
 
 import os
+import sys
 from typing import List, Optional
 
 
@@ -24,6 +25,11 @@ def world() -> int:
 def local_ranks(world: int) -> int:
     """How many of ``world`` ranks are on this host."""
     return min(world, _number("PLIMSOLL_LOCAL_RANKS", _number("LOCAL_WORLD_SIZE", world)))
+
+
+def computes() -> bool:
+    """Whether numbers on devices mean anything. ``plimsoll plan -- PROGRAM`` runs programs whose kernels compute nothing."""
+    return "plimsoll_stage" not in sys.modules
 
 
 def optimizer_cpus() -> List[int]:

@@ -12,6 +12,7 @@ from typing import Any, List, Sequence, Tuple
 import numpy as np
 import torch
 
+from plimsoll.torch import environment
 from plimsoll.torch.layout import Piece, is_sharded, local
 
 _EACH = 16  # elements of a piece
@@ -46,7 +47,7 @@ class Samples:
 
     def unlike(self, bits: np.ndarray, tensors: Sequence[Tuple[Piece, torch.Tensor]]) -> List[str]:
         """The same for other ``bits`` than those in the arena."""
-        if not tensors:
+        if not tensors or not environment.computes():
             return []
         which = np.concatenate([self._where[piece.parameter] for piece, _ in tensors])
         return self.names(which[self.of(tensors) != bits[which]])
