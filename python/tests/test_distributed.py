@@ -1529,6 +1529,18 @@ def test_a_rank_leaves_parameters_of_its_own_alone():
     assert [(failure, steps) for _, failure, steps, _ in ranks] == [(None, [4, 4]), (None, [3, 4])]
 
 
+def saving_own(rank, directory):
+    optimizer = plimsoll.torch.AdamW([torch.nn.Parameter(torch.ones(4))], sharding="local")
+    optimizer.open()
+    return [str(pytest.raises(RuntimeError, call, directory).value) for call in (optimizer.save, optimizer.load)]
+
+
+def test_parameters_of_ranks_of_their_own_have_no_checkpoint(tmp_path):
+    said = run(saving_own, str(tmp_path))
+    assert all("sharding is 'local', so nobody knows which parameters" in text for texts in said for text in texts)
+    assert os.listdir(tmp_path) == []
+
+
 def test_parameters_of_ranks_of_their_own_have_no_overlap():
     with pytest.raises(ValueError, match="overlap is 'forward', but sharding is 'local': expected no sharding with it"):
         plimsoll.torch.AdamW([torch.nn.Parameter(torch.ones(4))], sharding="local", overlap="forward", model=torch.nn.Linear(1, 1))

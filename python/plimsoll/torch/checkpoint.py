@@ -25,6 +25,7 @@ class Saver:
     def save(self, shards: Shards, directory: Any, training: Any, check: Callable[[], None]) -> int:
         """Begins to save, unless ``check`` fails on a rank. Returns the step that is saved."""
         ranks, sessions = shards.ranks, shards.sessions
+        _refuse_local(shards)
         if not ranks.are_heard and environment.world() > 1:
             raise RuntimeError(
                 "every rank has the full state and does not communicate with the others: give the optimizer the ranks "
@@ -94,6 +95,7 @@ class Saver:
 
     def load(self, shards: Shards, directory: Any) -> Any:
         """Loads a checkpoint into the state and the model. Returns its training document."""
+        _refuse_local(shards)
         ranks, sessions = shards.ranks, shards.sessions
         several = len(sessions) > 1 or ranks.are_heard
         loads = f"loading {directory}"
@@ -112,6 +114,15 @@ class Saver:
             shards.set_step(loads, step)
         shards.adopt(step)
         return training
+
+
+def _refuse_local(shards: Shards) -> None:
+    """Refuses a checkpoint of parameters that have the same places in the states of several ranks."""
+    if shards.ranks.mesh.is_local and shards.ranks.mesh.world > 1:
+        raise RuntimeError(
+            "sharding is 'local', so nobody knows which parameters of the ranks belong together: expected the program's own "
+            "checkpoints, of each rank's state_dict()"
+        )
 
 
 def fit_entries(
