@@ -1,6 +1,6 @@
 """A program for ``plimsoll plan``: megatron-core as it is, on CUDA, with the optimizer service in its place."""
 
-import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,7 @@ import plimsoll.megatron
 
 
 def main():
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl", f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
     from megatron.core.optimizer import optimizer_config
 
     optimizer_config.is_te_min_version = lambda version: True  # it is not installed

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ import torch.multiprocessing as mp
 import megatron_cpu
 from gpt import ROOT
 from nightly import nightly, nightly_rows
-from plimsoll import Service
+from plimsoll import PlimsollError, Service
 from test_crash import workers
 from test_distributed import enter, run
 
@@ -117,7 +118,7 @@ def test_gradients_in_fp32_lose_no_bit_on_their_way(steps):
     assert rounded != ours and rounded[0] == pytest.approx(ours[0], rel=5e-2)
 
 
-@pytest.mark.parametrize("layout,steps", [(LAYOUTS[0], 20), *nightly_rows(((4, 1, 1), 200), (LAYOUTS[1], 200))])
+@pytest.mark.parametrize("layout,steps", [(LAYOUTS[0], 20), *nightly_rows(((4, 1, 1), 200), ((4, 1, 2), 200))])
 def test_experts_have_an_optimizer_of_their_own(layout, steps):
     ours = train("ours", steps, layout, experts=4, options={"state": "fp32"})
     assert ours == train("kernel", steps, layout, experts=4)
@@ -293,6 +294,12 @@ def test_no_bit_is_lost_where_ranks_are_killed(service, tmp_path, kills):
             rank.join()
     assert results(folder) == wanted
     assert resumed == sorted(resumed)
+
+
+def test_two_optimizers_that_are_at_different_steps_are_refused():
+    one, other = (types.SimpleNamespace(optimizer=types.SimpleNamespace(resumed_step=step)) for step in (4, 3))
+    with pytest.raises(PlimsollError, match="the optimizers of this model are at steps 3 and 4: the trainer died between them"):
+        plimsoll.megatron.resume(types.SimpleNamespace(chained_optimizers=[one, other]))
 
 
 # Memory
