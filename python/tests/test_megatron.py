@@ -26,6 +26,7 @@ from nightly import nightly, nightly_rows
 from plimsoll import PlimsollError, Service
 from test_crash import workers
 from test_distributed import enter, run
+from test_memory import anonymous
 
 pytest.importorskip("megatron.core")
 
@@ -348,16 +349,16 @@ def copies(rank, scratch):
     for p in model.parameters():
         p.main_grad.fill_(1e-3)
     optimizer.step()
-    private = lambda: int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
-    before = private()
+    gc.collect()
+    before = anonymous()  # what was freed has gone back
     state = [dict(entry) for made in optimizer.chained_optimizers for entry in made.optimizer.state.values()]
-    taken, files = (private() - before) / sum(p.numel() for p in model.parameters()), os.listdir(scratch) if scratch else []
+    taken, files = (anonymous() - before) / sum(p.numel() for p in model.parameters()), os.listdir(scratch) if scratch else []
     return taken, files, [hashlib.sha256(v.numpy().tobytes()).hexdigest() for entry in state for v in entry.values()]
 
 
 def test_copies_of_the_state_are_in_files_where_there_is_a_folder(tmp_path):
     ((there, files, inside),), ((here, _, outside),) = (run(copies, scratch, world=1) for scratch in (str(tmp_path), None))
-    assert there < 0.5 and here > 9  # of the 12, freed memory has some
+    assert there < 0.5 and here > 11.5
     assert files == [] and inside == outside
 
 
