@@ -366,6 +366,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
+	flags.StringVar(&q.Rollout, "rollout", "", "`engine` that generates answers on the same GPUs, with its share of a "+
+		"GPU: vllm:0.5,sleep=1 or sglang:0.7,sleep=2,backups")
 	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
 }
 

@@ -12,6 +12,7 @@ import (
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/rollout"
 )
 
 // Note is a remark for the author of a file.
@@ -41,6 +42,8 @@ type Framework struct {
 	Passes
 	Sharding
 	Tricks
+
+	Rollout *rollout.Engine // that generates answers, nil without
 
 	Notes []Note
 
