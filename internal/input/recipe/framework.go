@@ -12,7 +12,6 @@ import (
 	"plimsoll/internal/base/lazyregexp"
 	"plimsoll/internal/input/recipe/peft"
 	"plimsoll/internal/input/recipe/strict"
-	"plimsoll/internal/input/rollout"
 )
 
 // Note is a remark for the author of a file.
@@ -43,7 +42,7 @@ type Framework struct {
 	Sharding
 	Tricks
 
-	Rollout *rollout.Engine // that generates answers, nil without
+	Generation *Generation // nil for a program that is given its answers
 
 	Notes []Note
 

@@ -9,8 +9,9 @@ import (
 
 // rollout sets the engine that generates answers. The flag goes before files.
 func (r *resolver) rollout() (err error) {
-	if f := r.Inputs.framework; f != nil {
-		r.job.Rollout = f.Rollout
+	if f := r.Inputs.framework; f != nil && f.Generation != nil {
+		e := *f.Generation.Engine
+		r.job.Rollout = &e
 	}
 	if r.Request.Rollout != "" {
 		if r.job.Rollout, err = rollout.Parse(r.Request.Rollout); err != nil {
