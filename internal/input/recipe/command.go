@@ -80,6 +80,12 @@ func parseCommand(file string, text []byte) *strict.Document {
 	}
 	mark := strict.Member{Name: first.kind.Commands[first.command], At: at, Value: strict.Of(true)}
 	root.Members = append(commandMembers(first.arguments), mark)
+	if first.kind.Assigns {
+		root.Members = []strict.Member{mark}
+		for _, w := range first.arguments {
+			assign(root, w)
+		}
+	}
 	return d
 }
 
@@ -135,6 +141,32 @@ func commandMembers(words []shell.Word) []strict.Member {
 		members = append(members, strict.Member{Name: name, At: flag.At, Value: value})
 	}
 	return members
+}
+
+// assign makes the member that an argument of Hydra assigns: section.key=value. A plus before it adds a key that the
+// configuration does not have. The last of several with one name counts.
+func assign(root *strict.Value, w shell.Word) {
+	path, is, given := strings.Cut(strings.TrimLeft(w.Text, "+"), "=")
+	if !given || path == "" || strings.ContainsAny(path[:1], "-~") {
+		return
+	}
+	names := strings.Split(path, ".")
+	for _, name := range names[:len(names)-1] {
+		m := root.Member(name)
+		if m == nil || m.Value.Kind != '{' {
+			root.Members = append(root.Members, strict.Member{Name: name, At: w.At,
+				Value: &strict.Value{Kind: '{', At: w.At}})
+			m = &root.Members[len(root.Members)-1]
+		}
+		root = m.Value
+	}
+	last := names[len(names)-1]
+	value := argument(shell.Word{Text: is, At: w.At + int64(len(w.Text)-len(is))})
+	if m := root.Member(last); m != nil {
+		m.Value = value
+		return
+	}
+	root.Members = append(root.Members, strict.Member{Name: last, At: w.At, Value: value})
 }
 
 // argument returns the value of a word: JSON, or a word as in YAML.

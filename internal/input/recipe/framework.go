@@ -112,6 +112,8 @@ type Sharding struct {
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	Experts     int          // ranks that divide the experts, 0 or 1 without
 	GlobalBatch *GlobalBatch // nil where the file says accumulation
+	// PerNode is the number of ranks of each node, and Nodes that of the nodes, where the file says them; 0 without.
+	PerNode, Nodes int
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
 	ReducesIn32 bool // FSDP reduces gradients in fp32

@@ -53,7 +53,7 @@ var logs = []log{
 func TestStartupLogs(t *testing.T) {
 	for _, l := range logs {
 		t.Run(l.source, func(t *testing.T) {
-			e, err := rollout.Parse(l.engine)
+			e, err := rollout.Parse(l.engine, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

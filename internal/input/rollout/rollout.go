@@ -107,36 +107,73 @@ func New(name string) Engine {
 // RayUsualThreshold is RAY_memory_usage_threshold where nobody has set it (ray/_private/ray_config_def.h).
 const RayUsualThreshold = 0.95
 
-// Parse reads the text of an engine: its name, its fraction of the GPU, and settings, such as vllm:0.5,sleep=1.
-func Parse(text string) (*Engine, error) {
+// Parse reads the text of an engine: its name, its fraction of the GPU, and settings, such as vllm:0.5,sleep=1. A text
+// without a name changes settings of the engine that files say, which is nil without one.
+func Parse(text string, ofFiles *Engine) (*Engine, error) {
 	words := strings.Split(text, ",")
-	name, fraction, has := strings.Cut(words[0], ":")
+	e, err := named(words[0], ofFiles)
+	if err != nil {
+		return nil, err
+	}
+	for i, word := range words {
+		key, value, given := strings.Cut(word, "=")
+		set, known := settings[key]
+		switch {
+		case i == 0 && !known: // the name
+			continue
+		case !known:
+			return nil, fault.Inputf("settings of %s: %v", e.Label(), fault.Unknown(key, Settings()))
+		}
+		if err := set(e, value, given); err != nil {
+			return nil, fault.Inputf("%s of %s: %v", key, e.Label(), err)
+		}
+	}
+	return e, nil
+}
+
+// named returns the engine that the first word of a text names, with the defaults of its program.
+func named(word string, ofFiles *Engine) (*Engine, error) {
+	name, fraction, has := strings.Cut(word, ":")
+	key, _, _ := strings.Cut(word, "=")
+	if _, isSetting := settings[key]; isSetting && ofFiles != nil {
+		e := *ofFiles
+		return &e, nil
+	}
 	if !slices.Contains(Names, name) {
 		return nil, fault.Inputf("the rollout engine is %q, expected %s", name, fault.OneOf(Names...)).
 			WithHint("give the engine with its share of the GPU, such as vllm:0.5")
 	}
 	e := New(name)
-	switch value, err := strconv.ParseFloat(fraction, 64); {
+	switch {
 	case !has && e.Fraction > 0:
+		return &e, nil
 	case !has:
 		return nil, fault.Inputf("%s has no fraction: SGLang picks one by the GPU", name).
 			WithHint("give its mem_fraction_static, such as sglang:0.7")
-	case err != nil || !(value > 0 && value <= 1):
-		return nil, fault.Inputf("the fraction of %s is %q, expected a number above 0, up to 1", name, fraction)
-	default:
-		e.Fraction = value
 	}
-	for _, word := range words[1:] {
-		key, value, given := strings.Cut(word, "=")
-		set, known := settings[key]
-		if !known {
-			return nil, fault.Inputf("settings of %s: %v", name, fault.Unknown(key, Settings()))
-		}
-		if err := set(&e, value, given); err != nil {
-			return nil, fault.Inputf("%s of %s: %v", key, name, err)
-		}
+	if err := e.setFraction(fraction, true); err != nil {
+		return nil, fault.Inputf("the fraction of %s: %v", name, err)
 	}
 	return &e, nil
+}
+
+func (e *Engine) setFraction(value string, _ bool) error {
+	f, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(f > 0 && f <= 1) {
+		return fmt.Errorf("found %q, expected a number above 0, up to 1", value)
+	}
+	e.Fraction = f
+	return nil
+}
+
+// With returns a text with a setting in place of one of the same key.
+func With(text, word string) string {
+	key, _, _ := strings.Cut(word, "=")
+	words := slices.DeleteFunc(strings.Split(text, ","), func(w string) bool {
+		is, _, _ := strings.Cut(w, "=")
+		return w == "" || is == key
+	})
+	return strings.Join(append(words, word), ",")
 }
 
 // setting sets a value of an engine, or says what was expected. Given is false for a key without a value.
@@ -150,6 +187,7 @@ var settings = map[string]setting{
 	"max-batched-tokens": counted(func(e *Engine) *int64 { return &e.BatchTokens }, 1),
 	"log-probs-batch":    counted(func(e *Engine) *int64 { return &e.LogProbsBatch }, 1),
 	"copies":             counted(func(e *Engine) *int64 { return &e.Copies }, 0),
+	"fraction":           (*Engine).setFraction,
 	"sleep":              (*Engine).setSleep,
 	"server":             switched(func(e *Engine) *bool { return &e.Server }),
 	"free-cache":         switched(func(e *Engine) *bool { return &e.FreesCache }),
@@ -287,50 +325,6 @@ func (e *Engine) setObjectStore(value string, given bool) (err error) {
 	}
 	e.ObjectStore, err = ledger.ParseBytes(value)
 	return err
-}
-
-// String returns the text that Parse reads. It leaves out what is as usual.
-func (e *Engine) String() string {
-	usual := New(e.Name)
-	text := fmt.Sprintf("%s:%s", e.Name, strconv.FormatFloat(e.Fraction, 'g', 4, 64))
-	number := func(key string, is, usually int64) {
-		if is != usually {
-			text += fmt.Sprintf(",%s=%d", key, is)
-		}
-	}
-	word := func(holds bool, says string) {
-		if holds {
-			text += "," + says
-		}
-	}
-	number("tp", e.Tensor, usual.Tensor)
-	number("sleep", int64(e.Sleep), 0)
-	word(e.FreesCache, "free-cache")
-	word(e.Server, "server")
-	word(e.SharesProcess, "process=shared")
-	word(!e.Graphs, "graphs=off")
-	for name, t := range cacheTypes {
-		word(t != dtype.Invalid && t == e.CacheType, "kv="+name)
-	}
-	number("max-model-len", e.Longest, 0)
-	number("max-num-seqs", e.Sequences, usual.Sequences)
-	number("max-batched-tokens", e.BatchTokens, usual.BatchTokens)
-	word(e.Backups.Any(), "backups="+e.Backups.String())
-	number("copies", e.Copies, 0)
-	word(e.HostReference, "reference=host")
-	if e.Sync != usual.Sync {
-		sync, known := map[ledger.Bytes]string{0: "tensor", WholeModel: "full"}[e.Sync]
-		if !known {
-			sync = strconv.FormatInt(int64(e.Sync), 10)
-		}
-		text += ",sync=" + sync
-	}
-	word(e.ChunkedLogProbs, "log-probs=chunked")
-	number("log-probs-batch", e.LogProbsBatch, 0)
-	word(e.RayThreshold > 0, "ray="+strconv.FormatFloat(e.RayThreshold, 'g', 4, 64))
-	word(e.ObjectStore == UsualObjectStore, "object-store")
-	word(e.ObjectStore > 0, fmt.Sprintf("object-store=%d", e.ObjectStore))
-	return text
 }
 
 // String returns the words of the backups.

@@ -87,7 +87,7 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	j := OfMegatron(m)
 	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
 	if q.Rollout != "" {
-		if j.Rollout, err = rollout.Parse(q.Rollout); err != nil {
+		if j.Rollout, err = rollout.Parse(q.Rollout, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -14,7 +14,7 @@ func (r *resolver) rollout() (err error) {
 		r.job.Rollout = &e
 	}
 	if r.Request.Rollout != "" {
-		if r.job.Rollout, err = rollout.Parse(r.Request.Rollout); err != nil {
+		if r.job.Rollout, err = rollout.Parse(r.Request.Rollout, r.job.Rollout); err != nil {
 			return err
 		}
 	}

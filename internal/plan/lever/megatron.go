@@ -14,7 +14,8 @@ var megatronFlags = argumentFlags()
 
 func argumentFlags() map[recipe.Setting]requestFlag {
 	never := func(*job.Request) bool { return false }
-	all := map[recipe.Setting]requestFlag{nodes: flags[nodes],
+	all := map[recipe.Setting]requestFlag{nodes: flags[nodes], engineSleep: engineFlag, engineFraction: engineFlag,
+		engineBackups: engineFlag, engineServer: engineFlag,
 		recipe.Accumulation: {given: never, set: func(*job.Request, any) {}}} // it follows from the batch of all ranks
 	for _, setting := range recipe.MegatronSettings() {
 		all[setting] = requestFlag{
