@@ -80,7 +80,7 @@ var flags = map[recipe.Setting]requestFlag{
 	engineBackups:   engineFlag,
 	engineServer:    engineFlag,
 
-	sequence:     count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
+	sequence: count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }
 
 // always is for settings of the program that starts the ranks.

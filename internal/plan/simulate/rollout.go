@@ -336,7 +336,7 @@ func (s *simulation) score(r *simulation) (result forward.Result) {
 		options.Batch = n
 	}
 	if s.rollout.ChunkedLogProbs {
-		options.Loss, options.ChunksHead = forward.ChunkedLoss, true
+		options.Loss = forward.FusedLoss
 	}
 	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
 	if z, shards := r.engine.(*zero3); shards && r.frozen {
