@@ -143,32 +143,6 @@ func commandMembers(words []shell.Word) []strict.Member {
 	return members
 }
 
-// assign makes the member that an argument of Hydra assigns: section.key=value. A plus before it adds a key that the
-// configuration does not have. The last of several with one name counts.
-func assign(root *strict.Value, w shell.Word) {
-	path, is, given := strings.Cut(strings.TrimLeft(w.Text, "+"), "=")
-	if !given || path == "" || strings.ContainsAny(path[:1], "-~") {
-		return
-	}
-	names := strings.Split(path, ".")
-	for _, name := range names[:len(names)-1] {
-		m := root.Member(name)
-		if m == nil || m.Value.Kind != '{' {
-			root.Members = append(root.Members, strict.Member{Name: name, At: w.At,
-				Value: &strict.Value{Kind: '{', At: w.At}})
-			m = &root.Members[len(root.Members)-1]
-		}
-		root = m.Value
-	}
-	last := names[len(names)-1]
-	value := argument(shell.Word{Text: is, At: w.At + int64(len(w.Text)-len(is))})
-	if m := root.Member(last); m != nil {
-		m.Value = value
-		return
-	}
-	root.Members = append(root.Members, strict.Member{Name: last, At: w.At, Value: value})
-}
-
 // argument returns the value of a word: JSON, or a word as in YAML.
 func argument(w shell.Word) *strict.Value {
 	if strings.HasPrefix(w.Text, "{") && !strings.Contains(w.Text, "$") {

@@ -37,7 +37,8 @@ func TestGRPO(t *testing.T) {
 		}), false, 1700},
 		grpoText + "vllm_mode: server\n": {usual(func(e *rollout.Engine) { e.Server = true }), false, 2048},
 		grpoText + "use_peft: true\n":    {usual(func(e *rollout.Engine) { e.Sync = rollout.WholeModel }), false, 2048},
-		"trl grpo --model_name_or_path x --use_vllm --vllm_enable_sleep_mode --max_completion_length 100 --beta 0.1\n": {
+		"trl grpo --model_name_or_path x --use_vllm --vllm_enable_sleep_mode --max_completion_length 100 " +
+			"--beta 0.1\n": {
 			usual(func(e *rollout.Engine) { e.Sleep = 2 }), true, 612},
 	} {
 		f, err := read(t, text)
@@ -93,10 +94,13 @@ func TestVerl(t *testing.T) {
 			t.Errorf("%s: %v", arguments, err)
 			continue
 		}
+		if f.PerNode != 4 || f.Nodes != 2 {
+			t.Errorf("%s: %d nodes of %d ranks", arguments, f.Nodes, f.PerNode)
+		}
 		if g := f.Generation; g == nil || *g.Engine != want.engine || g.Reference != want.reference ||
-			f.Sequence != want.sequence || int(f.Training.GradientAccumulation) != want.batches || f.PerNode != 4 || f.Nodes != 2 {
-			t.Errorf("%s: %+v, reference %t, %d tokens, %v micro batches of %d x %d ranks; want %+v", arguments, g.Engine,
-				g.Reference, f.Sequence, f.Training.GradientAccumulation, f.Nodes, f.PerNode, want)
+			f.Sequence != want.sequence || f.Training.GradientAccumulation != want.batches {
+			t.Errorf("%s: %+v, reference %t, %d tokens, %d micro batches; want %+v", arguments, g.Engine,
+				g.Reference, f.Sequence, f.Training.GradientAccumulation, want)
 		}
 	}
 }

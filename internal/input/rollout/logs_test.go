@@ -32,10 +32,13 @@ var logs = []log{
 	{source: "vllm-project/vllm issue 15039, rank 0", engine: "vllm:0.89,tp=4,max-batched-tokens=2048",
 		model: "llama-3.1-70b", memory: 79.33, before: .28, weights: 32.95, cache: 36.07, tokens: 29547 * 16},
 	{source: "mlcommons/inference issue 2267", engine: "vllm:0.9,tp=8", model: "llama-3.1-8b", weights: 1.9028},
-	{source: "a public notebook with Qwen2.5-1.5B-Instruct on a T4, May 2025", engine: "vllm:0.5,max-batched-tokens=32768", model: "qwen2.5-1.5b", memory: 14.56,
-		before: .01, weights: 2.8884, activations: 2.02, cache: 2.36, tokens: 5517 * 16},
-	{source: "a public guide to llm-d on one small GPU, Qwen2.5-1.5B-Instruct", engine: "vllm:0.04", model: "qwen2.5-1.5b", weights: 2.89, cache: .56, tokens: 20992},
-	{source: "a public benchmark of Llama 3.1 8B on an A100-SXM4-40GB, May 2026", engine: "vllm:0.9", model: "llama-3.1-8b", cache: 19.92, tokens: 163168},
+	{source: "a public notebook with Qwen2.5-1.5B-Instruct on a T4, May 2025",
+		engine: "vllm:0.5,max-batched-tokens=32768", model: "qwen2.5-1.5b", memory: 14.56, before: .01,
+		weights: 2.8884, activations: 2.02, cache: 2.36, tokens: 5517 * 16},
+	{source: "a public guide to llm-d on one small GPU, Qwen2.5-1.5B-Instruct", engine: "vllm:0.04",
+		model: "qwen2.5-1.5b", weights: 2.89, cache: .56, tokens: 20992},
+	{source: "a public benchmark of Llama 3.1 8B on an A100-SXM4-40GB, May 2026", engine: "vllm:0.9",
+		model: "llama-3.1-8b", cache: 19.92, tokens: 163168},
 	{source: "vllm-project/vllm issue 21348, vLLM", engine: "vllm:0.9,tp=4", model: "qwen3-235b-a22b", cache: 8.11,
 		tokens: 178880},
 	{source: "vllm-project/vllm issue 21348, SGLang", engine: "sglang:0.93,tp=4", model: "qwen3-235b-a22b",
@@ -46,7 +49,8 @@ var logs = []log{
 		cache: 152.88, tokens: 1669816},
 	{source: "sgl-project/sglang pull request 15909", engine: "sglang:0.8,tp=4", model: "qwen3-30b-a3b",
 		cache: 47.84, tokens: 2090351},
-	{source: "a notebook of SGLang's documentation, February 2026", engine: "sglang:0.8", model: "qwen2.5-0.5b", cache: .24, tokens: 20480},
+	{source: "a notebook of SGLang's documentation, February 2026", engine: "sglang:0.8",
+		model: "qwen2.5-0.5b", cache: .24, tokens: 20480},
 }
 
 // TestStartupLogs holds the shares of engines within 3 % of what they printed.

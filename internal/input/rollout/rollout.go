@@ -263,7 +263,8 @@ func (e *Engine) setSleep(value string, given bool) error {
 }
 
 // cacheTypes are the types of a KV cache. Auto is that of the weights.
-var cacheTypes = map[string]dtype.Type{"auto": dtype.Invalid, "bf16": dtype.BF16, "fp16": dtype.F16, "fp8": dtype.F8E4M3}
+var cacheTypes = map[string]dtype.Type{"auto": dtype.Invalid, "bf16": dtype.BF16, "fp16": dtype.F16,
+	"fp8": dtype.F8E4M3}
 
 func (e *Engine) setCacheType(value string, _ bool) error {
 	t, known := cacheTypes[value]

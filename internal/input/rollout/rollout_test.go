@@ -16,8 +16,8 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := rollout.Engine{Name: rollout.VLLM, Fraction: .5, Tensor: 2, Sleep: 1, CacheType: dtype.F8E4M3, Longest: 8192,
-		Sequences: 256, BatchTokens: 8192, Backups: rollout.Backups{Parameters: true, Optimizer: true},
+	want := rollout.Engine{Name: rollout.VLLM, Fraction: .5, Tensor: 2, Sleep: 1, CacheType: dtype.F8E4M3,
+		Longest: 8192, Sequences: 256, BatchTokens: 8192, Backups: rollout.Backups{Parameters: true, Optimizer: true},
 		HostReference: true, Sync: ledger.GiB, ChunkedLogProbs: true, RayThreshold: .95, ObjectStore: 10 * ledger.GiB,
 		Copies: 1}
 	if *e != want {
@@ -113,7 +113,8 @@ func TestHeadsOfACacheAreNotDivided(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, text := range []string{"vllm:0.5,sleep=1", "sglang:0.7,backups,ray=0.9,object-store", "sleep=2", "vllm:NaN"} {
+	for _, text := range []string{"vllm:0.5,sleep=1", "sglang:0.7,backups,ray=0.9,object-store", "sleep=2",
+		"vllm:NaN"} {
 		f.Add(text)
 	}
 	files := rollout.New(rollout.VLLM)

@@ -36,8 +36,8 @@ const UsualGraphs = 768 * ledger.MiB
 // their indexes, probabilities and their sums (vllm/v1/sample, sglang/srt/layers/sampler.py).
 const samplerBytes = 26
 
-// ShareOf returns what the engine holds of a GPU with so much memory, of which others took some before the engine began.
-// Weights are in the given type.
+// ShareOf returns what the engine holds of a GPU with so much memory, of which others took some before the engine
+// began. Weights are in the given type.
 func (e *Engine) ShareOf(m *model.Model, weights dtype.Type, memory, before ledger.Bytes) (*Share, error) {
 	s := &Share{Blocks: e.blocks(m, weights)}
 	for _, bytes := range s.Blocks {
@@ -67,8 +67,9 @@ func (e *Engine) ShareOf(m *model.Model, weights dtype.Type, memory, before ledg
 // check refuses what the engine refuses when it starts.
 func (e *Engine) check(s *Share, memory, budget, taken ledger.Bytes) error {
 	if s.Cache <= 0 {
-		return fault.Inputf("%s may take %v of a GPU with %v (its fraction is %.2g), and %v go before the KV cache, %v "+
-			"of them weights: nothing is left for the cache", e.Label(), budget, memory, e.Fraction, taken, s.Weights).
+		return fault.Inputf("%s may take %v of a GPU with %v (its fraction is %.2g), and %v go before the KV cache, "+
+			"%v of them weights: nothing is left for the cache", e.Label(), budget, memory, e.Fraction,
+			taken, s.Weights).
 			WithHint("give a larger fraction, or more GPUs that share the weights (tp)")
 	}
 	if e.Longest > 0 && s.TokenBytes > 0 && s.Tokens() < e.Longest {

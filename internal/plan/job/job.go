@@ -139,6 +139,8 @@ type Sharding struct {
 	SyncEachBatch bool
 	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
 	LoadsOnGPU bool
+	// LoadsOnFirst means that the first rank loads the model, and the others make it without memory.
+	LoadsOnFirst bool
 }
 
 // Program is the code that runs the job.

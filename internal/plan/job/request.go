@@ -72,8 +72,6 @@ type Request struct {
 
 	Offload Offload `json:",omitzero"`
 
-	Rollout string `json:",omitempty"` // what rollout.Parse reads
-
 	// Texts stand for files of the request, and for those that they name.
 	Texts files.Texts `json:"-"`
 }

@@ -40,8 +40,8 @@ func (j *Job) settleRollout(assume func(format string, arguments ...any)) error 
 	if e.RayThreshold > 0 && j.HostMemory > 0 {
 		of := j.HostMemory
 		j.HostMemory = ledger.Bytes(e.RayThreshold * float64(of))
-		assume("Ray kills processes when a host holds more than %g of its %v (RAY_memory_usage_threshold), so %v count "+
-			"as its memory", e.RayThreshold, of, j.HostMemory)
+		assume("Ray kills processes when a host holds more than %g of its %v (RAY_memory_usage_threshold), so %v "+
+			"count as its memory", e.RayThreshold, of, j.HostMemory)
 	}
 	if e.Server {
 		assume("%s has GPUs of its own, which the plan leaves out: the trainer sends its weights there", e.Label())

@@ -73,12 +73,12 @@ var flags = map[recipe.Setting]requestFlag{
 	quantization: word("quantization", func(q *job.Request) *string { return &q.Quantization }).givenWhere(always),
 	precision:    word("precision", func(q *job.Request) *string { return &q.Precision }).givenWhere(always),
 
-	engineSleep:     engineFlag,
-	engineFraction:  engineFlag,
-	engineLogProbs:  engineFlag,
-	engineReference: engineFlag,
-	engineBackups:   engineFlag,
-	engineServer:    engineFlag,
+	recipe.RolloutSleep:     engineFlag,
+	recipe.RolloutFraction:  engineFlag,
+	recipe.RolloutLogProbs:  engineFlag,
+	recipe.RolloutReference: engineFlag,
+	recipe.RolloutBackups:   engineFlag,
+	recipe.RolloutServer:    engineFlag,
 
 	sequence: count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }

@@ -118,7 +118,7 @@ var levers = []Lever{
 	{GPUMemory, Training, "only an adapter has gradients and states, and the weights take 4 bits", quantizedAdapter},
 	{GPUMemory, Training, "sequences have fewer tokens", shorterSequences},
 
-	{HostMemory, Nothing, "the engine's weights are dropped while it sleeps, and the weight sync brings them", sleeping},
+	{HostMemory, Nothing, "the engine's weights are dropped while it sleeps; the weight sync brings them", sleeping},
 	{HostMemory, Nothing, "the trainer then stays on the GPUs while the engine generates", withoutBackups},
 	{HostMemory, Nothing, "PyTorch rounds pinned blocks up to powers of two", pageable},
 	{HostMemory, Nothing, "parameters then stay on the GPUs", parametersOnGPU},

@@ -10,19 +10,9 @@ import (
 	"plimsoll/internal/plan/job"
 )
 
-// Settings of an engine that generates answers. The value of each is a word of --rollout.
-const (
-	engineSleep     recipe.Setting = "sleep of the rollout engine"
-	engineFraction  recipe.Setting = "fraction of the rollout engine"
-	engineLogProbs  recipe.Setting = "log-probabilities of answers"
-	engineReference recipe.Setting = "place of the frozen model"
-	engineBackups   recipe.Setting = "backups of the trainer"
-	engineServer    recipe.Setting = "place of the rollout engine"
-)
-
-// engineFlag changes a setting of the engine that the request or a file says.
+// engineFlag changes a setting of the engine that the request or a file says. The value is a word of --rollout.
 var engineFlag = requestFlag{
-	given: always,
+	given: func(q *job.Request) bool { return q.Rollout != "" },
 	set:   func(q *job.Request, to any) { q.Rollout = rollout.With(q.Rollout, fmt.Sprint(to)) },
 	says:  func(to any) string { return fmt.Sprintf("--rollout %v", to) },
 }
@@ -39,7 +29,7 @@ func engineOf(j *job.Job) *rollout.Engine {
 // that they were made for.
 func sleeping(j *job.Job) [][]amend.Setting {
 	e := engineOf(j)
-	return when(e != nil && e.Sleep < 2 && j.Adapter == nil, to(engineSleep, "sleep=2"))
+	return when(e != nil && e.Sleep < 2 && j.Adapter == nil, to(recipe.RolloutSleep, "sleep=2"))
 }
 
 // smallerFraction lowers the share of the GPU in steps of a tenth.
@@ -49,31 +39,32 @@ func smallerFraction(j *job.Job) (ways [][]amend.Setting) {
 		return nil
 	}
 	for less := e.Fraction - .1; less >= .15; less -= .1 {
-		ways = append(ways, []amend.Setting{to(engineFraction, fmt.Sprintf("fraction=%g", math.Round(less*100)/100))})
+		word := fmt.Sprintf("fraction=%g", math.Round(less*100)/100)
+		ways = append(ways, []amend.Setting{to(recipe.RolloutFraction, word)})
 	}
 	return ways
 }
 
 func chunkedLogProbs(j *job.Job) [][]amend.Setting {
 	return when(j.Rollout != nil && !j.Rollout.ChunkedLogProbs && j.Megatron == nil,
-		to(engineLogProbs, "log-probs=chunked"))
+		to(recipe.RolloutLogProbs, "log-probs=chunked"))
 }
 
 func referenceOnHost(j *job.Job) [][]amend.Setting {
 	return when(j.Rollout != nil && !j.Rollout.HostReference && j.Reference != nil,
-		to(engineReference, "reference=host"))
+		to(recipe.RolloutReference, "reference=host"))
 }
 
 func trainerOnHost(j *job.Job) [][]amend.Setting {
 	e := engineOf(j)
-	return when(e != nil && !e.Backups.All(), to(engineBackups, "backups=all"))
+	return when(e != nil && !e.Backups.All(), to(recipe.RolloutBackups, "backups=all"))
 }
 
 func withoutBackups(j *job.Job) [][]amend.Setting {
 	e := engineOf(j)
-	return when(e != nil && e.Backups.Any(), to(engineBackups, "backups=none"))
+	return when(e != nil && e.Backups.Any(), to(recipe.RolloutBackups, "backups=none"))
 }
 
 func engineElsewhere(j *job.Job) [][]amend.Setting {
-	return when(engineOf(j) != nil, to(engineServer, "server"))
+	return when(engineOf(j) != nil, to(recipe.RolloutServer, "server"))
 }

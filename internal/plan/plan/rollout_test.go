@@ -46,12 +46,12 @@ func holds(p *ledger.Phase, c ledger.Component) (sum ledger.Bytes) {
 	return sum
 }
 
-// TestKilledByRay plans a job of 8 H100 whose actors had grown to 102.5 GiB each when Ray killed them (THUDM/slime issue
-// 1851): the optimizer on the host, backups of parameters and gradients, and the reference model.
+// TestKilledByRay plans a job of 8 H100 whose actors had grown to 102.5 GiB each when Ray killed them (THUDM/slime
+// issue 1851): the optimizer on the host, backups of parameters and gradients, and the reference model.
 func TestKilledByRay(t *testing.T) {
 	p := planned(t, job.Request{MegatronArguments: job.MegatronArguments{Megatron: qwen3MoE}, GPUs: 8, GPU: "H100-80GB",
 		HostMemory: 1007*ledger.GiB + ledger.GiB/2,
-		Rollout:    "sglang:0.7,tp=8,sleep=2,backups,reference=host,ray,object-store"})
+		Shorthand:  job.Shorthand{Rollout: "sglang:0.7,tp=8,sleep=2,backups,reference=host,ray,object-store"}})
 	sync := in(t, p, ledger.Host, ledger.WeightSync)
 	python := ledger.Bytes(2960 * 1000 * 1000)
 	actor := (sync.PeakReserved-holds(sync, ledger.ObjectStore))/8 + python
@@ -60,8 +60,8 @@ func TestKilledByRay(t *testing.T) {
 		t.Errorf("an actor is planned with %v, %+.1f %% off %v GiB", actor, 100*off, measured)
 	}
 	if v := p.Verdict; v.Result != DoesNotFit || v.Device != ledger.Host || v.Phase != ledger.WeightSync {
-		t.Errorf("the verdict is %s on the %s in %s, want a host that lacks memory in the weight sync", v.Result, v.Device,
-			v.Phase)
+		t.Errorf("the verdict is %s on the %s in %s, want a host that lacks memory in the weight sync", v.Result,
+			v.Device, v.Phase)
 	}
 	if want := ledger.Bytes(.95 * 1007.5 * float64(ledger.GiB)); p.Verdict.Capacity != want {
 		t.Errorf("the host has %v, want %v, from which on Ray kills", p.Verdict.Capacity, want)
@@ -74,7 +74,7 @@ func TestKilledByRay(t *testing.T) {
 // ofRollout is a small job with an engine.
 func ofRollout(text string) job.Request {
 	return job.Request{Model: "qwen2.5-0.5b", GPUs: 2, GPU: "H100-80GB", FSDP: "2", Precision: "bf16", Sequence: 512,
-		MicroBatch: 1, HostMemory: 512 * ledger.GiB, Rollout: text}
+		MicroBatch: 1, HostMemory: 512 * ledger.GiB, Shorthand: job.Shorthand{Rollout: text}}
 }
 
 // TestLevelsOfSleep holds what each level leaves of the engine on the GPU and on the host while the trainer works.

@@ -2,6 +2,7 @@ package trl
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,6 +29,16 @@ var generationKeys = strict.Merge(
 		"max_completion_length":       rule.Counted.Default(512),
 	})
 
+// settings are those of the Trainer, and of the engine that generates answers.
+var settings = func() recipe.SettingKeys {
+	keys := recipe.SettingKeys{recipe.RolloutFraction: {Path: "vllm_gpu_memory_utilization",
+		Says: recipe.AssignedFraction, Unset: .3},
+		recipe.RolloutSleep:  {Path: "vllm_enable_sleep_mode", Says: recipe.Constant(true), Unset: false},
+		recipe.RolloutServer: {Path: "vllm_mode", Says: recipe.Constant("server"), Unset: "colocate"}}
+	maps.Copy(keys, recipe.TrainerKeys)
+	return keys
+}()
+
 // usualPrompt is the tokens of a prompt where the file does not say: the default of max_prompt_length in the releases
 // that had it.
 const usualPrompt = 512
@@ -39,8 +50,8 @@ func (r *reader) generates() bool { return r.firstGiven(generates) != "" }
 // trl/generation/vllm_generation.py.
 func (r *reader) generation() error {
 	if !r.Truth("use_vllm") {
-		return r.Fault(r.firstGiven(generates), "generates answers by the model's own generate(), whose KV cache is not "+
-			"planned", "set use_vllm to true to plan the job with vLLM")
+		return r.Fault(r.firstGiven(generates), "generates answers by the model's own generate(), whose KV cache is "+
+			"not planned", "set use_vllm to true to plan the job with vLLM")
 	}
 	if err := r.Unplanned("the trainer's own cache of keys and values is not planned",
 		"use_transformers_continuous_batching use_transformers_paged"); err != nil {

@@ -13,9 +13,9 @@ import (
 
 // Kind is the kind of configurations of TRL's scripts, and of those that are made like them.
 var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's", Flag: recipe.ConfigFlag,
-	Program: &trl, Settings: recipe.TrainerKeys,
-	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture dataset_mixer
-		use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	Program: &trl, Settings: settings,
+	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture
+		dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
 	ConfigIn: "config", EveryDevice: true, ByAccelerate: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
 		"trl reward": "trl_reward", "sft.py": "trl_sft", "dpo.py": "trl_dpo", "kto.py": "trl_kto",
@@ -131,7 +131,8 @@ func (r *reader) arguments() {
 	if r.Arguments.Member("learning_rate") == nil {
 		r.Set("learning_rate", "max_length", 2e-5)
 	}
-	if r.To.Answers == nil && !r.To.Rewards && r.To.Generation == nil && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
+	usual := r.To.Answers == nil && !r.To.Rewards && r.To.Generation == nil
+	if usual && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
 		r.Note("loss_type", `is not given: TRL of 2026 computes the loss in chunks ("chunked_nll"), which takes less `+
 			"memory than the plan says; earlier releases compute it at once, as planned")
 	}

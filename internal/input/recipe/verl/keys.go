@@ -15,8 +15,8 @@ var ignored string
 var keys = nested(strict.Merge(
 	rule.Ignored(ignored),
 	rule.Anything.For("verl_ppo"),
-	rule.Free.For(`actor_rollout_ref.actor.policy_loss actor_rollout_ref.actor.checkpoint actor_rollout_ref.actor.profiler
-		actor_rollout_ref.actor.optim.betas actor_rollout_ref.actor.optim.override_optimizer_config
+	rule.Free.For(`actor_rollout_ref.actor.policy_loss actor_rollout_ref.actor.checkpoint
+		actor_rollout_ref.actor.profiler actor_rollout_ref.actor.optim.override_optimizer_config
 		actor_rollout_ref.rollout.val_kwargs actor_rollout_ref.rollout.multi_turn actor_rollout_ref.rollout.agent
 		actor_rollout_ref.rollout.trace actor_rollout_ref.rollout.engine_kwargs actor_rollout_ref.rollout.profiler
 		actor_rollout_ref.model.override_config actor_rollout_ref.model.fused_kernel_options
@@ -25,6 +25,7 @@ var keys = nested(strict.Merge(
 		distillation skip sandbox_fusion global_profiler ray_kwargs custom_reward_function transfer_queue trainer.v1`),
 	rule.Worded.For("actor_rollout_ref.model.path actor_rollout_ref.rollout.name actor_rollout_ref.actor.strategy"),
 	rule.Anything.For("actor_rollout_ref.actor.optim.lr actor_rollout_ref.actor.optim.weight_decay "+
+		"actor_rollout_ref.actor.optim.betas "+
 		"actor_rollout_ref.actor.optim.lr_warmup_steps actor_rollout_ref.actor.optim.lr_warmup_steps_ratio "+
 		"actor_rollout_ref.actor.optim.total_training_steps actor_rollout_ref.actor.optim.lr_scheduler_type "+
 		"actor_rollout_ref.actor.optim.warmup_style actor_rollout_ref.actor.optim.min_lr_ratio "+
@@ -49,29 +50,30 @@ var keys = nested(strict.Merge(
 	rule.Counted.Default(512).For("data.max_prompt_length data.max_response_length"),
 	rule.NameOrNames.For("actor_rollout_ref.model.target_modules"),
 	strict.Keys{
-		"actor_rollout_ref.actor.ppo_mini_batch_size":                                 rule.Counted.Default(256),
-		"actor_rollout_ref.actor.ppo_max_token_len_per_gpu":                           rule.Counted.Default(16384),
-		"actor_rollout_ref.actor.grad_clip":                                           rule.Measured.Default(1.),
-		"actor_rollout_ref.actor.optim.optimizer":                                     rule.Worded.Default("AdamW"),
-		"actor_rollout_ref.actor.optim.optimizer_impl":                                rule.Worded.Default("torch.optim"),
-		"actor_rollout_ref.actor.fsdp_config.fsdp_size":                               rule.Integer.Lax().OrNull().Default(-1),
-		"actor_rollout_ref.actor.fsdp_config.model_dtype":                             rule.Worded.Default("fp32"),
-		"actor_rollout_ref.actor.fsdp_config.dtype":                                   rule.Worded.Default("bfloat16"),
-		"actor_rollout_ref.model.lora_rank":                                           rule.Count.Lax().OrNull(),
-		"actor_rollout_ref.model.lora_alpha":                                          rule.Measured.Default(16.),
-		"actor_rollout_ref.rollout.gpu_memory_utilization":                            rule.Measured.Default(.5),
-		"actor_rollout_ref.rollout.tensor_model_parallel_size":                        rule.Counted.Default(2),
-		"actor_rollout_ref.rollout.max_num_batched_tokens":                            rule.Counted.Default(8192),
-		"actor_rollout_ref.rollout.max_num_seqs":                                      rule.Counted.Default(1024),
-		"actor_rollout_ref.rollout.update_weights_bucket_megabytes":                   rule.Counted.Default(512),
-		"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": rule.Counted.Default(2048),
-		"algorithm.adv_estimator":                                                     rule.Worded.Default("gae"),
-		"trainer.n_gpus_per_node":                                                     rule.Counted.Default(8),
-		"data.train_batch_size":                                                       rule.Counted.Default(1024),
+		actor + "ppo_mini_batch_size":                                rule.Counted.Default(256),
+		actor + "ppo_max_token_len_per_gpu":                          rule.Counted.Default(16384),
+		actor + "grad_clip":                                          rule.Measured.Default(1.),
+		actor + "optim.optimizer":                                    rule.Worded.Default("AdamW"),
+		actor + "optim.optimizer_impl":                               rule.Worded.Default("torch.optim"),
+		fsdp + "fsdp_size":                                           rule.Integer.Lax().OrNull().Default(-1),
+		fsdp + "model_dtype":                                         rule.Worded.Default("fp32"),
+		fsdp + "dtype":                                               rule.Worded.Default("bfloat16"),
+		model + "lora_rank":                                          rule.Count.Lax().OrNull(),
+		model + "lora_alpha":                                         rule.Measured.Default(16.),
+		engine + "gpu_memory_utilization":                            rule.Measured.Default(.5),
+		engine + "tensor_model_parallel_size":                        rule.Counted.Default(2),
+		engine + "max_num_batched_tokens":                            rule.Counted.Default(8192),
+		engine + "max_num_seqs":                                      rule.Counted.Default(1024),
+		engine + "update_weights_bucket_megabytes":                   rule.Counted.Default(512),
+		engine + "checkpoint_engine.update_weights_bucket_megabytes": rule.Counted.Default(2048),
+		"algorithm.adv_estimator":                                    rule.Worded.Default("gae"),
+		"trainer.n_gpus_per_node":                                    rule.Counted.Default(8),
+		"data.train_batch_size":                                      rule.Counted.Default(1024),
 	}))
 
 // offloads are what FSDP of the trained model moves to the host.
-const offloads = `actor_rollout_ref.actor.fsdp_config.param_offload actor_rollout_ref.actor.fsdp_config.optimizer_offload
+const offloads = `actor_rollout_ref.actor.fsdp_config.param_offload
+	actor_rollout_ref.actor.fsdp_config.optimizer_offload
 	actor_rollout_ref.actor.fsdp_config.offload_policy`
 
 // nested returns sections for keys whose names have dots. A section notes keys that it does not know.

@@ -31,6 +31,8 @@ var settings = recipe.SettingKeys{
 	recipe.Accumulation:          {Follows: recipe.TrainBatch},
 	recipe.TrainBatch:            {Path: actor + "ppo_mini_batch_size"},
 	recipe.GradientCheckpointing: {Path: model + "enable_gradient_checkpointing"},
+	recipe.RolloutFraction:       {Path: engine + "gpu_memory_utilization", Says: recipe.AssignedFraction},
+	recipe.RolloutSleep:          {Path: engine + "free_cache_engine", Says: recipe.Constant(true)},
 }
 
 // verl is the configuration of verl/trainer/main_ppo.py.
@@ -50,7 +52,8 @@ func (r *reader) read() error {
 	if err := cmp.Or(r.batch(), r.precision(), r.rollout()); err != nil {
 		return err
 	}
-	r.Set("gradient_checkpointing", model+"enable_gradient_checkpointing", r.Truth(model+"enable_gradient_checkpointing"))
+	const checkpoints = model + "enable_gradient_checkpointing"
+	r.Set("gradient_checkpointing", checkpoints, r.Truth(checkpoints))
 	kwargs := &strict.Value{Kind: '{'}
 	recipe.Give(kwargs, "use_reentrant", -1, strict.Of(false))
 	recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(model+"path"), kwargs)
@@ -78,8 +81,8 @@ func (r *reader) refuse() error {
 			"plimsoll plans AdamW of torch.optim")
 	}
 	if r.Integer(actor+"ulysses_sequence_parallel_size") > 1 {
-		return r.Fault(actor+"ulysses_sequence_parallel_size", "divides sequences among ranks, which is not planned for "+
-			"verl yet", "set it to 1")
+		return r.Fault(actor+"ulysses_sequence_parallel_size", "divides sequences among ranks, which is not planned "+
+			"for verl yet", "set it to 1")
 	}
 	return cmp.Or(
 		r.Unplanned("a critic is trained beside the actor", "critic.enable"),
@@ -150,13 +153,13 @@ func (r *reader) shard() {
 	recipe.Give(config, "reshard_after_forward", -1, strict.Of(policy))
 	recipe.Give(config, "cpu_offload", -1, strict.Of(r.Truth(fsdp+"offload_policy")))
 	recipe.Give(config, "state_dict_type", -1, strict.Of("SHARDED_STATE_DICT"))
-	recipe.Give(config, "cpu_ram_efficient_loading", -1, strict.Of(true)) // get_init_weight_context_manager
+	r.To.LoadsOnFirst = true // get_init_weight_context_manager in verl/utils/fsdp_utils.py
 	r.To.SeveralOnly = true
 	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
 	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
 	if n := r.Integer(fsdp + "fsdp_size"); n > 0 {
-		r.To.Parallelism = &recipe.Parallelism{Replicate: max(1, r.To.PerNode*r.To.Nodes/int(n)), Shard: int(n), Tensor: 1,
-			Context: 1, Sequence: 1}
+		r.To.Parallelism = &recipe.Parallelism{Replicate: max(1, r.To.PerNode*r.To.Nodes/int(n)), Shard: int(n),
+			Tensor: 1, Context: 1, Sequence: 1}
 	}
 }
 
