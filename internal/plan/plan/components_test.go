@@ -82,7 +82,8 @@ func jobs(t *testing.T) map[string]job.Request {
 				`"offload_param": {"device": "cpu", "pin_memory": true}`),
 			GPUs: 4, Recompute: "full"},
 		"rollout asleep on the host": {FSDP: "2", GPUs: 4, GPU: "H100-80GB", Reference: "qwen2.5-0.5b",
-			Shorthand: job.Shorthand{Rollout: "vllm:0.4,sleep=1,tp=2,reference=host,log-probs-batch=4,ray,object-store=1GiB"}},
+			Shorthand: job.Shorthand{Rollout: "vllm:0.4,sleep=1,tp=2,reference=host,log-probs-batch=4,ray," +
+				"object-store=1GiB"}},
 		"rollout beside a trainer that moves": {GPUs: 2, GPU: "H100-80GB",
 			Shorthand: job.Shorthand{Rollout: "sglang:0.4,sleep=2,backups,log-probs=chunked,sync=full"}},
 		"rollout that stays, states that move": {DeepSpeed: zero("r.json", `"stage": 3`), GPUs: 2, GPU: "H100-80GB",
