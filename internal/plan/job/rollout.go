@@ -33,9 +33,15 @@ func (j *Job) settleRollout(assume func(format string, arguments ...any)) error 
 	case j.Pipeline != nil:
 		return fault.Inputf("a rollout engine beside a pipeline of torch or DeepSpeed is not planned").
 			WithHint("leave --pipeline-parallel or --rollout out")
+	case !e.Server && j.GPU.Memory == 0:
+		return fault.Inputf("%s takes a fraction of a GPU's memory, which is unknown", e.Label()).
+			WithHint("give --gpu or --gpu-memory")
 	case !e.Server && int64(j.World)%e.Tensor != 0:
 		return fault.Inputf("the rollout engine shares its weights among %d GPUs (tp), and the job has %d", e.Tensor,
 			j.World).WithHint("give a tp that divides the GPUs of the job")
+	}
+	if j.Quantization != nil && !e.Server {
+		assume("%s holds the weights in %v: an engine with quantized weights is not planned", e.Label(), j.RolloutType())
 	}
 	if e.RayThreshold > 0 && j.HostMemory > 0 {
 		of := j.HostMemory
