@@ -97,3 +97,25 @@ func TestServerComesLast(t *testing.T) {
 		t.Errorf("a server is number %d of the advice, and sleep number %d", server, sleep)
 	}
 }
+
+// TestMicroBatchOfVerl holds that a smaller micro batch leaves verl's batch alone, which counts prompts.
+func TestMicroBatchOfVerl(t *testing.T) {
+	const text = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 \\\n" +
+		"  actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.rollout.name=vllm \\\n" +
+		"  actor_rollout_ref.actor.ppo_mini_batch_size=16 trainer.n_gpus_per_node=2 \\\n" +
+		"  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8\n"
+	file := filepath.Join(t.TempDir(), "verl.sh")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	q := job.Request{Configs: []string{file}, GPU: "H100-80GB"}
+	phase := ledger.Backward
+	list, err := For(Question{Need: GPUMemory, Request: q, Plan: planned(t, q), Phase: &phase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Replace(text, "gpu=8", "gpu=1", 1)
+	if !slices.ContainsFunc(list, func(c Change) bool { return string(c.Texts[file]) == want && len(c.Flags) == 0 }) {
+		t.Errorf("no advice makes the micro batch smaller and changes nothing else: %v", list)
+	}
+}

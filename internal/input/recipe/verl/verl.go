@@ -4,6 +4,8 @@ package verl
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/ledger"
@@ -16,7 +18,7 @@ import (
 var Kind = &recipe.Kind{Name: "verl configuration", Flag: recipe.ConfigFlag, Program: &verl, Assigns: true,
 	Marks:    "verl_ppo actor_rollout_ref algorithm.adv_estimator data.train_files+trainer.n_gpus_per_node",
 	Commands: map[string]string{"verl/trainer/main_ppo.py": "verl_ppo", "recipe/dapo/main_dapo.py": "verl_ppo"},
-	Settings: settings}
+	Settings: settings, SettingsOf: settingsOf}
 
 // Sections of the configuration.
 const (
@@ -33,6 +35,22 @@ var settings = recipe.SettingKeys{
 	recipe.GradientCheckpointing: {Path: model + "enable_gradient_checkpointing"},
 	recipe.RolloutFraction:       {Path: engine + "gpu_memory_utilization", Says: recipe.AssignedFraction},
 	recipe.RolloutSleep:          {Path: engine + "free_cache_engine", Says: recipe.Constant(true)},
+}
+
+// settingsOf returns the keys of a file. Its batch counts prompts, each of which has several answers.
+func settingsOf(root *strict.Value) recipe.SettingKeys {
+	answers := 1
+	if v := root.Find(engine + "n"); v != nil {
+		if n, err := strconv.Atoi(v.Text); err == nil && n > 0 {
+			answers = n
+		}
+	}
+	of := maps.Clone(settings)
+	of[recipe.TrainBatch] = recipe.SettingKey{Path: settings[recipe.TrainBatch].Path, Says: func(x any) any {
+		sequences, _ := x.(int)
+		return sequences / answers
+	}}
+	return of
 }
 
 // verl is the configuration of verl/trainer/main_ppo.py.
@@ -133,7 +151,7 @@ func (r *reader) precision() error {
 	r.Set("fp16", fsdp+"dtype", strings.HasSuffix(r.Word(fsdp+"dtype"), "16") &&
 		!strings.HasPrefix(r.Word(fsdp+"dtype"), "bf"))
 	r.To.ReducesIn32 = true
-	r.To.FusedLoss = r.Truth(model+"use_fused_kernels") || r.Truth(model+"use_liger")
+	r.To.FusedLoss = r.Truth(model + "use_fused_kernels")
 	return nil
 }
 
