@@ -41,7 +41,8 @@ func (j *Job) settleRollout(assume func(format string, arguments ...any)) error 
 			j.World).WithHint("give a tp that divides the GPUs of the job")
 	}
 	if j.Quantization != nil && !e.Server {
-		assume("%s holds the weights in %v: an engine with quantized weights is not planned", e.Label(), j.RolloutType())
+		assume("%s holds the weights in %v: an engine with quantized weights is not planned", e.Label(),
+			j.RolloutType())
 	}
 	if e.RayThreshold > 0 && j.HostMemory > 0 {
 		of := j.HostMemory
