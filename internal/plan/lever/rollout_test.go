@@ -16,7 +16,8 @@ import (
 func TestRolloutLevers(t *testing.T) {
 	of := func(rollout string) job.Request {
 		return job.Request{Model: "qwen2.5-0.5b", Reference: "qwen2.5-0.5b", GPUs: 2, GPU: "H100-80GB",
-			Precision: "bf16", Sequence: 2048, MicroBatch: 8, HostMemory: 64 * ledger.GiB, Shorthand: job.Shorthand{Rollout: rollout}}
+			Precision: "bf16", Sequence: 2048, MicroBatch: 8, HostMemory: 64 * ledger.GiB,
+			Shorthand: job.Shorthand{Rollout: rollout}}
 	}
 	for _, tt := range []struct {
 		need    Need
