@@ -343,6 +343,19 @@ func (n *countFlag) Set(text string) error {
 	return nil
 }
 
+// joinedFlag joins the texts of a flag that is given again with commas.
+type joinedFlag string
+
+func (j *joinedFlag) String() string { return string(*j) }
+func (j *joinedFlag) Type() string   { return "engine" }
+func (j *joinedFlag) Set(text string) error {
+	if *j != "" && text != "" {
+		text = string(*j) + "," + text
+	}
+	*j = joinedFlag(text)
+	return nil
+}
+
 // gpusFlag is a number of GPUs on the command line. It refuses their name, which may be a number, too: 4090.
 type gpusFlag int
 

@@ -366,6 +366,8 @@ func trainingFlags(c *cobra.Command, q *job.Request, clip *float64) {
 	choiceFlag(c, &q.AdapterPrecision, "adapter-precision", "", "`dtype` of the adapter's parameters: VALUES",
 		job.AdapterPrecisions)
 	flags.StringVar(&q.Reference, "reference-model", "", "frozen `model` beside the trained one, as DPO and RLHF have")
+	flags.Var((*joinedFlag)(&q.Rollout), "rollout", "`engine` that generates answers on the same GPUs, with its share "+
+		"of a GPU and settings, such as vllm:0.5,sleep=1; may be given again")
 	choiceFlag(c, &q.Modules, "model-library", "", "`library` whose code the model runs: VALUES", job.ModelLibraries)
 }
 

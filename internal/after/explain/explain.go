@@ -161,6 +161,10 @@ var phaseWords = map[ledger.PhaseName]string{
 	ledger.Backward:   " in the backward pass",
 	ledger.Step:       " in the optimizer step",
 	ledger.Checkpoint: " while a checkpoint was saved",
+	ledger.WeightSync: " in the weight sync",
+	ledger.Wake:       " while the rollout engine woke",
+	ledger.Rollout:    " in the rollout",
+	ledger.LogProbs:   " while log-probabilities were computed",
 }
 
 // mostEvidence is how many lines of evidence an explanation shows.

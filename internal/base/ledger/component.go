@@ -106,6 +106,21 @@ const (
 	NCCL                   Component = "nccl"
 )
 
+// Memory of an engine that generates answers beside a training, and of what moves for it.
+const (
+	RolloutWeights     Component = "rollout_weights"
+	RolloutCache       Component = "rollout_kv_cache"
+	RolloutActivations Component = "rollout_activations"
+	RolloutGraphs      Component = "rollout_cuda_graphs"
+	RolloutContext     Component = "rollout_cuda_context"
+	RolloutProcess     Component = "rollout_process"
+	RolloutBackup      Component = "rollout_weights_backup"
+	SyncBuffers        Component = "weight_sync_buffers"
+	TrainerBackup      Component = "trainer_backup"
+	ParameterCopies    Component = "parameter_copies"
+	ObjectStore        Component = "ray_object_store"
+)
+
 // Memory that only a measurement tells apart.
 const (
 	ChildProcesses       Component = "child_processes"
@@ -206,6 +221,18 @@ var descriptions = map[Component]description{
 	PythonProcess:          {title: "Python and its libraries"},
 	CUDAContext:            {title: "CUDA context", partOf: OutsideAllocator},
 	NCCL:                   {title: "NCCL", partOf: OutsideAllocator},
+
+	RolloutWeights:     {title: "weights of the rollout engine"},
+	RolloutCache:       {title: "KV cache of the rollout engine"},
+	RolloutActivations: {title: "activations of the rollout engine"},
+	RolloutGraphs:      {title: "CUDA graphs of the rollout engine", partOf: OutsideAllocator},
+	RolloutContext:     {title: "CUDA context of the rollout engine", partOf: OutsideAllocator},
+	RolloutProcess:     {title: "processes of the rollout engine"},
+	RolloutBackup:      {title: "copy of the rollout engine's weights"},
+	SyncBuffers:        {title: "buffers of the weight sync"},
+	TrainerBackup:      {title: "copy of the trainer's GPU memory"},
+	ParameterCopies:    {title: "further copies of the parameters"},
+	ObjectStore:        {title: "Ray's object store"},
 
 	ChildProcesses:       {title: "child processes"},
 	FreeHeap:             {title: "free heap"},

@@ -29,6 +29,14 @@ const (
 	Resume PhaseName = "resume"
 )
 
+// The phases of an iteration in which an engine generates answers on the GPUs of the training. They precede Forward.
+const (
+	WeightSync PhaseName = "weight sync" // the engine's weights are there, and become those of the trainer
+	Wake       PhaseName = "wake"        // the KV cache follows
+	Rollout    PhaseName = "rollout"     // the engine generates
+	LogProbs   PhaseName = "log-probs"   // passes over the answers without gradients
+)
+
 // Iteration tells the first optimizer step from the later ones.
 type Iteration string
 

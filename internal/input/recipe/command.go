@@ -80,6 +80,12 @@ func parseCommand(file string, text []byte) *strict.Document {
 	}
 	mark := strict.Member{Name: first.kind.Commands[first.command], At: at, Value: strict.Of(true)}
 	root.Members = append(commandMembers(first.arguments), mark)
+	if first.kind.Assigns {
+		root.Members = []strict.Member{mark}
+		for _, w := range first.arguments {
+			assign(root, w)
+		}
+	}
 	return d
 }
 

@@ -42,8 +42,7 @@ var OtherTrainings = []*Kind{
 		model.model_name+engine`),
 	trainingOf("prime-rl", byTrained, `orchestrator weight_broadcast deployment.num_train_gpus
 		deployment.num_infer_gpus inference.vllm model.name+optim.lr`),
-	trainingOf("verl", byTrained, `actor_rollout_ref algorithm.adv_estimator data.train_files+trainer.n_gpus_per_node
-		data.train_files+optim data.train_files+engine`),
+	trainingOf("verl's SFT", byFlags, "data.train_files+optim data.train_files+engine"),
 	trainingOf("AReaL", byTrained, "allocation_mode experiment_name+trial_name"),
 	trainingOf("ROLL", byTrained, "actor_train actor_infer sft_train strategy_args pretrain+exp_name"),
 	trainingOf("trlx", byTrained, "method.name train.trainer+tokenizer"),
@@ -55,12 +54,10 @@ var OtherTrainings = []*Kind{
 	{Name: "configuration of a script with a training loop of its own, such as open-instruct's", Instead: byFlags,
 		Marks: "use_slow_tokenizer with_tracking checkpointing_steps dataset_mixer_list"},
 	{Name: "training by TRL that generates answers", Marks: "trl_generates", Instead: byTrained,
-		Commands: commandsOf("trl_generates", "trl grpo", "trl rloo", "trl ppo", "trl online_dpo", "grpo.py", "rloo.py",
-			"ppo.py", "online_dpo.py", "gkd.py")},
-	{Name: "training by verl, OpenRLHF or another program that generates answers", Marks: "generates_answers",
-		Instead: byTrained, Commands: commandsOf("generates_answers", "verl/trainer/main_ppo.py",
-			"openrlhf/cli/train_ppo_ray.py", "openrlhf/cli/train_ppo.py", "recipe/dapo/main_dapo.py",
-			"examples/run_grpo_math.py")},
+		Commands: commandsOf("trl_generates", "trl ppo", "trl online_dpo", "ppo.py", "online_dpo.py", "gkd.py")},
+	{Name: "training by OpenRLHF or another program that generates answers", Marks: "generates_answers",
+		Instead: byTrained, Commands: commandsOf("generates_answers", "openrlhf/cli/train_ppo_ray.py",
+			"openrlhf/cli/train_ppo.py", "examples/run_grpo_math.py")},
 	{Name: "record of a run by Weights & Biases", Marks: "_wandb wandb_version"},
 	{Name: "description of a dataset", Marks: "builder_name features+splits _data_files dataset_info"},
 }

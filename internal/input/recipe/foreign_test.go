@@ -30,7 +30,7 @@ func TestForeignConfigurations(t *testing.T) {
 		{"automodel.yaml", "step_scheduler:\n  global_batch_size: 8\nmodel:\n  _target_: a.b\n", "NeMo AutoModel"},
 		{"oumi.yaml", "model:\n  model_name: org/m\ntraining:\n  trainer_type: TRL_SFT\n", "Oumi"},
 		{"rl.toml", "max_steps = 4\n[orchestrator]\nbatch_size = 2\n", "prime-rl"},
-		{"verl.yaml", "actor_rollout_ref:\n  hybrid_engine: true\n", "verl"},
+		{"verl_sft.yaml", "data:\n  train_files: a\noptim:\n  lr: 1.0e-5\n", "verl's SFT"},
 		{"areal.yaml", "experiment_name: a\ntrial_name: b\nactor:\n  path: m\n", "AReaL"},
 		{"roll.yaml", "exp_name: a\npretrain: org/m\nlora_target: q_proj\nactor_train:\n  x: 1\nseed: 1\n", "ROLL"},
 		{"autotrain.yml", "task: llm-sft\nbase_model: org/m\nproject_name: p\nparams:\n  lr: 1e-5\n", "AutoTrain"},

@@ -42,6 +42,8 @@ type Framework struct {
 	Sharding
 	Tricks
 
+	Generation *Generation // nil for a program that is given its answers
+
 	Notes []Note
 
 	place fault.Position // of the model's name
@@ -61,6 +63,8 @@ type Loading struct {
 	AddsInFull bool
 	// LoadsOnGPU says that every rank loads the full model on its GPU, and shards it there.
 	LoadsOnGPU bool
+	// LoadsOnFirst says that the first rank loads the model, and the others make it without memory.
+	LoadsOnFirst bool
 }
 
 // Trained says which part of the model a program trains.
@@ -110,6 +114,8 @@ type Sharding struct {
 	Parallelism *Parallelism // nil without; shards over the ranks that are left where Shard is 0
 	Experts     int          // ranks that divide the experts, 0 or 1 without
 	GlobalBatch *GlobalBatch // nil where the file says accumulation
+	// PerNode is the number of ranks of each node, and Nodes that of the nodes, where the file says them; 0 without.
+	PerNode, Nodes int
 	// SeveralOnly says that the program shards the model only if there are several ranks.
 	SeveralOnly bool
 	ReducesIn32 bool // FSDP reduces gradients in fp32

@@ -296,7 +296,8 @@ func TestUnplannedFrameworks(t *testing.T) {
 		{"model_name_or_path: x\nexport_dir: y\n", "export_dir"},
 		{factoryText + "do_train: true\npipeline_model_parallel_size: 4\n", "pipeline_model_parallel_size"},
 		{trlText + "beta: 0.1\nuse_weighting: true\n", "use_weighting"},
-		{trlText + "num_generations: 8\n", "num_generations"},
+		{trlText + "num_generations: 8\n", "num_generations"}, // without vLLM
+		{trlText + "response_length: 53\n", "response_length"},
 		{trlText + "attn_implementation: paged\n", "attn_implementation"},
 		{trlText + "dtype: int8\n", "dtype"},
 	} {

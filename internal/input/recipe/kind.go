@@ -46,6 +46,8 @@ type Kind struct {
 	// command do so by a launcher. ByAccelerate says that a command takes flags of accelerate launch.
 	EveryDevice, ByAccelerate bool
 	Forced                    string
+	// Assigns says that arguments of such commands are assignments, as Hydra has them: section.key=value.
+	Assigns bool
 	// Program says how a file becomes a Framework. It is nil for files of other functions.
 	Program *Program
 	// Settings are the keys of settings. SettingsOf returns those of a file, where they depend on its keys.

@@ -132,8 +132,8 @@ func unreadable(path string, text []byte) error {
 	return err
 }
 
-const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, torchtune, torchtitan, " +
-	"LitGPT, " +
+const readable = "plimsoll reads configurations of LLaMA-Factory, axolotl, ms-swift, TRL, verl, torchtune, " +
+	"torchtitan, LitGPT, " +
 	"DeepSpeed, accelerate, TrainingArguments, PEFT and bitsandbytes"
 
 var (

@@ -2,7 +2,9 @@ package recipe
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 
 	"plimsoll/internal/base/fault"
@@ -41,6 +43,13 @@ const (
 	SavesModelOnly        Setting = "checkpoints without optimizer states"
 	SavedStateDict        Setting = "state_dict of checkpoints"
 
+	RolloutFraction  Setting = "fraction of the rollout engine"
+	RolloutSleep     Setting = "sleep of the rollout engine"
+	RolloutServer    Setting = "place of the rollout engine"
+	RolloutBackups   Setting = "backups of the trainer"
+	RolloutReference Setting = "place of the frozen model"
+	RolloutLogProbs  Setting = "log-probabilities of answers"
+
 	SequenceSplit        Setting = "sequence parallelism"
 	RecomputeGranularity Setting = "granularity of recomputation"
 	RecomputeMethod      Setting = "method of recomputation"
@@ -63,6 +72,19 @@ type SettingKey struct {
 	// Follows is the setting that a program computes this one from, where files have no key of it.
 	Follows Setting
 }
+
+// AssignedFraction returns the number of a setting that is a word of --rollout: fraction=0.4.
+func AssignedFraction(word any) any {
+	_, value, _ := strings.Cut(fmt.Sprint(word), "=")
+	f, err := strconv.ParseFloat(value, 64)
+	if err != nil {
+		return word
+	}
+	return f
+}
+
+// Constant returns a function that says a value, whatever the setting.
+func Constant(value any) func(any) any { return func(any) any { return value } }
 
 // SettingKeys are the keys of settings in one kind of file.
 type SettingKeys map[Setting]SettingKey
@@ -108,6 +130,7 @@ type Settings struct {
 	document *strict.Document
 	keys     SettingKeys
 	isScript bool // its keys are arguments of Megatron-LM
+	assigns  bool // they are assignments on a command line
 }
 
 // LoadSettings reads the settings of a file. It returns nil for a file of a kind without any, such as a model's. Texts
@@ -128,7 +151,8 @@ func LoadSettings(file string, texts files.Texts) (*Settings, error) {
 	if found == nil || found.Settings == nil {
 		return nil, nil
 	}
-	s := &Settings{File: file, document: d, keys: found.Settings, isScript: d.Root.Member(megatronMark) != nil}
+	s := &Settings{File: file, document: d, keys: found.Settings, isScript: d.Root.Member(megatronMark) != nil,
+		assigns: found.Assigns && isStartedBy(d.Root, found)}
 	if found.SettingsOf != nil {
 		s.keys = found.SettingsOf(d.Root)
 	}
@@ -206,9 +230,12 @@ func (s *Settings) Revise(setting Setting, to any) (*strict.Revision, fault.Posi
 	}
 	var r *strict.Revision
 	var err error
-	if s.isScript {
+	switch {
+	case s.isScript:
 		r, err = reviseScript(s.document, Argument{key.Path, to})
-	} else {
+	case s.assigns:
+		r, err = reviseAssignment(s.document, key.Path, strict.Of(to))
+	default:
 		r, err = s.document.Revise(key.Path, strict.Of(to))
 	}
 	if err != nil {
@@ -223,5 +250,5 @@ func (s *Settings) With(text []byte) (*Settings, error) {
 	if d == nil {
 		return nil, fault.File(s.File).Inputf("the revised text cannot be read")
 	}
-	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript}, nil
+	return &Settings{File: s.File, document: d, keys: s.keys, isScript: s.isScript, assigns: s.assigns}, nil
 }

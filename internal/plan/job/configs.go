@@ -55,7 +55,7 @@ func (r *resolver) framework() error {
 	r.FusedLoss = r.FusedLoss || f.FusedLoss
 	r.job.Pairs, r.job.KeepsHidden = f.Rewards || f.ValueHead || f.Answers != nil && f.Answers.Pairs, f.ValueHead
 	r.job.WeighsEntropy = f.WeighsEntropy
-	r.job.LossTwice, r.job.LoadsOnGPU = f.LossTwice, f.LoadsOnGPU
+	r.job.LossTwice, r.job.LoadsOnGPU, r.job.LoadsOnFirst = f.LossTwice, f.LoadsOnGPU, f.LoadsOnFirst
 	if r.Modules == "" {
 		r.Modules = f.Modules
 	}

@@ -109,7 +109,7 @@ func Decide(in *Inputs, o Overrides) (*Job, error) {
 	for _, step := range []func() error{r.framework, r.engine, r.versions, r.hostExperts, r.ranks, r.single,
 		r.learn, r.batch, r.images, r.freezeParts, r.precision, r.freeze, r.quantization, r.adapter, r.optimizer,
 		r.attention, r.recompute, r.loss, r.pipeline, r.parallel, r.sharding, r.unplannedTargets, r.answers, r.offload,
-		r.saving, r.contradictions, r.unplanned} {
+		r.rollout, r.saving, r.contradictions, r.unplanned} {
 		if err := step(); err != nil {
 			return nil, err
 		}

@@ -209,6 +209,9 @@ func (in *Inputs) readModel() (err error) {
 			in.reference = plain
 		}
 	}
+	if f := in.framework; f != nil && f.Generation != nil && f.Generation.Reference && name == "" && f.Adapter == nil {
+		in.reference = plain
+	}
 	if name != "" {
 		if in.reference, err = load(name); err != nil {
 			return err

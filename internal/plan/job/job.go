@@ -16,6 +16,7 @@ import (
 	"plimsoll/internal/input/recipe"
 	"plimsoll/internal/input/recipe/deepspeed"
 	"plimsoll/internal/input/recipe/peft"
+	"plimsoll/internal/input/rollout"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -33,6 +34,8 @@ type Job struct {
 
 	Reference *model.Model // a frozen model beside it, as DPO and RLHF have; nil without
 	Answers   *Answers     // nil without a training on answers
+	// Rollout is an engine that generates answers on the GPUs of the training; nil without.
+	Rollout *rollout.Engine
 
 	// Megatron is the job as Megatron-LM runs it; nil for other programs. What its arguments say stands there, and
 	// fields of all programs have their values here, too.
@@ -136,6 +139,8 @@ type Sharding struct {
 	SyncEachBatch bool
 	// LoadsOnGPU means that every rank loads the full model on its GPU, before FSDP shards it.
 	LoadsOnGPU bool
+	// LoadsOnFirst means that the first rank loads the model, and the others make it without memory.
+	LoadsOnFirst bool
 }
 
 // Program is the code that runs the job.

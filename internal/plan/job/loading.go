@@ -103,6 +103,8 @@ func (j *Job) Loader() Loader {
 	switch {
 	case j.LoadsOnGPU:
 		return LoadedOnGPU
+	case j.LoadsOnFirst:
+		return LoadedByFirstRank
 	case !j.OfTransformers():
 		return LoadedByNobody
 	case j.MapsWeights():

@@ -1,12 +1,14 @@
 package job
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
 	"plimsoll/internal/base/fault"
 	"plimsoll/internal/input/megatron"
 	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/rollout"
 	"plimsoll/internal/plan/forward"
 )
 
@@ -84,7 +86,14 @@ func (in *Inputs) decideMegatron(o Overrides) (*Job, error) {
 	}
 	j := OfMegatron(m)
 	j.HostMemory, j.Allocator = q.HostMemory, q.Allocator
-	return j, nil
+	if q.Rollout != "" {
+		if j.Rollout, err = rollout.Parse(q.Rollout, nil); err != nil {
+			return nil, err
+		}
+	}
+	return j, j.settleRollout(func(format string, arguments ...any) {
+		j.Assumptions = append(j.Assumptions, fmt.Sprintf(format, arguments...))
+	})
 }
 
 // OfMegatron returns a decided job of Megatron-LM as a job.

@@ -12,6 +12,12 @@ import (
 func (r *resolver) ranks() error {
 	j := r.job
 	j.Nodes, j.RanksPerNode = max(r.Nodes, 1), r.GPUs
+	if f := r.Inputs.framework; f != nil && f.PerNode > 0 && r.GPUs == 0 {
+		j.RanksPerNode = f.PerNode
+	}
+	if f := r.Inputs.framework; f != nil && f.Nodes > 0 && r.Nodes == 0 {
+		j.Nodes = f.Nodes
+	}
 	if l := r.launch; l != nil {
 		if r.Nodes == 0 && l.Machines > 0 {
 			j.Nodes = l.Machines

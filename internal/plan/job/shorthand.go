@@ -12,7 +12,8 @@ import (
 	"plimsoll/internal/input/recipe/peft"
 )
 
-// Shorthand is what flags say in place of a file of DeepSpeed or PEFT. Everything else has their defaults.
+// Shorthand is what flags say in place of a file of DeepSpeed, of PEFT, or of a program that generates answers.
+// Everything else has their defaults.
 type Shorthand struct {
 	ZeRO        string   `json:",omitempty"` // one of ZeROStages
 	ZeROOffload []string `json:",omitempty"` // of ZeROOffloads
@@ -21,6 +22,8 @@ type Shorthand struct {
 	QLoRA       int      `json:",omitempty"` // rank of a LoRA on all linear modules of a model in NF4
 	// OffloadsActivations keeps what the backward pass needs on the host, as TRL's OffloadActivations does.
 	OffloadsActivations bool `json:",omitempty"`
+	// Rollout is an engine that generates answers, as rollout.Parse reads it.
+	Rollout string `json:",omitempty"`
 }
 
 // inFull returns a request that says by other flags what --qlora says.

@@ -72,7 +72,15 @@ var flags = map[recipe.Setting]requestFlag{
 	},
 	quantization: word("quantization", func(q *job.Request) *string { return &q.Quantization }).givenWhere(always),
 	precision:    word("precision", func(q *job.Request) *string { return &q.Precision }).givenWhere(always),
-	sequence:     count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
+
+	recipe.RolloutSleep:     engineFlag,
+	recipe.RolloutFraction:  engineFlag,
+	recipe.RolloutLogProbs:  engineFlag,
+	recipe.RolloutReference: engineFlag,
+	recipe.RolloutBackups:   engineFlag,
+	recipe.RolloutServer:    engineFlag,
+
+	sequence: count("seq-len", func(q *job.Request) *int { return &q.Sequence }).givenWhere(always),
 }
 
 // always is for settings of the program that starts the ranks.

@@ -91,6 +91,12 @@ var levers = []Lever{
 	{GPUMemory, Nothing, "fewer gathered parameters stay for later use", fewerLiveParameters},
 	{GPUMemory, Nothing, "the allocator grows segments in place, and memory does not break into pieces", expandable},
 
+	{GPUMemory, Nothing, "the logits of some tokens are made at a time", chunkedLogProbs},
+	{GPUMemory, Nothing, "the engine's weights and KV cache leave the GPU while the trainer works", sleeping},
+	{GPUMemory, Time, "the KV cache has room for fewer tokens at once", smallerFraction},
+	{GPUMemory, Time, "the frozen model waits on the host between its passes", referenceOnHost},
+	{GPUMemory, Time, "the trainer's memory waits on the host while the engine generates", trainerOnHost},
+
 	{GPUMemory, Time, shards, fsdpForDDP},
 	{GPUMemory, Time, shards, higherStages},
 	{GPUMemory, Time, "parameters are gathered once more in the backward pass, and not kept for it", resharding},
@@ -105,11 +111,15 @@ var levers = []Lever{
 	{GPUMemory, Time, "twice as many ranks share each sequence", moreContextParallel},
 	{GPUMemory, Time, "twice as many ranks share the layers", morePipelineStages},
 
+	{GPUMemory, Hardware, "the engine has GPUs of its own", engineElsewhere},
+
 	{GPUMemory, Training, "moments take a byte each, and are rounded", eightBitOptimizer},
 	{GPUMemory, Training, "only an adapter has gradients and states", adapter},
 	{GPUMemory, Training, "only an adapter has gradients and states, and the weights take 4 bits", quantizedAdapter},
 	{GPUMemory, Training, "sequences have fewer tokens", shorterSequences},
 
+	{HostMemory, Nothing, "the engine's weights are dropped while it sleeps; the weight sync brings them", sleeping},
+	{HostMemory, Nothing, "the trainer then stays on the GPUs while the engine generates", withoutBackups},
 	{HostMemory, Nothing, "PyTorch rounds pinned blocks up to powers of two", pageable},
 	{HostMemory, Nothing, "parameters then stay on the GPUs", parametersOnGPU},
 	{HostMemory, Nothing, "optimizer states then stay on the GPUs", optimizerOnGPU},

@@ -15,6 +15,8 @@ var megatronFlags = argumentFlags()
 func argumentFlags() map[recipe.Setting]requestFlag {
 	never := func(*job.Request) bool { return false }
 	all := map[recipe.Setting]requestFlag{nodes: flags[nodes],
+		recipe.RolloutSleep: engineFlag, recipe.RolloutFraction: engineFlag,
+		recipe.RolloutBackups: engineFlag, recipe.RolloutServer: engineFlag,
 		recipe.Accumulation: {given: never, set: func(*job.Request, any) {}}} // it follows from the batch of all ranks
 	for _, setting := range recipe.MegatronSettings() {
 		all[setting] = requestFlag{
@@ -40,10 +42,16 @@ var costs = map[recipe.Setting]float64{recipe.MicroBatch: 1, recipe.StatesOffloa
 	recipe.RecomputeLayers: 4, recipe.TensorDegree: 5, recipe.ContextDegree: 5, recipe.PipelineDegree: 6,
 	recipe.OptimizerOffload: 7}
 
+// otherMachines is the cost of a change that takes GPUs beside those of the job. It is more than that of any other.
+const otherMachines = 100
+
 // cost returns the largest cost of the settings of a change, and 0 where times are predicted. A small micro batch costs
 // more than a large one.
 func (w *weigher) cost(c *Change) (most float64) {
 	for _, s := range c.idea.settings {
+		if s.Name == recipe.RolloutServer {
+			return otherMachines
+		}
 		cost := costs[s.Name]
 		if micro, ok := s.To.(int); ok && s.Name == recipe.MicroBatch {
 			cost += 0.5 / float64(micro)

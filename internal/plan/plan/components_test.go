@@ -81,6 +81,13 @@ func jobs(t *testing.T) map[string]job.Request {
 			`"stage": 3, "offload_optimizer": {"device": "cpu"}, `+
 				`"offload_param": {"device": "cpu", "pin_memory": true}`),
 			GPUs: 4, Recompute: "full"},
+		"rollout asleep on the host": {FSDP: "2", GPUs: 4, GPU: "H100-80GB", Reference: "qwen2.5-0.5b",
+			Shorthand: job.Shorthand{Rollout: "vllm:0.4,sleep=1,tp=2,reference=host,log-probs-batch=4,ray," +
+				"object-store=1GiB"}},
+		"rollout beside a trainer that moves": {GPUs: 2, GPU: "H100-80GB",
+			Shorthand: job.Shorthand{Rollout: "sglang:0.4,sleep=2,backups,log-probs=chunked,sync=full"}},
+		"rollout that stays, states that move": {DeepSpeed: zero("r.json", `"stage": 3`), GPUs: 2, GPU: "H100-80GB",
+			Shorthand: job.Shorthand{Rollout: "vllm:0.3,process=shared,graphs=off,backups=optimizer,sync=64MiB"}},
 	}
 	for name, o := range map[string]job.Offload{
 		"states": {}, "split": {Master: "split"}, "whole": {Mode: "whole", Master: "fp32"},

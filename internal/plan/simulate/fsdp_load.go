@@ -84,8 +84,12 @@ func (e *fsdp) whyStaging() string {
 	all := fmt.Sprintf("%s parameters in %v", ledger.Count(elementsOf(e.parameters)), e.LoadedType())
 	switch e.Loader() {
 	case job.LoadedByFirstRank:
-		return "the first rank of a node loads the full model, and the others get their shards from it " +
-			"(cpu_ram_efficient_loading), here a part of each rank: " + all
+		by := " (cpu_ram_efficient_loading)"
+		if e.LoadsOnFirst {
+			by = ""
+		}
+		return "the first rank of a node loads the full model, and the others get their shards from it" + by +
+			", here a part of each rank: " + all
 	case job.LoadedAsPageCache:
 		return "every rank of a node but the first makes a full model of its own, which the first rank's weights " +
 			"replace " + refilled + ": " + all

@@ -83,6 +83,9 @@ func runMegatronStage(j *job.Job, stage int64, limit Limit) (class RankClass, er
 	for _, chunk := range m.Table[stage] {
 		s.chunks = append(s.chunks, &modelChunk{Chunk: chunk, parameters: m.Parameters(chunk)})
 	}
+	if s.rollout, err = newRollout(j, s.gpu, host); err != nil {
+		return class, err
+	}
 	s.run()
 	for _, t := range []*trace{s.gpu, host} {
 		if err := t.failure(limit); err != nil {
@@ -92,7 +95,7 @@ func runMegatronStage(j *job.Job, stage int64, limit Limit) (class RankClass, er
 	return RankClass{RanksPerNode: j.RanksPerNode, Engine: origin.Megatron, Trained: s.elements(),
 		Pinned: s.pinnedInSteps,
 		GPU:    &Memory{Phases: s.gpu.phases(), Outside: outside(j)},
-		Host:   Memory{Phases: host.phases(), Outside: asMeasured(usualProcess)}}, nil
+		Host:   Memory{Phases: host.phases(), Outside: processes(j)}}, nil
 }
 
 // modelChunk is a chunk of layers with its parameters.
@@ -140,7 +143,8 @@ type megatronRank struct {
 	pinned        *pinnedMemory
 	pinnedInSteps ledger.Bytes // at most, without a checkpoint
 	chunked       []int64      // bytes of the moments of each parameter that chunked offload has on the host
-	grads32       []int        // fp32 copies of 16-bit gradients, until the next step
+	rollout       *rolloutEngine
+	grads32       []int // fp32 copies of 16-bit gradients, until the next step
 }
 
 func (s *megatronRank) hold(bytes int64, component ledger.Component, why func() string) int {
@@ -156,13 +160,18 @@ func (s *megatronRank) run() {
 		}
 		s.makeParameters(buffers)
 	})
-	s.both(ledger.Initialize, ledger.Once, func() { s.makeOptimizer(buffers) })
+	s.both(ledger.Initialize, ledger.Once, func() {
+		s.makeOptimizer(buffers)
+		s.copyParameters()
+		s.rollout.start()
+	})
 	for _, iteration := range []ledger.Iteration{ledger.First, ledger.Steady} {
 		for _, id := range s.grads32 {
 			s.gpu.Free(id)
 		}
 		s.grads32 = nil
 		s.offload()
+		s.generate(iteration)
 		s.passes(iteration)
 		s.both(ledger.Step, iteration, func() { s.step(buffers, iteration) })
 	}

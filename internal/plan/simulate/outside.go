@@ -45,6 +45,7 @@ func Process(without ledger.Bytes) ledger.Holding {
 }
 
 const (
+	secondGroup     = 544 * ledger.MiB  // a communicator of 2 ranks (github.com/NVIDIA/nccl issue 964)
 	firstBarrier    = 1485 * ledger.MiB // of 2 ranks
 	processBytes    = 2960 * 1000 * 1000 * ledger.Bytes(1)
 	cpuProcessBytes = 723 * ledger.MiB
@@ -52,10 +53,11 @@ const (
 
 // outside returns what a GPU holds outside torch's allocator.
 func outside(j *job.Job) []ledger.Holding {
+	list := Outside(j.Versions.Torch, j.GPU.Capability, j.World)
 	if h, learned := j.Learned[ledger.OutsideAllocator]; learned {
-		return asMeasured(h)
+		list = asMeasured(h)
 	}
-	return Outside(j.Versions.Torch, j.GPU.Capability, j.World)
+	return append(list, outsideOfRollout(j)...)
 }
 
 // Outside returns what a GPU of a compute capability holds outside torch's allocator, in a job of so many ranks.
@@ -78,7 +80,6 @@ func Apart(h ledger.Holding) (below, above ledger.Bytes, why string) {
 		return h.Bytes - least, most - h.Bytes, fmt.Sprintf("contexts of other GPUs, drivers and versions of torch, "+
 			"measured from %v to %v", least, most)
 	case ledger.NCCL:
-		const secondGroup = 544 * ledger.MiB
 		return firstBarrier - secondGroup, secondGroup, "the first communicator of 2 ranks took 544 MiB " +
 			"(github.com/NVIDIA/nccl issue 964) or 1.45 GiB, kernels included; a further group of ranks has buffers " +
 			"of its own"

@@ -117,6 +117,9 @@ func runClass(j *job.Job, limit Limit) (class RankClass, err error) {
 		gpu = newTrace(cache)
 	}
 	s := newSimulation(j, gpu, host)
+	if s.rollout, err = newRollout(j, gpu, host); err != nil {
+		return class, err
+	}
 	gpu.measures = s.measure()
 	host.measures = gpu.measures
 	s.run()
@@ -127,7 +130,7 @@ func runClass(j *job.Job, limit Limit) (class RankClass, err error) {
 	}
 	class = RankClass{Ranks: j.World, RanksPerNode: j.RanksPerNode, Ahead: s.ahead(),
 		Engine: s.engineClass(), Trained: s.trainedElements() + s.experts.trainedInExperts(),
-		Host: Memory{host.phases(), asMeasured(process(j))}}
+		Host: Memory{host.phases(), processes(j)}}
 	if s.states != nil {
 		class.Offloaded = s.states.sizes
 	}

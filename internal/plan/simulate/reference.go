@@ -66,7 +66,7 @@ func (s *simulation) passes(options forward.Options) forward.Result {
 	}
 	if a == nil {
 		result := s.forward(s.tape, s.Model.Network, s.modules, options)
-		if s.reference != nil {
+		if s.reference != nil && s.Rollout == nil { // with a rollout, it judges before the update
 			s.drop(s.judge(s.reference, s.reference.modules))
 		}
 		return result

@@ -59,6 +59,7 @@ type simulation struct {
 	experts       *hostExperts // nil where the experts are a part of the model
 	reference     *simulation  // of the frozen model beside the trained one; nil without
 	frozen        bool         // this is such a model
+	rollout       *rolloutEngine
 }
 
 // newSimulation makes the parameters of a rank. The engine gives them storage
@@ -144,6 +145,7 @@ func (s *simulation) run() {
 	s.phase(ledger.Initialize, ledger.Once, func() {
 		s.engine.initialize()
 		s.experts.initialize()
+		s.rollout.start()
 	})
 	s.iterate(ledger.First)
 	s.iterate(ledger.Steady)
@@ -160,6 +162,7 @@ func (s *simulation) run() {
 // iterate runs the micro batches of one optimizer step. It leaves out those that are like others in memory: the first
 // makes gradients, others add to them, and after the last one FSDP reduces what it has kept full until then.
 func (s *simulation) iterate(iteration ledger.Iteration) {
+	s.generate(iteration)
 	if s.Stage != nil {
 		s.iteratePipeline(iteration)
 		return

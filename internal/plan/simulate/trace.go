@@ -154,6 +154,48 @@ func (t *trace) Free(id int) {
 	t.unused = append(t.unused, id)
 }
 
+// evict moves blocks off the device, and returns their ids and their bytes. Nobody may free them before they are
+// restored.
+func (t *trace) evict(goes func(ledger.Component) bool) (ids []int, bytes ledger.Bytes) {
+	t.leave()
+	unused := make(map[int]bool, len(t.unused))
+	for _, id := range t.unused {
+		unused[id] = true
+	}
+	for id := range t.blocks {
+		b := &t.blocks[id]
+		if unused[id] || !goes(t.names[b.component]) {
+			continue
+		}
+		ids, bytes = append(ids, id), bytes+b.bytes
+		t.held[b.component] -= b.bytes
+		t.tally.remove(b.size)
+		t.live -= b.bytes
+		if t.allocator != nil && t.failed == nil {
+			t.failed = t.allocator.Free(id)
+		}
+	}
+	t.emptyCache()
+	return ids, bytes
+}
+
+// restore brings evicted blocks back.
+func (t *trace) restore(ids []int) {
+	t.leave()
+	for _, id := range ids {
+		b := &t.blocks[id]
+		b.size = t.tally.add(b.component, b.bytes)
+		t.held[b.component] += b.bytes
+		t.live += b.bytes
+		if t.allocator != nil && t.failed == nil {
+			t.failed = t.allocator.Allocate(id, b.bytes, t.stream)
+		}
+	}
+	if t.live > t.peak {
+		t.peak, t.atTop = t.live, true
+	}
+}
+
 // on runs body with its allocations on a stream. Streams do not share memory.
 func (t *trace) on(stream int, body func()) {
 	before := t.stream

@@ -13,12 +13,13 @@ import (
 	"plimsoll/internal/input/recipe/torchtitan"
 	"plimsoll/internal/input/recipe/torchtune"
 	"plimsoll/internal/input/recipe/trl"
+	"plimsoll/internal/input/recipe/verl"
 )
 
 // A program that wraps others comes before them, as its files have their keys, too.
 func init() {
 	recipe.Register(slices.Concat(
-		[]*recipe.Kind{recipe.SeveralKind, recipe.MegatronKind, recipe.ArgumentsKind},
+		[]*recipe.Kind{recipe.SeveralKind, recipe.MegatronKind, recipe.ArgumentsKind, verl.Kind},
 		recipe.OtherTrainings,
 		[]*recipe.Kind{
 			llamafactory.V1,

@@ -13,13 +13,14 @@ import (
 
 // Kind is the kind of configurations of TRL's scripts, and of those that are made like them.
 var Kind = &recipe.Kind{Name: "configuration of a training script, such as TRL's", Flag: recipe.ConfigFlag,
-	Program: &trl, Settings: recipe.TrainerKeys,
-	Marks: `trl_sft trl_dpo trl_kto trl_reward model_name_or_path dataset_name dataset_mixture dataset_mixer
-		use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
+	Program: &trl, Settings: settings,
+	Marks: `trl_sft trl_dpo trl_kto trl_reward trl_grpo trl_rloo model_name_or_path dataset_name dataset_mixture
+		dataset_mixer use_peft lora_r+learning_rate lora_r+per_device_train_batch_size lora_r+num_train_epochs lora_r+output_dir`,
 	ConfigIn: "config", EveryDevice: true, ByAccelerate: true,
 	Commands: map[string]string{"trl sft": "trl_sft", "trl dpo": "trl_dpo", "trl kto": "trl_kto",
 		"trl reward": "trl_reward", "sft.py": "trl_sft", "dpo.py": "trl_dpo", "kto.py": "trl_kto",
-		"run_sft.py": "trl_sft", "run_dpo.py": "trl_dpo"}}
+		"run_sft.py": "trl_sft", "run_dpo.py": "trl_dpo", "trl grpo": "trl_grpo", "trl rloo": "trl_rloo",
+		"grpo.py": "trl_grpo", "rloo.py": "trl_rloo"}}
 
 // trl is the configuration of TRL's SFT script and of those that are made like it, such as the alignment-handbook's:
 // SFTConfig, ModelConfig and ScriptArguments of TRL (July 2026, commit f2cd5771).
@@ -47,11 +48,15 @@ var trl = recipe.Program{Name: "TRL", Hosts: true,
 			"bnb_4bit_quant_storage": rule.Worded,
 		},
 		rule.Anything.For("use_unsloth use_weighting use_liger_loss"),
-		rule.Ignored(ignored),
+		generationKeys,
+		rule.Ignored(ignored), rule.Ignored(ignoredOfGeneration),
 	)}
 
 //go:embed ignored.txt
 var ignored string
+
+//go:embed ignored_generation.txt
+var ignoredOfGeneration string
 
 // Keys of TRL's other configurations, which say what a script trains: DPOConfig, KTOConfig, CPOConfig, RewardConfig,
 // and those of GRPO, RLOO and PPO.
@@ -61,8 +66,7 @@ const (
 	unpairedKeys        = "trl_kto desirable_weight undesirable_weight"
 	cpoKeys             = "cpo_alpha simpo_gamma"
 	rewardKeys          = "trl_reward center_rewards_coefficient"
-	unplannedGeneration = `num_generations reward_funcs reward_weights reward_model_path use_vllm vllm_mode
-		num_ppo_epochs sft_model_path response_length`
+	unplannedGeneration = "reward_model_path num_ppo_epochs sft_model_path response_length"
 )
 
 // reader reads a configuration.
@@ -72,16 +76,22 @@ type reader struct{ *recipe.Reader }
 func (r *reader) read() error {
 	r.Model("model_name_or_path")
 	if err := cmp.Or(
-		r.Unplanned("answers are generated and rewarded", unplannedGeneration),
+		r.Unplanned("answers are generated and rewarded, beside a model of values", unplannedGeneration),
 		r.Unplanned("it changes what the passes hold", "use_unsloth use_weighting use_liger_loss")); err != nil {
 		return err
 	}
-	r.answers()
-	length := "max_length"
-	if r.Gives("max_seq_length") { // its name before 0.16
-		length = "max_seq_length"
+	if r.generates() {
+		if err := r.generation(); err != nil {
+			return err
+		}
+	} else {
+		r.answers()
+		length := "max_length"
+		if r.Gives("max_seq_length") { // its name before 0.16
+			length = "max_seq_length"
+		}
+		r.Longest(length)
 	}
-	r.Longest(length)
 	r.arguments()
 	if r.Truth("activation_offloading") {
 		r.To.Offloading = recipe.NewOffloading()
@@ -121,7 +131,8 @@ func (r *reader) arguments() {
 	if r.Arguments.Member("learning_rate") == nil {
 		r.Set("learning_rate", "max_length", 2e-5)
 	}
-	if r.To.Answers == nil && !r.To.Rewards && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
+	usual := r.To.Answers == nil && !r.To.Rewards && r.To.Generation == nil
+	if usual && !r.Gives("loss_type") && r.Arguments.Member("use_liger_kernel") == nil {
 		r.Note("loss_type", `is not given: TRL of 2026 computes the loss in chunks ("chunked_nll"), which takes less `+
 			"memory than the plan says; earlier releases compute it at once, as planned")
 	}

@@ -1,0 +1,134 @@
+package recipe
+
+import (
+	"strings"
+	"testing"
+
+	"plimsoll/internal/input/rollout"
+)
+
+const grpoText = trlText + `use_vllm: true
+num_generations: 8
+max_completion_length: 1536
+per_device_train_batch_size: 4
+`
+
+// TestGRPO reads how TRL's trainers on generated answers run vLLM.
+func TestGRPO(t *testing.T) {
+	usual := func(change func(*rollout.Engine)) rollout.Engine {
+		e := rollout.New(rollout.VLLM)
+		e.Fraction, e.SharesProcess, e.BatchTokens, e.ChunkedLogProbs = .3, true, 4096, true
+		change(&e)
+		return e
+	}
+	for text, want := range map[string]struct {
+		engine    rollout.Engine
+		reference bool
+		sequence  int
+	}{
+		grpoText: {usual(func(*rollout.Engine) {}), false, 2048},
+		grpoText + "beta: 0.04\nvllm_enable_sleep_mode: true\n": {usual(func(e *rollout.Engine) { e.Sleep = 2 }), true,
+			2048},
+		grpoText + "vllm_gpu_memory_utilization: 0.55\nvllm_tensor_parallel_size: 4\n": {usual(func(e *rollout.Engine) {
+			e.Fraction, e.Tensor = .55, 4
+		}), false, 2048},
+		grpoText + "max_prompt_length: 256\nvllm_max_model_length: 1700\n": {usual(func(e *rollout.Engine) {
+			e.Longest = 1700
+		}), false, 1700},
+		grpoText + "vllm_mode: server\n": {usual(func(e *rollout.Engine) { e.Server = true }), false, 2048},
+		grpoText + "use_peft: true\n":    {usual(func(e *rollout.Engine) { e.Sync = rollout.WholeModel }), false, 2048},
+		"trl grpo --model_name_or_path x --use_vllm --vllm_enable_sleep_mode --max_completion_length 100 " +
+			"--beta 0.1\n": {
+			usual(func(e *rollout.Engine) { e.Sleep = 2 }), true, 612},
+	} {
+		f, err := read(t, text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if g := f.Generation; g == nil || *g.Engine != want.engine || g.Reference != want.reference ||
+			f.Sequence != want.sequence || f.Answers != nil {
+			t.Errorf("%s: %+v of %+v, reference %t, %d tokens; want %+v", text, g.Engine, want.engine, g.Reference,
+				f.Sequence, want)
+		}
+	}
+}
+
+// verlText is a command of verl. Its last argument ends without a line.
+const verlText = `python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 \
+	data.max_response_length=1536 actor_rollout_ref.model.path=Qwen/Qwen3-8B \
+	actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.rollout.name=vllm \
+	actor_rollout_ref.rollout.n=8 trainer.n_gpus_per_node=4 trainer.nnodes=2`
+
+// TestVerl reads verl's assignments of Hydra.
+func TestVerl(t *testing.T) {
+	usual := func(change func(*rollout.Engine)) rollout.Engine {
+		e := rollout.New(rollout.VLLM)
+		e.Fraction, e.Tensor, e.Sequences, e.Sleep = .5, 2, 1024, 2
+		e.HostReference, e.RayThreshold, e.Sync = true, .95, 2<<30
+		change(&e)
+		return e
+	}
+	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+	for arguments, want := range map[string]struct {
+		engine            rollout.Engine
+		reference         bool
+		sequence, batches int
+	}{
+		micro: {usual(func(*rollout.Engine) {}), false, 2048, 16},
+		micro + " actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.rollout.gpu_memory_utilization=0.6": {
+			usual(func(e *rollout.Engine) { e.Fraction = .6 }), true, 2048, 16},
+		micro + " actor_rollout_ref.actor.fsdp_config.param_offload=True" +
+			" +actor_rollout_ref.actor.fsdp_config.optimizer_offload=True": {usual(func(e *rollout.Engine) {
+			e.Backups = rollout.Backups{Parameters: true, Gradients: true, Optimizer: true}
+		}), false, 2048, 16},
+		micro + " actor_rollout_ref.rollout.free_cache_engine=False actor_rollout_ref.rollout.enforce_eager=True" +
+			" actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16": {usual(func(e *rollout.Engine) {
+			e.Sleep, e.Graphs, e.LogProbsBatch = 0, false, 16
+		}), false, 2048, 16},
+		" actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192": {
+			usual(func(*rollout.Engine) {}), false, 8192, 16},
+	} {
+		f, err := read(t, verlText+arguments+"\n")
+		if err != nil {
+			t.Errorf("%s: %v", arguments, err)
+			continue
+		}
+		if f.PerNode != 4 || f.Nodes != 2 {
+			t.Errorf("%s: %d nodes of %d ranks", arguments, f.Nodes, f.PerNode)
+		}
+		if g := f.Generation; g == nil || *g.Engine != want.engine || g.Reference != want.reference ||
+			f.Sequence != want.sequence || f.Training.GradientAccumulation != want.batches {
+			t.Errorf("%s: %+v, reference %t, %d tokens, %d micro batches; want %+v", arguments, g.Engine,
+				g.Reference, f.Sequence, f.Training.GradientAccumulation, want)
+		}
+	}
+}
+
+// TestVerlRefuses holds that what verl trains beside the actor, and what is not planned, is refused at its key.
+func TestVerlRefuses(t *testing.T) {
+	const micro = " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+	for arguments, says := range map[string]string{
+		"":                                     "verl does not start without one of the two",
+		micro + " algorithm.adv_estimator=gae": "a critic is trained beside the actor",
+		micro + " critic.enable=True":          "a critic is trained beside the actor",
+		micro + " reward_model.enable=True":    "a model that rewards answers",
+		micro + " actor_rollout_ref.actor.strategy=megatron":                "of verl only FSDP is planned yet",
+		micro + " actor_rollout_ref.rollout.name=hf":                        `is "hf", expected vllm or sglang`,
+		micro + " actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "divides sequences among ranks",
+	} {
+		if _, err := read(t, verlText+arguments+"\n"); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", arguments, err, says)
+		}
+	}
+	f, err := read(t, verlText+micro+" +actor_rollout_ref.rollout.gpu_memory_utilisation=0.7\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range f.Notes {
+		if strings.Contains(n.What, "gpu_memory_utilisation") {
+			return
+		}
+	}
+	t.Errorf("nobody names the key that verl does not know: %v", f.Notes)
+}

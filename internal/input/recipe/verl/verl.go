@@ -1,0 +1,241 @@
+// Package verl reads configurations and commands of verl's PPO trainer.
+package verl
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/recipe"
+	"plimsoll/internal/input/recipe/strict"
+	"plimsoll/internal/input/rollout"
+)
+
+// Kind is the kind of verl's configurations, and of the commands that start its trainer with assignments of Hydra.
+var Kind = &recipe.Kind{Name: "verl configuration", Flag: recipe.ConfigFlag, Program: &verl, Assigns: true,
+	Marks:    "verl_ppo actor_rollout_ref algorithm.adv_estimator data.train_files+trainer.n_gpus_per_node",
+	Commands: map[string]string{"verl/trainer/main_ppo.py": "verl_ppo", "recipe/dapo/main_dapo.py": "verl_ppo"},
+	Settings: settings, SettingsOf: settingsOf}
+
+// Sections of the configuration.
+const (
+	actor  = "actor_rollout_ref.actor."
+	fsdp   = actor + "fsdp_config."
+	engine = "actor_rollout_ref.rollout."
+	model  = "actor_rollout_ref.model."
+)
+
+var settings = recipe.SettingKeys{
+	recipe.MicroBatch:            {Path: actor + "ppo_micro_batch_size_per_gpu"},
+	recipe.Accumulation:          {Follows: recipe.TrainBatch},
+	recipe.TrainBatch:            {Path: actor + "ppo_mini_batch_size"},
+	recipe.GradientCheckpointing: {Path: model + "enable_gradient_checkpointing"},
+	recipe.RolloutFraction:       {Path: engine + "gpu_memory_utilization", Says: recipe.AssignedFraction},
+	recipe.RolloutSleep:          {Path: engine + "free_cache_engine", Says: recipe.Constant(true)},
+}
+
+// settingsOf returns the keys of a file. Its batch counts prompts, each of which has several answers.
+func settingsOf(root *strict.Value) recipe.SettingKeys {
+	answers := 1
+	if v := root.Find(engine + "n"); v != nil {
+		if n, err := strconv.Atoi(v.Text); err == nil && n > 0 {
+			answers = n
+		}
+	}
+	of := maps.Clone(settings)
+	of[recipe.TrainBatch] = recipe.SettingKey{Path: settings[recipe.TrainBatch].Path, Says: func(x any) any {
+		sequences, _ := x.(int)
+		return sequences / answers
+	}}
+	return of
+}
+
+// verl is the configuration of verl/trainer/main_ppo.py.
+var verl = recipe.Program{Name: "verl", Keys: keys,
+	Read: func(r *recipe.Reader) error { return (&reader{r}).read() }}
+
+// reader reads a configuration.
+type reader struct{ *recipe.Reader }
+
+// read reads a file.
+func (r *reader) read() error {
+	if err := r.refuse(); err != nil {
+		return err
+	}
+	r.Model(model + "path")
+	r.To.PerNode, r.To.Nodes = int(r.Integer("trainer.n_gpus_per_node")), int(r.Integer("trainer.nnodes"))
+	if err := cmp.Or(r.batch(), r.precision(), r.rollout()); err != nil {
+		return err
+	}
+	const checkpoints = model + "enable_gradient_checkpointing"
+	r.Set("gradient_checkpointing", checkpoints, r.Truth(checkpoints))
+	kwargs := &strict.Value{Kind: '{'}
+	recipe.Give(kwargs, "use_reentrant", -1, strict.Of(false))
+	recipe.Give(r.Arguments, "gradient_checkpointing_kwargs", r.At(model+"path"), kwargs)
+	r.Set("max_grad_norm", actor+"grad_clip", r.Number(actor+"grad_clip"))
+	r.Set("optim", actor+"optim.optimizer", "adamw_torch")
+	r.shard()
+	if rank := r.Integer(model + "lora_rank"); rank > 0 {
+		return r.adapt()
+	}
+	return nil
+}
+
+// refuse refuses what is not planned: other models beside the actor, and engines that are not FSDP.
+func (r *reader) refuse() error {
+	if s := cmp.Or(r.Word(actor+"strategy"), "fsdp"); s != "fsdp" && s != "fsdp2" {
+		return r.Fault(actor+"strategy", fmt.Sprintf("is %s: of verl only FSDP is planned yet", s),
+			"give the arguments of Megatron-LM (--megatron) with --rollout")
+	}
+	if a := r.Word("algorithm.adv_estimator"); a == "gae" {
+		return r.Fault("algorithm.adv_estimator", "is gae: a critic is trained beside the actor, which is not planned "+
+			"yet", "plan the actor alone with another estimator, such as grpo, and expect the critic on top")
+	}
+	if o := r.Word(actor + "optim.optimizer"); o != "AdamW" || r.Word(actor+"optim.optimizer_impl") != "torch.optim" {
+		return r.Fault(actor+"optim.optimizer", fmt.Sprintf("is %s, which is not planned yet", o),
+			"plimsoll plans AdamW of torch.optim")
+	}
+	if r.Integer(actor+"ulysses_sequence_parallel_size") > 1 {
+		return r.Fault(actor+"ulysses_sequence_parallel_size", "divides sequences among ranks, which is not planned "+
+			"for verl yet", "set it to 1")
+	}
+	return cmp.Or(
+		r.Unplanned("a critic is trained beside the actor", "critic.enable"),
+		r.Unplanned("a model that rewards answers lies on the GPUs, too",
+			"reward_model.enable reward.reward_model.enable"),
+		r.Unplanned("it changes what the passes hold", model+"enable_activation_offload "+actor+"qat.enable"))
+}
+
+// batch reads the sequences of a pass: those of a micro batch, or packed ones of so many tokens.
+func (r *reader) batch() error {
+	longest := r.Integer("data.max_prompt_length") + r.Integer("data.max_response_length")
+	key, micro := actor+"ppo_micro_batch_size_per_gpu", r.Integer(actor+"ppo_micro_batch_size_per_gpu")
+	all := max(1, r.To.PerNode*r.To.Nodes)
+	if micro == 0 {
+		key, micro = actor+"ppo_micro_batch_size", r.Integer(actor+"ppo_micro_batch_size")/int64(all)
+	}
+	sequences := r.Integer(actor+"ppo_mini_batch_size") * r.Integer(engine+"n")
+	switch {
+	case r.Truth(actor + "use_dynamic_bsz"):
+		key = actor + "ppo_max_token_len_per_gpu"
+		tokens := r.Integer(key)
+		r.To.Sequence, micro = int(tokens), 1
+		r.Note(key, fmt.Sprintf("is %d: passes have packed sequences of so many tokens in all", tokens))
+		sequences = max(int64(all), sequences*longest/tokens)
+	case micro > 0:
+		r.To.Sequence = int(longest)
+		r.Note(key, fmt.Sprintf("has sequences of %d tokens at most: data.max_prompt_length and "+
+			"data.max_response_length", longest))
+	default:
+		return r.Fault(actor+"ppo_micro_batch_size_per_gpu", "is not given, and use_dynamic_bsz is off: verl does not "+
+			"start without one of the two", "give the sequences of a pass of each GPU")
+	}
+	r.Set("per_device_train_batch_size", key, int(micro))
+	r.Set("gradient_accumulation_steps", key, int(max(1, sequences/int64(all)/micro)))
+	return nil
+}
+
+// precision reads the types of the parameters and of the passes.
+func (r *reader) precision() error {
+	r.To.Weights = recipe.PrecisionNames[r.Word(fsdp+"model_dtype")]
+	if r.To.Weights == "" {
+		r.To.Weights = r.Word(fsdp + "model_dtype")
+	}
+	if w := r.To.Weights; w != "fp32" && w != "bf16" && w != "fp16" {
+		return r.Fault(fsdp+"model_dtype", fmt.Sprintf("is %s, expected fp32, bf16 or fp16", w), "")
+	}
+	r.Set("bf16", fsdp+"dtype", strings.HasPrefix(r.Word(fsdp+"dtype"), "bf"))
+	r.Set("fp16", fsdp+"dtype", strings.HasSuffix(r.Word(fsdp+"dtype"), "16") &&
+		!strings.HasPrefix(r.Word(fsdp+"dtype"), "bf"))
+	r.To.ReducesIn32 = true
+	r.To.FusedLoss = r.Truth(model + "use_fused_kernels")
+	return nil
+}
+
+// shard sets FSDP for every block. Only FSDP2 may have the host hold its shards for good.
+func (r *reader) shard() {
+	config := &strict.Value{Kind: '{'}
+	reshards := r.Truth(fsdp + "reshard_after_forward")
+	version, policy := 1, any("full_shard")
+	if !reshards {
+		policy = "shard_grad_op"
+	}
+	if r.Word(actor+"strategy") == "fsdp2" {
+		version, policy = 2, reshards
+	}
+	recipe.Give(config, "version", -1, strict.Of(version))
+	recipe.Give(config, "auto_wrap_policy", -1, strict.Of("TRANSFORMER_BASED_WRAP"))
+	recipe.Give(config, "reshard_after_forward", -1, strict.Of(policy))
+	recipe.Give(config, "cpu_offload", -1, strict.Of(r.Truth(fsdp+"offload_policy")))
+	recipe.Give(config, "state_dict_type", -1, strict.Of("SHARDED_STATE_DICT"))
+	r.To.LoadsOnFirst = true // get_init_weight_context_manager in verl/utils/fsdp_utils.py
+	r.To.SeveralOnly = true
+	r.Set("fsdp", actor+"strategy", "full_shard auto_wrap")
+	recipe.Give(r.Arguments, "fsdp_config", r.At(actor+"strategy"), config)
+	if n := r.Integer(fsdp + "fsdp_size"); n > 0 {
+		r.To.Parallelism = &recipe.Parallelism{Replicate: max(1, r.To.PerNode*r.To.Nodes/int(n)), Shard: int(n),
+			Tensor: 1, Context: 1, Sequence: 1}
+	}
+}
+
+// rollout reads the engine, and what moves for it: update_weights in verl/workers/engine_workers.py.
+func (r *reader) rollout() error {
+	name := r.Word(engine + "name")
+	if name != rollout.VLLM && name != rollout.SGLang {
+		return r.Fault(engine+"name", fmt.Sprintf("is %q, expected vllm or sglang", name), "")
+	}
+	for _, key := range []string{"data_parallel_size", "expert_parallel_size", "pipeline_model_parallel_size"} {
+		if r.Integer(engine+key) > 1 {
+			return r.Fault(engine+key, "divides the engine in a way that is not planned yet", "set it to 1")
+		}
+	}
+	e := rollout.New(name)
+	e.Fraction, e.Tensor = r.Number(engine+"gpu_memory_utilization"), r.Integer(engine+"tensor_model_parallel_size")
+	e.BatchTokens, e.Sequences = r.Integer(engine+"max_num_batched_tokens"), r.Integer(engine+"max_num_seqs")
+	e.Longest, e.Graphs = r.Integer(engine+"max_model_len"), !r.Truth(engine+"enforce_eager")
+	if r.Truth(engine + "free_cache_engine") {
+		e.Sleep = 2
+		if r.Integer(model+"lora_rank") > 0 { // adapters need the weights that they were made for
+			e.Sleep = 1
+		}
+	}
+	bucket := engine + "checkpoint_engine.update_weights_bucket_megabytes"
+	if r.Gives(engine + "update_weights_bucket_megabytes") { // its name before 0.7
+		bucket = engine + "update_weights_bucket_megabytes"
+	}
+	e.Sync = ledger.Bytes(r.Integer(bucket)) << 20
+	e.Backups.Parameters = r.Truth(fsdp + "param_offload")
+	e.Backups.Gradients = e.Backups.Parameters
+	e.Backups.Optimizer = r.Truth(fsdp + "optimizer_offload")
+	e.HostReference, e.ChunkedLogProbs = true, r.To.FusedLoss
+	e.RayThreshold = rollout.RayUsualThreshold
+	if n := r.Integer(engine + "log_prob_micro_batch_size_per_gpu"); n > 0 && !r.Truth(actor+"use_dynamic_bsz") {
+		e.LogProbsBatch = n
+	}
+	r.To.Generation = &recipe.Generation{Engine: &e, Reference: r.judges()}
+	return nil
+}
+
+// judges reports whether a frozen model judges the answers.
+func (r *reader) judges() bool {
+	for _, key := range []string{actor + "use_kl_loss", "algorithm.use_kl_in_reward"} {
+		if r.Truth(key) {
+			r.Note(key, "is true: a frozen copy of the model judges the answers, and FSDP has it on the host")
+			return true
+		}
+	}
+	return false
+}
+
+// adapt reads the adapter.
+func (r *reader) adapt() error {
+	targets := r.Find(model + "target_modules")
+	if targets == nil {
+		targets = strict.Of("all-linear")
+	}
+	return r.Adapt(model+"lora_rank", map[string]*strict.Value{"r": r.Find(model + "lora_rank"),
+		"lora_alpha": r.Value(model + "lora_alpha"), "target_modules": recipe.OneName(targets)})
+}

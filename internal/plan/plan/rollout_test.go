@@ -1,0 +1,180 @@
+package plan
+
+import (
+	"math"
+	"testing"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/plan/job"
+)
+
+// qwen3MoE are the arguments of Megatron-LM that slime's script run-qwen3-30B-A3B.sh has.
+const qwen3MoE = `--disable-bias-linear --qk-layernorm --group-query-attention --num-attention-heads 32
+	--num-query-groups 4 --kv-channels 128 --num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144
+	--normalization RMSNorm --position-embedding-type rope --swiglu --untie-embeddings-and-output-weights
+	--vocab-size 151936 --moe-ffn-hidden-size 768 --moe-router-topk 8 --num-experts 128 --moe-grouped-gemm
+	--moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none --tensor-model-parallel-size 4
+	--sequence-parallel --expert-model-parallel-size 8 --expert-tensor-parallel-size 1
+	--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --seq-length 20480
+	--max-position-embeddings 40960 --micro-batch-size 1 --global-batch-size 16 --train-iters 100 --optimizer adam
+	--lr 1e-6 --bf16 --use-distributed-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d
+	--use-precision-aware-optimizer --attention-dropout 0 --hidden-dropout 0 --accumulate-allreduce-grads-in-fp32
+	--attention-backend flash --tokenizer-type HuggingFaceTokenizer`
+
+// in returns a phase of the first device of a kind.
+func in(t *testing.T, p *Plan, kind ledger.Kind, name ledger.PhaseName) *ledger.Phase {
+	t.Helper()
+	for i := range p.Devices {
+		for k := range p.Devices[i].Phases {
+			of := &p.Devices[i].Phases[k]
+			if p.Devices[i].Kind == kind && of.Name == name && of.Iteration != ledger.First {
+				return of
+			}
+		}
+	}
+	t.Fatalf("the %s has no phase %s", kind, name)
+	return nil
+}
+
+// holds returns what a phase holds of a component.
+func holds(p *ledger.Phase, c ledger.Component) (sum ledger.Bytes) {
+	for _, h := range p.Components {
+		if h.Component == c {
+			sum += h.Bytes
+		}
+	}
+	return sum
+}
+
+// TestKilledByRay plans a job of 8 H100 whose actors had grown to 102.5 GiB each when Ray killed them (THUDM/slime
+// issue 1851): the optimizer on the host, backups of parameters and gradients, and the reference model.
+func TestKilledByRay(t *testing.T) {
+	p := planned(t, job.Request{MegatronArguments: job.MegatronArguments{Megatron: qwen3MoE}, GPUs: 8, GPU: "H100-80GB",
+		HostMemory: 1007*ledger.GiB + ledger.GiB/2,
+		Shorthand:  job.Shorthand{Rollout: "sglang:0.7,tp=8,sleep=2,backups,reference=host,ray,object-store"}})
+	sync := in(t, p, ledger.Host, ledger.WeightSync)
+	python := ledger.Bytes(2960 * 1000 * 1000)
+	actor := (sync.PeakReserved-holds(sync, ledger.ObjectStore))/8 + python
+	const measured = 102.5
+	if off := float64(actor)/float64(ledger.GiB)/measured - 1; math.Abs(off) > .03 {
+		t.Errorf("an actor is planned with %v, %+.1f %% off %v GiB", actor, 100*off, measured)
+	}
+	if v := p.Verdict; v.Result != DoesNotFit || v.Device != ledger.Host || v.Phase != ledger.WeightSync {
+		t.Errorf("the verdict is %s on the %s in %s, want a host that lacks memory in the weight sync", v.Result,
+			v.Device, v.Phase)
+	}
+	if want := ledger.Bytes(.95 * 1007.5 * float64(ledger.GiB)); p.Verdict.Capacity != want {
+		t.Errorf("the host has %v, want %v, from which on Ray kills", p.Verdict.Capacity, want)
+	}
+	if updated := in(t, p, ledger.Host, ledger.Step); holds(updated, ledger.TrainerBackup) > 0 {
+		t.Error("backups of the trainer are still on the host in the update")
+	}
+}
+
+// ofRollout is a small job with an engine.
+func ofRollout(text string) job.Request {
+	return job.Request{Model: "qwen2.5-0.5b", GPUs: 2, GPU: "H100-80GB", FSDP: "2", Precision: "bf16", Sequence: 512,
+		MicroBatch: 1, HostMemory: 512 * ledger.GiB, Shorthand: job.Shorthand{Rollout: text}}
+}
+
+// TestLevelsOfSleep holds what each level leaves of the engine on the GPU and on the host while the trainer works.
+func TestLevelsOfSleep(t *testing.T) {
+	for _, tt := range []struct {
+		text                   string
+		weights, cache, backup bool
+	}{
+		{"vllm:0.5", true, true, false},
+		{"vllm:0.5,free-cache", true, false, false},
+		{"vllm:0.5,sleep=1", false, false, true},
+		{"vllm:0.5,sleep=2", false, false, false},
+		{"sglang:0.5,sleep=1", false, false, true},
+	} {
+		p := planned(t, ofRollout(tt.text))
+		update, awake := in(t, p, ledger.GPU, ledger.Backward), in(t, p, ledger.GPU, ledger.Rollout)
+		if holds(awake, ledger.RolloutWeights) == 0 || holds(awake, ledger.RolloutCache) == 0 {
+			t.Errorf("%s: the engine generates without weights or cache", tt.text)
+		}
+		if got := holds(update, ledger.RolloutWeights) > 0; got != tt.weights {
+			t.Errorf("%s: weights on the GPU in the update: %t", tt.text, got)
+		}
+		if got := holds(update, ledger.RolloutCache) > 0; got != tt.cache {
+			t.Errorf("%s: KV cache on the GPU in the update: %t", tt.text, got)
+		}
+		if got := holds(in(t, p, ledger.Host, ledger.Backward), ledger.RolloutBackup) > 0; got != tt.backup {
+			t.Errorf("%s: weights on the host in the update: %t", tt.text, got)
+		}
+	}
+}
+
+// TestShareOfVLLM holds the engine in the phase in which it generates at its fraction of the GPU.
+func TestShareOfVLLM(t *testing.T) {
+	p := planned(t, ofRollout("vllm:0.5,sleep=2"))
+	awake := in(t, p, ledger.GPU, ledger.Rollout)
+	share := holds(awake, ledger.RolloutWeights) + holds(awake, ledger.RolloutCache) +
+		holds(awake, ledger.RolloutActivations)
+	half := p.Job.GPU.Memory / 2
+	if off := share - half; off > ledger.MiB || off < -ledger.MiB {
+		t.Errorf("the engine holds %v, want %v", share, half)
+	}
+}
+
+// TestPeaksOfWaking holds the two peaks: the weights of both programs beside each other, and then the KV cache beside
+// what the trainer leaves.
+func TestPeaksOfWaking(t *testing.T) {
+	stays := planned(t, ofRollout("vllm:0.5,sleep=2"))
+	moves := planned(t, ofRollout("vllm:0.5,sleep=2,backups=parameters+optimizer"))
+	sync := in(t, moves, ledger.GPU, ledger.WeightSync)
+	if holds(sync, ledger.RolloutWeights) == 0 || holds(sync, ledger.Parameters) == 0 {
+		t.Error("the weight sync does not have the weights of both")
+	}
+	if holds(sync, ledger.RolloutCache) > 0 || holds(sync, ledger.OptimizerStates) > 0 {
+		t.Error("the weight sync has the KV cache, or states that were to wait on the host")
+	}
+	wake := in(t, moves, ledger.GPU, ledger.Wake)
+	if holds(wake, ledger.Parameters) > 0 || holds(wake, ledger.RolloutCache) == 0 {
+		t.Error("the trainer's parameters are beside the KV cache")
+	}
+	gone := holds(in(t, stays, ledger.GPU, ledger.Wake), ledger.OptimizerStates)
+	if gone == 0 || holds(in(t, moves, ledger.Host, ledger.Wake), ledger.TrainerBackup) < 2*gone {
+		t.Error("the host of two ranks does not have what left their GPUs")
+	}
+	if holds(in(t, moves, ledger.GPU, ledger.Step), ledger.OptimizerStates) != gone {
+		t.Error("the states are not back for the update")
+	}
+}
+
+// TestLogProbs holds the passes over answers: all logits or some at a time, and a frozen model that waits on the host.
+func TestLogProbs(t *testing.T) {
+	whole := in(t, planned(t, ofRollout("vllm:0.5,sleep=2,log-probs-batch=8")), ledger.GPU, ledger.LogProbs)
+	chunked := in(t, planned(t, ofRollout("vllm:0.5,sleep=2,log-probs-batch=8,log-probs=chunked")), ledger.GPU,
+		ledger.LogProbs)
+	logits := ledger.Bytes(8 * 512 * 151936 * 4)
+	if holds(whole, ledger.LogitsAndLoss) < logits || holds(chunked, ledger.LogitsAndLoss) > logits {
+		t.Errorf("all logits take %v, some at a time %v", holds(whole, ledger.LogitsAndLoss),
+			holds(chunked, ledger.LogitsAndLoss))
+	}
+	q := ofRollout("vllm:0.5,sleep=2,reference=host")
+	q.Reference = q.Model
+	p := planned(t, q)
+	if holds(in(t, p, ledger.GPU, ledger.Backward), ledger.ReferenceModel) > 0 ||
+		holds(in(t, p, ledger.Host, ledger.Backward), ledger.ReferenceModel) == 0 {
+		t.Error("the frozen model does not wait on the host in the update")
+	}
+	if holds(in(t, p, ledger.GPU, ledger.LogProbs), ledger.ReferenceModel) == 0 {
+		t.Error("the frozen model is not on the GPU for its pass")
+	}
+}
+
+// TestServerHasGPUsOfItsOwn holds an engine elsewhere off the GPUs of the trainer.
+func TestServerHasGPUsOfItsOwn(t *testing.T) {
+	p := planned(t, ofRollout("vllm:0.9,server"))
+	for i := range p.Devices[0].Phases {
+		if f := &p.Devices[0].Phases[i]; f.Name == ledger.Rollout || holds(f, ledger.RolloutWeights) > 0 {
+			t.Errorf("the engine is on the GPU in %s", f.Name)
+		}
+	}
+	without := ofRollout("")
+	if a, b := p.Devices[0].Outside, planned(t, without).Devices[0].Outside; len(a) != len(b) {
+		t.Errorf("outside of the allocator the GPU holds %v with an engine elsewhere, and %v without", a, b)
+	}
+}

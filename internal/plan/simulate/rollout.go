@@ -1,0 +1,394 @@
+package simulate
+
+import (
+	"fmt"
+	"strings"
+
+	"plimsoll/internal/base/ledger"
+	"plimsoll/internal/input/rollout"
+	"plimsoll/internal/plan/forward"
+	"plimsoll/internal/plan/job"
+)
+
+// rolloutEngine is an engine that generates answers on the GPU of a rank. A nil one does nothing.
+type rolloutEngine struct {
+	*rollout.Engine
+	share     *rollout.Share
+	job       *job.Job
+	gpu, host *trace
+	pinned    *pinnedMemory // of vLLM, for weights that sleep
+	weights   []hold
+	cache     hold
+	asleep    []tensor // copies of the weights
+	trainer   moved    // what of the trainer is on the host
+	optimizer moved    // the same, until the update
+	reference moved    // the frozen model
+}
+
+// moved is memory of a GPU that waits on the host.
+type moved struct {
+	ids  []int
+	copy hold
+}
+
+// engineStream keeps blocks of the engine apart from those of the trainer: they have pools of their own.
+const engineStream = 9
+
+// newRollout returns the engine of a job, or nil without one.
+func newRollout(j *job.Job, gpu, host *trace) (*rolloutEngine, error) {
+	if j.Rollout == nil {
+		return nil, nil
+	}
+	e := &rolloutEngine{Engine: j.Rollout, job: j, gpu: gpu, host: host, pinned: newPinnedMemory(j, host)}
+	if e.Server {
+		return e, nil
+	}
+	var before ledger.Bytes // vLLM counts what it adds itself, once it has a context and communicators
+	for _, h := range outside(j) {
+		if e.Name == rollout.SGLang && h.Component != ledger.RolloutGraphs {
+			before += h.Bytes
+		}
+	}
+	share, err := e.ShareOf(j.Model, j.RolloutType(), j.GPU.Memory, before)
+	if m := j.Megatron; err == nil && m != nil && !m.LatentAttention {
+		heads := max(1, m.QueryGroups/e.Tensor)
+		share.TokenBytes = 2 * heads * m.HeadSize * int64(len(m.Layers)) * j.RolloutType().Size()
+	}
+	e.share = share
+	return e, err
+}
+
+// outsideOfRollout returns what an engine holds of a GPU outside of all pools, asleep or not.
+func outsideOfRollout(j *job.Job) (list []ledger.Holding) {
+	e := j.Rollout
+	if e == nil || e.Server {
+		return nil
+	}
+	context := ledger.Holding{Component: ledger.RolloutContext}
+	if !e.SharesProcess {
+		h := contextOf(j.Versions.Torch, j.GPU.Capability)
+		context.Bytes, context.Why = h.Bytes, "the engine is a process of its own: "+h.Why
+	}
+	if e.Tensor > 1 {
+		context.Bytes += secondGroup
+		context.Why = strings.TrimPrefix(context.Why+fmt.Sprintf("; its communicator takes %v", secondGroup), "; ")
+	}
+	if context.Bytes > 0 {
+		list = append(list, context)
+	}
+	if e.Graphs {
+		list = append(list, ledger.Holding{Component: ledger.RolloutGraphs, Bytes: rollout.UsualGraphs,
+			Why: "logs have from 0.07 to 1.93 GiB, by batch sizes and layers; the graphs stay while the engine sleeps"})
+	}
+	return asMeasured(list...)
+}
+
+// processes returns the processes of a rank on the host.
+func processes(j *job.Job) []ledger.Holding {
+	list := []ledger.Holding{process(j)}
+	if e := j.Rollout; e != nil && !e.Server && !e.SharesProcess {
+		list = append(list, ledger.Holding{Component: ledger.RolloutProcess, Bytes: processBytes,
+			Why: "the engine's process of each GPU, as large as one that trains: " + usualProcess.Why})
+	}
+	return asMeasured(list...)
+}
+
+// start makes the engine. Where the trainer stays on the GPU, the engine takes its share beside it. Then it falls
+// asleep.
+func (e *rolloutEngine) start() {
+	if e == nil {
+		return
+	}
+	if store := e.ObjectStoreOf(e.job.HostMemory); store > 0 {
+		ranks := ledger.Bytes(max(1, e.job.RanksPerNode))
+		e.host.hold(int64((store+ranks-1)/ranks), ledger.ObjectStore, because("up to %v in /dev/shm, here a part of "+
+			"each rank", store))
+	}
+	if e.Server {
+		return
+	}
+	if !e.Backups.Any() {
+		e.wakeWeights()
+		e.wakeCache()
+	}
+	e.sleep()
+}
+
+// wakeWeights brings the weights to the GPU.
+func (e *rolloutEngine) wakeWeights() {
+	if len(e.weights) > 0 || e.Server {
+		return
+	}
+	e.gpu.emptyCache()
+	e.gpu.on(engineStream, func() {
+		for _, bytes := range e.share.Blocks {
+			e.weights = append(e.weights, e.gpu.hold(bytes, ledger.RolloutWeights, e.whyWeights))
+		}
+	})
+	if e.Name == rollout.SGLang { // PyTorch's allocator keeps what vLLM frees for the next sleep
+		for _, t := range e.asleep {
+			t.free()
+		}
+		e.asleep = nil
+	}
+}
+
+func (e *rolloutEngine) whyWeights() string {
+	return fmt.Sprintf("%s parameters in %v, shared among %d GPUs", ledger.Count(e.job.Model.Elements()),
+		e.job.RolloutType(), e.Tensor)
+}
+
+// wakeCache makes the KV cache.
+func (e *rolloutEngine) wakeCache() {
+	if e.cache.held() || e.Server {
+		return
+	}
+	e.gpu.emptyCache()
+	e.gpu.on(engineStream, func() {
+		e.cache = e.gpu.hold(int64(e.share.Cache), ledger.RolloutCache, e.whyCache)
+	})
+}
+
+func (e *rolloutEngine) whyCache() string {
+	room := ""
+	if n := e.share.Tokens(); n > 0 {
+		room = fmt.Sprintf("; room for %s tokens of %s B", ledger.Count(n), ledger.Count(e.share.TokenBytes))
+	}
+	if e.Name == rollout.VLLM {
+		return fmt.Sprintf("gpu_memory_utilization %.4g x %v, less weights, activations and what is outside of torch "+
+			"(determine_available_memory in vllm/v1/worker/gpu_worker.py)%s", e.Fraction, e.job.GPU.Memory, room)
+	}
+	return fmt.Sprintf("mem_fraction_static %.4g of what is free before the weights, less the weights "+
+		"(profile_max_num_token in sglang/srt/model_executor)%s", e.Fraction, room)
+}
+
+// sleep frees what the engine does not hold while the trainer works.
+func (e *rolloutEngine) sleep() {
+	if e.Server {
+		return
+	}
+	if e.Sleep > 0 || e.FreesCache {
+		drop(&e.cache)
+	}
+	if e.Sleep > 0 {
+		for i := range e.weights {
+			e.weights[i].free()
+		}
+		e.weights = nil
+	}
+	if e.Sleep == 1 && e.asleep == nil {
+		for _, bytes := range e.share.Blocks {
+			e.asleep = append(e.asleep, e.onHost(bytes))
+		}
+	}
+	e.gpu.emptyCache()
+}
+
+// onHost makes the copy of a parameter that sleeps. vLLM takes pinned memory from PyTorch's allocator, and
+// torch_memory_saver from CUDA.
+func (e *rolloutEngine) onHost(bytes int64) tensor {
+	if e.Name == rollout.VLLM {
+		return e.pinned.allocate(bytes, ledger.RolloutBackup, e.whyAsleep)
+	}
+	return tensor{hold: e.host.hold(bytes, ledger.RolloutBackup, e.whyAsleep)}
+}
+
+func (e *rolloutEngine) whyAsleep() string {
+	if e.Name == rollout.VLLM {
+		return "sleep level 1: weights wait in pinned memory, a block for each (vllm/device_allocator/cumem.py)"
+	}
+	return "weights wait in pinned memory (torch_memory_saver with a backup on the host)"
+}
+
+// moves returns the components of what a trainer moves to the host.
+func moves(b rollout.Backups) func(ledger.Component) bool {
+	of := map[ledger.Component]bool{
+		ledger.Parameters: b.Parameters, ledger.SecondaryParameters: b.Parameters,
+		ledger.Gradients: b.Gradients, ledger.AccumulatedGradients: b.Gradients, ledger.MasterGradients: b.Gradients,
+		ledger.OptimizerStates: b.Optimizer, ledger.MasterWeights: b.Optimizer, ledger.ExpAvg: b.Optimizer,
+		ledger.ExpAvgSq: b.Optimizer,
+	}
+	return func(c ledger.Component) bool {
+		isEngine := c == ledger.RolloutWeights || c == ledger.RolloutCache || c == ledger.ReferenceModel
+		return of[c] || b.All() && !isEngine
+	}
+}
+
+// move takes memory of the trainer to the host.
+func (e *rolloutEngine) move(to *moved, goes func(ledger.Component) bool, component ledger.Component,
+	why func() string) {
+	ids, bytes := e.gpu.evict(goes)
+	*to = moved{ids, e.host.hold(int64(bytes), component, why)}
+}
+
+// back brings it back.
+func (e *rolloutEngine) back(from *moved) {
+	e.gpu.restore(from.ids)
+	drop(&from.copy)
+	from.ids = nil
+}
+
+func (e *rolloutEngine) whyMoved() string {
+	return "what the trainer moves to the host while the engine is awake (backups): " + e.Backups.String()
+}
+
+// generate runs the phases of the engine. A bucket has so many bytes.
+func (e *rolloutEngine) generate(phase func(ledger.PhaseName, func()), bucket int64) {
+	first, then := e.Backups, rollout.Backups{}
+	if !first.All() { // the weights are read from the GPU
+		first.Parameters, then.Parameters = false, first.Parameters
+	}
+	if first.All() {
+		e.move(&e.trainer, moves(first), ledger.TrainerBackup, e.whyMoved)
+	} else if first.Any() {
+		e.move(&e.optimizer, moves(first), ledger.TrainerBackup, e.whyMoved)
+	}
+	phase(ledger.WeightSync, func() {
+		e.wakeWeights()
+		e.gpu.briefly(bucket, ledger.SyncBuffers, e.whySync)
+	})
+	if then.Any() {
+		e.move(&e.trainer, moves(then), ledger.TrainerBackup, e.whyMoved)
+	}
+	if !e.Server {
+		phase(ledger.Wake, e.wakeCache)
+		phase(ledger.Rollout, func() {
+			e.gpu.on(engineStream, func() {
+				e.gpu.briefly(int64(e.share.Activations), ledger.RolloutActivations, e.whyActivations)
+			})
+		})
+		e.sleep()
+	}
+	e.back(&e.trainer)
+}
+
+func (e *rolloutEngine) whyActivations() string {
+	return fmt.Sprintf("a pass of %s tokens, or the sampler of %s sequences", ledger.Count(e.BatchTokens),
+		ledger.Count(e.Sequences))
+}
+
+func (e *rolloutEngine) whySync() string {
+	switch {
+	case e.Sync == rollout.WholeModel:
+		return "all weights are gathered before the engine takes them (sync=full)"
+	case e.Sync > 0:
+		return fmt.Sprintf("a bucket of %v of gathered weights on their way to the engine", e.Sync)
+	}
+	return "the largest parameter, gathered on its way to the engine"
+}
+
+// bucket returns what a weight sync gathers at a time, of parameters of these sizes. Ranks that hold all of them gather
+// none.
+func (e *rolloutEngine) bucket(all, largest int64, sharded bool) int64 {
+	switch {
+	case e.Sync == rollout.WholeModel:
+		return all
+	case e.Sync > 0:
+		return int64(e.Sync)
+	case sharded:
+		return largest
+	}
+	return 0
+}
+
+// generate runs the engine, and the passes that judge its answers.
+func (s *simulation) generate(iteration ledger.Iteration) {
+	e := s.rollout
+	if e == nil {
+		return
+	}
+	size, n := s.RolloutType().Size(), s.sharded().parameters
+	e.generate(func(name ledger.PhaseName, body func()) { s.phase(name, iteration, body) },
+		e.bucket(elementsOf(s.parameters)*size, largestOf(s.parameters)*size, n > 1))
+	s.phase(ledger.LogProbs, iteration, func() {
+		s.sequence = s.Sequence
+		s.workspace()
+		s.drop(s.score(s))
+		s.judgeAnswers()
+	})
+	e.back(&e.optimizer)
+}
+
+// judgeAnswers runs the frozen model over the answers. It may wait on the host before and after.
+func (s *simulation) judgeAnswers() {
+	r, e := s.reference, s.rollout
+	if r == nil {
+		return
+	}
+	s.bringReference()
+	s.drop(s.score(r))
+	if e.HostReference {
+		e.move(&s.rollout.reference, func(c ledger.Component) bool { return c == ledger.ReferenceModel },
+			ledger.ReferenceModel, whyHostReference)
+	}
+}
+
+func (s *simulation) bringReference() { s.rollout.back(&s.rollout.reference) }
+
+func whyHostReference() string { return "the frozen model waits on the host between its passes" }
+
+// score runs a pass without gradients that gives the log-probabilities of answers.
+func (s *simulation) score(r *simulation) (result forward.Result) {
+	options := r.options()
+	options.Sequence, options.OffloadActivations = s.sequence, nil
+	options.Loss, options.LossTwice, options.HalfLoss = forward.LogProbabilities, false, false
+	if n := s.rollout.LogProbsBatch; n > 0 {
+		options.Batch = n
+	}
+	if s.rollout.ChunkedLogProbs {
+		options.Loss = forward.FusedLoss
+	}
+	s.tape.WithoutGradients(func() { result = r.forward(s.tape, r.Model.Network, r.modules, options) })
+	if z, shards := r.engine.(*zero3); shards && r.frozen {
+		z.coordinator.reset()
+	}
+	return result
+}
+
+// copyParameters makes the copies of parameters that a trainer with Megatron-LM has on the host: that of the frozen
+// model, which takes the place of the trained one for its passes, and further ones.
+func (s *megatronRank) copyParameters() {
+	e := s.rollout
+	if e == nil {
+		return
+	}
+	copies := func(n int64, component ledger.Component, why string) {
+		for range n {
+			for _, c := range s.chunks {
+				for _, p := range c.parameters {
+					s.pinned.allocate(p.Elements*s.ParameterType.Size(), component, reasonOf(why))
+				}
+			}
+		}
+	}
+	if e.HostReference {
+		copies(1, ledger.ReferenceModel, "the frozen model waits in pinned memory, and takes the place of the trained "+
+			"one for its passes")
+	}
+	copies(e.Copies, ledger.ParameterCopies, "further copies of the rank's parameters in pinned memory (copies)")
+}
+
+// generate runs the engine, and a pass without gradients over its answers.
+func (s *megatronRank) generate(iteration ledger.Iteration) {
+	e := s.rollout
+	if e == nil {
+		return
+	}
+	var all, largest int64
+	for _, c := range s.chunks {
+		for _, p := range c.parameters {
+			bytes := p.Elements * s.ParameterType.Size()
+			all, largest = all+bytes, max(largest, bytes)
+		}
+	}
+	e.generate(func(name ledger.PhaseName, body func()) { s.both(name, iteration, body) },
+		e.bucket(all*s.Degrees.Tensor, largest*s.Degrees.Tensor, s.Degrees.Tensor > 1))
+	s.both(ledger.LogProbs, iteration, func() {
+		for _, c := range s.chunks {
+			pass := s.newPass(c)
+			pass.tape.WithoutGradients(func() { pass.tape.Drop(pass.forward()) })
+			c.release(s)
+		}
+	})
+	e.back(&e.optimizer)
+}
