@@ -144,3 +144,12 @@ func (s Set) accumulate(n int, sum, gradient Array) {
 	}
 	accumulateAVX2(n, reach, kind(sum.Type), pointer(sum.Data), kind(gradient.Type), pointer(gradient.Data))
 }
+
+// compareWords compares the first n parameters, a multiple of 64, with what they were.
+func (s Set) compareWords(n int, old, now []uint16, changed, lower, far []uint64) bool {
+	compare := compareWordsAVX512
+	if s == AVX2 {
+		compare = compareWordsAVX2
+	}
+	return compare(n, pointer(old), pointer(now), pointer(changed), pointer(lower), pointer(far)) != 0
+}

@@ -21,3 +21,6 @@ func (s Set) sumSquares(int, int, Array, *[abi.Parts][abi.Group]float64) {
 }
 func (s Set) sumPairs(int, Array, *[2][abi.Group]float64) { panic("kernel: no " + s.String()) }
 func (s Set) accumulate(int, Array, Array)                { panic("kernel: no " + s.String()) }
+func (s Set) compareWords(int, []uint16, []uint16, []uint64, []uint64, []uint64) bool {
+	panic("kernel: no " + s.String())
+}

@@ -86,6 +86,42 @@ DATA pattern7fc00000<>+56(SB)/4, $0x7fc00000
 DATA pattern7fc00000<>+60(SB)/4, $0x7fc00000
 GLOBL pattern7fc00000<>(SB), RODATA|NOPTR, $64
 
+DATA pattern00010001<>+0(SB)/4, $0x00010001
+DATA pattern00010001<>+4(SB)/4, $0x00010001
+DATA pattern00010001<>+8(SB)/4, $0x00010001
+DATA pattern00010001<>+12(SB)/4, $0x00010001
+DATA pattern00010001<>+16(SB)/4, $0x00010001
+DATA pattern00010001<>+20(SB)/4, $0x00010001
+DATA pattern00010001<>+24(SB)/4, $0x00010001
+DATA pattern00010001<>+28(SB)/4, $0x00010001
+DATA pattern00010001<>+32(SB)/4, $0x00010001
+DATA pattern00010001<>+36(SB)/4, $0x00010001
+DATA pattern00010001<>+40(SB)/4, $0x00010001
+DATA pattern00010001<>+44(SB)/4, $0x00010001
+DATA pattern00010001<>+48(SB)/4, $0x00010001
+DATA pattern00010001<>+52(SB)/4, $0x00010001
+DATA pattern00010001<>+56(SB)/4, $0x00010001
+DATA pattern00010001<>+60(SB)/4, $0x00010001
+GLOBL pattern00010001<>(SB), RODATA|NOPTR, $64
+
+DATA pattern00020002<>+0(SB)/4, $0x00020002
+DATA pattern00020002<>+4(SB)/4, $0x00020002
+DATA pattern00020002<>+8(SB)/4, $0x00020002
+DATA pattern00020002<>+12(SB)/4, $0x00020002
+DATA pattern00020002<>+16(SB)/4, $0x00020002
+DATA pattern00020002<>+20(SB)/4, $0x00020002
+DATA pattern00020002<>+24(SB)/4, $0x00020002
+DATA pattern00020002<>+28(SB)/4, $0x00020002
+DATA pattern00020002<>+32(SB)/4, $0x00020002
+DATA pattern00020002<>+36(SB)/4, $0x00020002
+DATA pattern00020002<>+40(SB)/4, $0x00020002
+DATA pattern00020002<>+44(SB)/4, $0x00020002
+DATA pattern00020002<>+48(SB)/4, $0x00020002
+DATA pattern00020002<>+52(SB)/4, $0x00020002
+DATA pattern00020002<>+56(SB)/4, $0x00020002
+DATA pattern00020002<>+60(SB)/4, $0x00020002
+GLOBL pattern00020002<>(SB), RODATA|NOPTR, $64
+
 DATA pattern00010000<>+0(SB)/4, $0x00010000
 DATA pattern00010000<>+4(SB)/4, $0x00010000
 DATA pattern00010000<>+8(SB)/4, $0x00010000
@@ -958,6 +994,61 @@ done1745:
 	VZEROUPPER
 	RET
 
+// func compareWordsAVX2(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32
+// Requires: AVX, AVX2
+TEXT ·compareWordsAVX2(SB), NOSPLIT, $0-52
+	MOVQ    n+0(FP), AX
+	MOVQ    old+8(FP), BX
+	MOVQ    now+16(FP), SI
+	MOVQ    changed+24(FP), DI
+	MOVQ    lower+32(FP), R8
+	MOVQ    far+40(FP), R9
+	VMOVDQU pattern00010001<>+0(SB), Y0
+	VMOVDQU pattern00020002<>+0(SB), Y1
+	XORL    R10, R10
+	XORQ    CX, CX
+	JMP     check1777
+
+next1776:
+	MOVQ      CX, DX
+	SHRQ      $0x03, DX
+	VPXOR     Y2, Y2, Y2
+	VMOVDQU   (SI)(CX*2), Y3
+	VPSUBW    (BX)(CX*2), Y3, Y3
+	VPADDW    Y0, Y3, Y5
+	VPSUBUSW  Y1, Y5, Y5
+	VPCMPEQW  Y2, Y5, Y5
+	VMOVDQU   32(SI)(CX*2), Y4
+	VPSUBW    32(BX)(CX*2), Y4, Y4
+	VPADDW    Y0, Y4, Y6
+	VPSUBUSW  Y1, Y6, Y6
+	VPCMPEQW  Y2, Y6, Y6
+	VPACKSSWB Y4, Y3, Y7
+	VPERMQ    $0xd8, Y7, Y7
+	VPMOVMSKB Y7, R12
+	VPACKSSWB Y6, Y5, Y5
+	VPERMQ    $0xd8, Y5, Y5
+	VPMOVMSKB Y5, R13
+	VPCMPEQW  Y2, Y3, Y3
+	VPCMPEQW  Y2, Y4, Y4
+	VPACKSSWB Y4, Y3, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VPMOVMSKB Y2, R11
+	NOTL      R11
+	NOTL      R13
+	MOVL      R11, (DI)(DX*1)
+	MOVL      R12, (R8)(DX*1)
+	MOVL      R13, (R9)(DX*1)
+	ORL       R13, R10
+	ADDQ      $0x20, CX
+
+check1777:
+	CMPQ CX, AX
+	JB   next1776
+	MOVL R10, ret+48(FP)
+	VZEROUPPER
+	RET
+
 // func sumSquaresAVX512(n int, apart int, gradientKind int, gradient *byte, sums *[4][16]float64)
 // Requires: AVX, AVX512F, SSE
 TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
@@ -972,18 +1063,18 @@ TEXT ·sumSquaresAVX512(SB), NOSPLIT, $8-40
 	MOVQ    apart+8(FP), BX
 	MOVQ    sums+32(FP), SI
 	CMPQ    AX, $0x01
-	JE      fp163298
-	JA      fp323299
+	JE      fp163300
+	JA      fp323301
 	MOVQ    BX, R9
 	SHLQ    $0x01, R9
 	XORQ    AX, AX
 
-run3301:
+run3303:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3302:
+part3304:
 	VPMOVZXWD     (BX)(AX*2), Z0
 	VPSLLD        $0x10, Z0, Z0
 	VMULPS        Z0, Z0, Z0
@@ -1018,23 +1109,23 @@ part3302:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3302
+	JNE           part3304
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3301
-	JMP           done3300
+	JB            run3303
+	JMP           done3302
 
-fp163298:
+fp163300:
 	MOVQ BX, R9
 	SHLQ $0x01, R9
 	XORQ AX, AX
 
-run3303:
+run3305:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3304:
+part3306:
 	VCVTPH2PS     (BX)(AX*2), Z0
 	VMULPS        Z0, Z0, Z0
 	VCVTPH2PS     32(BX)(AX*2), Z1
@@ -1061,23 +1152,23 @@ part3304:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3304
+	JNE           part3306
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3303
-	JMP           done3300
+	JB            run3305
+	JMP           done3302
 
-fp323299:
+fp323301:
 	MOVQ BX, R9
 	SHLQ $0x02, R9
 	XORQ AX, AX
 
-run3305:
+run3307:
 	MOVQ CX, BX
 	MOVQ SI, DI
 	MOVQ $0x00000004, R8
 
-part3306:
+part3308:
 	VMOVUPS       (BX)(AX*4), Z0
 	VMULPS        Z0, Z0, Z0
 	VMOVUPS       64(BX)(AX*4), Z1
@@ -1104,12 +1195,12 @@ part3306:
 	ADDQ          R9, BX
 	ADDQ          $0x00000080, DI
 	DECQ          R8
-	JNE           part3306
+	JNE           part3308
 	ADDQ          $0x00000080, AX
 	CMPQ          AX, DX
-	JB            run3305
+	JB            run3307
 
-done3300:
+done3302:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1129,9 +1220,9 @@ TEXT ·sumPairsAVX512(SB), NOSPLIT, $8-32
 	VMOVDQU32 patternffff0000<>+0(SB), Z0
 	XORQ      SI, SI
 	LEAQ      2048(SI), DI
-	JMP       check3308
+	JMP       check3310
 
-next3307:
+next3309:
 	PREFETCHT0    (AX)(DI*2)
 	VMOVDQU32     (AX)(SI*2), Z2
 	VPSLLD        $0x10, Z2, Z1
@@ -1197,13 +1288,13 @@ next3307:
 	ADDQ          $0x00000100, SI
 	ADDQ          $0x00000100, DI
 
-check3308:
+check3310:
 	CMPQ    SI, BX
-	JB      next3307
+	JB      next3309
 	MOVQ    SI, DI
 	CMPQ    BX, DX
 	MOVQ    DX, BX
-	JB      next3307
+	JB      next3309
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1224,41 +1315,16 @@ TEXT ·sumWideSquaresAVX512(SB), NOSPLIT, $8-40
 	VMOVUPD (DX), Z0
 	VMOVUPD 64(DX), Z1
 	CMPQ    AX, $0x01
-	JE      fp163310
-	JA      fp323311
+	JE      fp163312
+	JA      fp323313
 	XORQ    AX, AX
 	LEAQ    2048(AX), DI
-	JMP     check3314
-
-next3313:
-	PREFETCHT0    (CX)(DI*2)
-	VPMOVZXWD     (CX)(AX*2), Z2
-	VPSLLD        $0x10, Z2, Z2
-	VCVTPS2PD     Y2, Z3
-	VEXTRACTF64X4 $0x01, Z2, Y2
-	VCVTPS2PD     Y2, Z2
-	VFMADD231PD   Z3, Z3, Z0
-	VFMADD231PD   Z2, Z2, Z1
-	ADDQ          $0x00000010, AX
-	ADDQ          $0x00000010, DI
-
-check3314:
-	CMPQ AX, SI
-	JB   next3313
-	MOVQ AX, DI
-	CMPQ SI, BX
-	MOVQ BX, SI
-	JB   next3313
-	JMP  done3312
-
-fp163310:
-	XORQ AX, AX
-	LEAQ 2048(AX), DI
-	JMP  check3316
+	JMP     check3316
 
 next3315:
 	PREFETCHT0    (CX)(DI*2)
-	VCVTPH2PS     (CX)(AX*2), Z2
+	VPMOVZXWD     (CX)(AX*2), Z2
+	VPSLLD        $0x10, Z2, Z2
 	VCVTPS2PD     Y2, Z3
 	VEXTRACTF64X4 $0x01, Z2, Y2
 	VCVTPS2PD     Y2, Z2
@@ -1274,16 +1340,16 @@ check3316:
 	CMPQ SI, BX
 	MOVQ BX, SI
 	JB   next3315
-	JMP  done3312
+	JMP  done3314
 
-fp323311:
+fp163312:
 	XORQ AX, AX
 	LEAQ 2048(AX), DI
 	JMP  check3318
 
 next3317:
-	PREFETCHT0    (CX)(DI*4)
-	VMOVUPS       (CX)(AX*4), Z2
+	PREFETCHT0    (CX)(DI*2)
+	VCVTPH2PS     (CX)(AX*2), Z2
 	VCVTPS2PD     Y2, Z3
 	VEXTRACTF64X4 $0x01, Z2, Y2
 	VCVTPS2PD     Y2, Z2
@@ -1299,8 +1365,33 @@ check3318:
 	CMPQ SI, BX
 	MOVQ BX, SI
 	JB   next3317
+	JMP  done3314
 
-done3312:
+fp323313:
+	XORQ AX, AX
+	LEAQ 2048(AX), DI
+	JMP  check3320
+
+next3319:
+	PREFETCHT0    (CX)(DI*4)
+	VMOVUPS       (CX)(AX*4), Z2
+	VCVTPS2PD     Y2, Z3
+	VEXTRACTF64X4 $0x01, Z2, Y2
+	VCVTPS2PD     Y2, Z2
+	VFMADD231PD   Z3, Z3, Z0
+	VFMADD231PD   Z2, Z2, Z1
+	ADDQ          $0x00000010, AX
+	ADDQ          $0x00000010, DI
+
+check3320:
+	CMPQ AX, SI
+	JB   next3319
+	MOVQ AX, DI
+	CMPQ SI, BX
+	MOVQ BX, SI
+	JB   next3319
+
+done3314:
 	VMOVUPD Z0, (DX)
 	VMOVUPD Z1, 64(DX)
 	LDMXCSR (SP)
@@ -1322,54 +1413,22 @@ TEXT ·accumulateAVX512(SB), NOSPLIT, $8-48
 	MOVQ    n+0(FP), SI
 	MOVQ    prefetching+8(FP), DI
 	CMPQ    AX, $0x01
-	JE      fp163320
-	JA      fp323321
+	JE      fp163322
+	JA      fp323323
 	CMPQ    CX, $0x01
-	JE      fp163324
-	JA      fp323325
+	JE      fp163326
+	JA      fp323327
 	XORQ    AX, AX
 	LEAQ    192(AX), CX
-	JMP     check3328
-
-next3327:
-	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VPMOVZXWD  (DX)(AX*2), Z0
-	VPSLLD     $0x10, Z0, Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
-	VADDPS     Z1, Z0, Z0
-	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
-	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
-	VCMPPS     $0x03, Z0, Z0, K2
-	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
-	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
-	VPSRLD     $0x10, Z1, Z1
-	VPMOVDW    Z1, Y0
-	VMOVDQU    Y0, (DX)(AX*2)
-	ADDQ       $0x00000010, AX
-	ADDQ       $0x00000010, CX
-
-check3328:
-	CMPQ AX, DI
-	JB   next3327
-	MOVQ AX, CX
-	CMPQ DI, SI
-	MOVQ SI, DI
-	JB   next3327
-	JMP  done3326
-
-fp163324:
-	XORQ AX, AX
-	LEAQ 192(AX), CX
-	JMP  check3330
+	JMP     check3330
 
 next3329:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
 	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
 	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
@@ -1389,19 +1448,19 @@ check3330:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3329
-	JMP  done3326
+	JMP  done3328
 
-fp323325:
+fp163326:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
 	JMP  check3332
 
 next3331:
 	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VPMOVZXWD  (DX)(AX*2), Z0
 	VPSLLD     $0x10, Z0, Z0
-	VMOVUPS    (BX)(AX*4), Z1
+	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
 	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
 	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
@@ -1421,41 +1480,46 @@ check3332:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3331
+	JMP  done3328
 
-done3326:
-	JMP done3322
-
-fp163320:
-	CMPQ CX, $0x01
-	JE   fp163334
-	JA   fp323335
+fp323327:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3338
+	JMP  check3334
 
-next3337:
+next3333:
 	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*2)
-	VCVTPH2PS  (DX)(AX*2), Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
+	PREFETCHT0 (BX)(CX*4)
+	VPMOVZXWD  (DX)(AX*2), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
-	VPXORD     Y2, Y2, Y2
-	VCVTPS2PH  $0x00, Z0, Y2
-	VMOVDQU    Y2, (DX)(AX*2)
+	VPTESTMD   pattern00010000<>+0(SB), Z0, K1
+	VPADDD     pattern00007fff<>+0(SB), Z0, Z1
+	VCMPPS     $0x03, Z0, Z0, K2
+	VPADDD     pattern00000001<>+0(SB), Z1, K1, Z1
+	VMOVDQU32  pattern7fc00000<>+0(SB), K2, Z1
+	VPSRLD     $0x10, Z1, Z1
+	VPMOVDW    Z1, Y0
+	VMOVDQU    Y0, (DX)(AX*2)
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3338:
+check3334:
 	CMPQ AX, DI
-	JB   next3337
+	JB   next3333
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3337
-	JMP  done3336
+	JB   next3333
 
-fp163334:
+done3328:
+	JMP done3324
+
+fp163322:
+	CMPQ CX, $0x01
+	JE   fp163336
+	JA   fp323337
 	XORQ AX, AX
 	LEAQ 192(AX), CX
 	JMP  check3340
@@ -1464,7 +1528,8 @@ next3339:
 	PREFETCHT0 (DX)(CX*2)
 	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
 	VPXORD     Y2, Y2, Y2
 	VCVTPS2PH  $0x00, Z0, Y2
@@ -1479,18 +1544,18 @@ check3340:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3339
-	JMP  done3336
+	JMP  done3338
 
-fp323335:
+fp163336:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
 	JMP  check3342
 
 next3341:
 	PREFETCHT0 (DX)(CX*2)
-	PREFETCHT0 (BX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VCVTPH2PS  (DX)(AX*2), Z0
-	VMOVUPS    (BX)(AX*4), Z1
+	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
 	VPXORD     Y2, Y2, Y2
 	VCVTPS2PH  $0x00, Z0, Y2
@@ -1505,39 +1570,40 @@ check3342:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3341
+	JMP  done3338
 
-done3336:
-	JMP done3322
-
-fp323321:
-	CMPQ CX, $0x01
-	JE   fp163344
-	JA   fp323345
+fp323337:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
-	JMP  check3348
+	JMP  check3344
 
-next3347:
-	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*2)
-	VMOVUPS    (DX)(AX*4), Z0
-	VPMOVZXWD  (BX)(AX*2), Z1
-	VPSLLD     $0x10, Z1, Z1
+next3343:
+	PREFETCHT0 (DX)(CX*2)
+	PREFETCHT0 (BX)(CX*4)
+	VCVTPH2PS  (DX)(AX*2), Z0
+	VMOVUPS    (BX)(AX*4), Z1
 	VADDPS     Z1, Z0, Z0
-	VMOVUPS    Z0, (DX)(AX*4)
+	VPXORD     Y2, Y2, Y2
+	VCVTPS2PH  $0x00, Z0, Y2
+	VMOVDQU    Y2, (DX)(AX*2)
 	ADDQ       $0x00000010, AX
 	ADDQ       $0x00000010, CX
 
-check3348:
+check3344:
 	CMPQ AX, DI
-	JB   next3347
+	JB   next3343
 	MOVQ AX, CX
 	CMPQ DI, SI
 	MOVQ SI, DI
-	JB   next3347
-	JMP  done3346
+	JB   next3343
 
-fp163344:
+done3338:
+	JMP done3324
+
+fp323323:
+	CMPQ CX, $0x01
+	JE   fp163346
+	JA   fp323347
 	XORQ AX, AX
 	LEAQ 192(AX), CX
 	JMP  check3350
@@ -1546,7 +1612,8 @@ next3349:
 	PREFETCHT0 (DX)(CX*4)
 	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
-	VCVTPH2PS  (BX)(AX*2), Z1
+	VPMOVZXWD  (BX)(AX*2), Z1
+	VPSLLD     $0x10, Z1, Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
 	ADDQ       $0x00000010, AX
@@ -1559,18 +1626,18 @@ check3350:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3349
-	JMP  done3346
+	JMP  done3348
 
-fp323345:
+fp163346:
 	XORQ AX, AX
 	LEAQ 192(AX), CX
 	JMP  check3352
 
 next3351:
 	PREFETCHT0 (DX)(CX*4)
-	PREFETCHT0 (BX)(CX*4)
+	PREFETCHT0 (BX)(CX*2)
 	VMOVUPS    (DX)(AX*4), Z0
-	VMOVUPS    (BX)(AX*4), Z1
+	VCVTPH2PS  (BX)(AX*2), Z1
 	VADDPS     Z1, Z0, Z0
 	VMOVUPS    Z0, (DX)(AX*4)
 	ADDQ       $0x00000010, AX
@@ -1583,10 +1650,74 @@ check3352:
 	CMPQ DI, SI
 	MOVQ SI, DI
 	JB   next3351
+	JMP  done3348
 
-done3346:
-done3322:
+fp323347:
+	XORQ AX, AX
+	LEAQ 192(AX), CX
+	JMP  check3354
+
+next3353:
+	PREFETCHT0 (DX)(CX*4)
+	PREFETCHT0 (BX)(CX*4)
+	VMOVUPS    (DX)(AX*4), Z0
+	VMOVUPS    (BX)(AX*4), Z1
+	VADDPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (DX)(AX*4)
+	ADDQ       $0x00000010, AX
+	ADDQ       $0x00000010, CX
+
+check3354:
+	CMPQ AX, DI
+	JB   next3353
+	MOVQ AX, CX
+	CMPQ DI, SI
+	MOVQ SI, DI
+	JB   next3353
+
+done3348:
+done3324:
 	LDMXCSR (SP)
+	VZEROUPPER
+	RET
+
+// func compareWordsAVX512(n int, old *uint16, now *uint16, changed *uint64, lower *uint64, far *uint64) uint32
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·compareWordsAVX512(SB), NOSPLIT, $0-52
+	MOVQ      n+0(FP), AX
+	MOVQ      old+8(FP), BX
+	MOVQ      now+16(FP), SI
+	MOVQ      changed+24(FP), DI
+	MOVQ      lower+32(FP), R8
+	MOVQ      far+40(FP), R9
+	VMOVDQU32 pattern00010001<>+0(SB), Z0
+	VMOVDQU32 pattern00020002<>+0(SB), Z1
+	XORL      R10, R10
+	XORQ      CX, CX
+	JMP       check3356
+
+next3355:
+	MOVQ      CX, DX
+	SHRQ      $0x03, DX
+	VMOVDQU16 (SI)(CX*2), Z2
+	VPSUBW    (BX)(CX*2), Z2, Z2
+	VPADDW    Z0, Z2, Z3
+	VPTESTMW  Z2, Z2, K1
+	VPMOVW2M  Z2, K2
+	VPCMPUW   $0x06, Z1, Z3, K3
+	KMOVD     K1, R11
+	KMOVD     K2, R12
+	KMOVD     K3, R13
+	MOVL      R11, (DI)(DX*1)
+	MOVL      R12, (R8)(DX*1)
+	MOVL      R13, (R9)(DX*1)
+	ORL       R13, R10
+	ADDQ      $0x20, CX
+
+check3356:
+	CMPQ CX, AX
+	JB   next3355
+	MOVL R10, ret+48(FP)
 	VZEROUPPER
 	RET
 

@@ -515,10 +515,10 @@ TEXT ·adamFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2090
+	JEQ       aligned2092
 	ORQ       $0x04, DI
 
-aligned2090:
+aligned2092:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -544,7 +544,7 @@ aligned2090:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2091
+	JEQ     plain2093
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	VPXORQ  Z16, Z16, Z16
@@ -552,17 +552,17 @@ aligned2090:
 	VPXORQ  Z18, Z18, Z18
 	VPXORQ  Z19, Z19, Z19
 	CMPQ    CX, $0x01
-	JE      fp162094
-	JA      fp322095
+	JE      fp162096
+	JA      fp322097
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2098
+	JMP     check2100
 
-next2097:
+next2099:
 	TESTQ     AX, AX
-	JEQ       kept2099
+	JEQ       kept2101
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -574,7 +574,7 @@ next2097:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2099:
+kept2101:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -604,7 +604,7 @@ kept2099:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2100
+	JNE         unusual2102
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -613,14 +613,14 @@ kept2099:
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
 	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2101
+	JMP         stored2103
 
-unusual2100:
+unusual2102:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162103
-	JA        fp322104
+	JE        fp162105
+	JA        fp322106
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -629,55 +629,55 @@ unusual2100:
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2107
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2106
-
-ordinary2107:
-	VMOVDQU32 Y20, (BX)(CX*2)
-
-stored2106:
-	JMP done2105
-
-fp162103:
-	VPXORD    Y21, Y21, Y21
-	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2109
-	VMOVNTDQ  Y21, (BX)(CX*2)
+	VMOVNTDQ  Y20, (BX)(CX*2)
 	JMP       stored2108
 
 ordinary2109:
-	VMOVDQU32 Y21, (BX)(CX*2)
+	VMOVDQU32 Y20, (BX)(CX*2)
 
 stored2108:
-	JMP done2105
+	JMP done2107
 
-fp322104:
-done2105:
-stored2101:
+fp162105:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2111
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2110
+
+ordinary2111:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2110:
+	JMP done2107
+
+fp322106:
+done2107:
+stored2103:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2098:
+check2100:
 	CMPQ CX, R11
-	JB   next2097
+	JB   next2099
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2097
-	JMP  done2096
+	JB   next2099
+	JMP  done2098
 
-fp162094:
+fp162096:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2111
+	JMP  check2113
 
-next2110:
+next2112:
 	TESTQ     AX, AX
-	JEQ       kept2112
+	JEQ       kept2114
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -689,7 +689,7 @@ next2110:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2112:
+kept2114:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -718,7 +718,7 @@ kept2112:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2113
+	JNE         unusual2115
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -727,14 +727,14 @@ kept2112:
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
 	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2114
+	JMP         stored2116
 
-unusual2113:
+unusual2115:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162116
-	JA        fp322117
+	JE        fp162118
+	JA        fp322119
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -743,55 +743,55 @@ unusual2113:
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2120
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2119
-
-ordinary2120:
-	VMOVDQU32 Y20, (BX)(CX*2)
-
-stored2119:
-	JMP done2118
-
-fp162116:
-	VPXORD    Y21, Y21, Y21
-	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2122
-	VMOVNTDQ  Y21, (BX)(CX*2)
+	VMOVNTDQ  Y20, (BX)(CX*2)
 	JMP       stored2121
 
 ordinary2122:
-	VMOVDQU32 Y21, (BX)(CX*2)
+	VMOVDQU32 Y20, (BX)(CX*2)
 
 stored2121:
-	JMP done2118
+	JMP done2120
 
-fp322117:
-done2118:
-stored2114:
+fp162118:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2124
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2123
+
+ordinary2124:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2123:
+	JMP done2120
+
+fp322119:
+done2120:
+stored2116:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2111:
+check2113:
 	CMPQ CX, R11
-	JB   next2110
+	JB   next2112
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2110
-	JMP  done2096
+	JB   next2112
+	JMP  done2098
 
-fp322095:
+fp322097:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2124
+	JMP  check2126
 
-next2123:
+next2125:
 	TESTQ     AX, AX
-	JEQ       kept2125
+	JEQ       kept2127
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -803,7 +803,7 @@ next2123:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2125:
+kept2127:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -832,7 +832,7 @@ kept2125:
 	VMOVUPS     Z22, (SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2126
+	JNE         unusual2128
 	VPTESTMD    Z0, Z22, K1
 	VPADDD      Z1, Z22, Z20
 	VCMPPS      $0x03, Z22, Z22, K2
@@ -841,14 +841,14 @@ kept2125:
 	VPSRLD      $0x10, Z20, Z20
 	VPMOVDW     Z20, Y20
 	VMOVNTDQ    Y20, (BX)(CX*2)
-	JMP         stored2127
+	JMP         stored2129
 
-unusual2126:
+unusual2128:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162129
-	JA        fp322130
+	JE        fp162131
+	JA        fp322132
 	VPTESTMD  Z0, Z22, K1
 	VPADDD    Z1, Z22, Z20
 	VCMPPS    $0x03, Z22, Z22, K2
@@ -857,45 +857,45 @@ unusual2126:
 	VPSRLD    $0x10, Z20, Z20
 	VPMOVDW   Z20, Y20
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2133
-	VMOVNTDQ  Y20, (BX)(CX*2)
-	JMP       stored2132
-
-ordinary2133:
-	VMOVDQU32 Y20, (BX)(CX*2)
-
-stored2132:
-	JMP done2131
-
-fp162129:
-	VPXORD    Y21, Y21, Y21
-	VCVTPS2PH $0x00, Z22, Y21
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2135
-	VMOVNTDQ  Y21, (BX)(CX*2)
+	VMOVNTDQ  Y20, (BX)(CX*2)
 	JMP       stored2134
 
 ordinary2135:
-	VMOVDQU32 Y21, (BX)(CX*2)
+	VMOVDQU32 Y20, (BX)(CX*2)
 
 stored2134:
-	JMP done2131
+	JMP done2133
 
-fp322130:
-done2131:
-stored2127:
+fp162131:
+	VPXORD    Y21, Y21, Y21
+	VCVTPS2PH $0x00, Z22, Y21
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2137
+	VMOVNTDQ  Y21, (BX)(CX*2)
+	JMP       stored2136
+
+ordinary2137:
+	VMOVDQU32 Y21, (BX)(CX*2)
+
+stored2136:
+	JMP done2133
+
+fp322132:
+done2133:
+stored2129:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2124:
+check2126:
 	CMPQ CX, R11
-	JB   next2123
+	JB   next2125
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2123
+	JB   next2125
 
-done2096:
+done2098:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -904,21 +904,21 @@ done2096:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2092
+	JMP       updated2094
 
-plain2091:
+plain2093:
 	CMPQ CX, $0x01
-	JE   fp162137
-	JA   fp322138
+	JE   fp162139
+	JA   fp322140
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2141
+	JMP  check2143
 
-next2140:
+next2142:
 	TESTQ     AX, AX
-	JEQ       kept2142
+	JEQ       kept2144
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -930,7 +930,7 @@ next2140:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2142:
+kept2144:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -954,7 +954,7 @@ kept2142:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2143
+	JNE         unusual2145
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -963,14 +963,14 @@ kept2142:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2144
+	JMP         stored2146
 
-unusual2143:
+unusual2145:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162146
-	JA        fp322147
+	JE        fp162148
+	JA        fp322149
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -979,55 +979,55 @@ unusual2143:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2150
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2149
-
-ordinary2150:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored2149:
-	JMP done2148
-
-fp162146:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2152
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored2151
 
 ordinary2152:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored2151:
-	JMP done2148
+	JMP done2150
 
-fp322147:
-done2148:
-stored2144:
+fp162148:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2154
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored2153
+
+ordinary2154:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored2153:
+	JMP done2150
+
+fp322149:
+done2150:
+stored2146:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2141:
+check2143:
 	CMPQ CX, R11
-	JB   next2140
+	JB   next2142
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2140
-	JMP  done2139
+	JB   next2142
+	JMP  done2141
 
-fp162137:
+fp162139:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2154
+	JMP  check2156
 
-next2153:
+next2155:
 	TESTQ     AX, AX
-	JEQ       kept2155
+	JEQ       kept2157
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1039,7 +1039,7 @@ next2153:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2155:
+kept2157:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1062,7 +1062,7 @@ kept2155:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2156
+	JNE         unusual2158
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1071,14 +1071,14 @@ kept2155:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2157
+	JMP         stored2159
 
-unusual2156:
+unusual2158:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162159
-	JA        fp322160
+	JE        fp162161
+	JA        fp322162
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1087,55 +1087,55 @@ unusual2156:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2163
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2162
-
-ordinary2163:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored2162:
-	JMP done2161
-
-fp162159:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2165
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored2164
 
 ordinary2165:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored2164:
-	JMP done2161
+	JMP done2163
 
-fp322160:
-done2161:
-stored2157:
+fp162161:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2167
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored2166
+
+ordinary2167:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored2166:
+	JMP done2163
+
+fp322162:
+done2163:
+stored2159:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2154:
+check2156:
 	CMPQ CX, R11
-	JB   next2153
+	JB   next2155
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2153
-	JMP  done2139
+	JB   next2155
+	JMP  done2141
 
-fp322138:
+fp322140:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2167
+	JMP  check2169
 
-next2166:
+next2168:
 	TESTQ     AX, AX
-	JEQ       kept2168
+	JEQ       kept2170
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1147,7 +1147,7 @@ next2166:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept2168:
+kept2170:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  (R8)(R12*4)
 	PREFETCHT0  (R9)(R12*4)
@@ -1170,7 +1170,7 @@ kept2168:
 	VFMADD231PS Z9, Z17, Z16
 	VMOVUPS     Z16, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2169
+	JNE         unusual2171
 	VPTESTMD    Z0, Z16, K1
 	VPADDD      Z1, Z16, Z14
 	VCMPPS      $0x03, Z16, Z16, K2
@@ -1179,14 +1179,14 @@ kept2168:
 	VPSRLD      $0x10, Z14, Z14
 	VPMOVDW     Z14, Y14
 	VMOVNTDQ    Y14, (BX)(CX*2)
-	JMP         stored2170
+	JMP         stored2172
 
-unusual2169:
+unusual2171:
 	MOVQ      DI, R13
 	ANDQ      $0x03, R13
 	CMPQ      R13, $0x01
-	JE        fp162172
-	JA        fp322173
+	JE        fp162174
+	JA        fp322175
 	VPTESTMD  Z0, Z16, K1
 	VPADDD    Z1, Z16, Z14
 	VCMPPS    $0x03, Z16, Z16, K2
@@ -1195,46 +1195,46 @@ unusual2169:
 	VPSRLD    $0x10, Z14, Z14
 	VPMOVDW   Z14, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2176
-	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored2175
-
-ordinary2176:
-	VMOVDQU32 Y14, (BX)(CX*2)
-
-stored2175:
-	JMP done2174
-
-fp162172:
-	VPXORD    Y15, Y15, Y15
-	VCVTPS2PH $0x00, Z16, Y15
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2178
-	VMOVNTDQ  Y15, (BX)(CX*2)
+	VMOVNTDQ  Y14, (BX)(CX*2)
 	JMP       stored2177
 
 ordinary2178:
-	VMOVDQU32 Y15, (BX)(CX*2)
+	VMOVDQU32 Y14, (BX)(CX*2)
 
 stored2177:
-	JMP done2174
+	JMP done2176
 
-fp322173:
-done2174:
-stored2170:
+fp162174:
+	VPXORD    Y15, Y15, Y15
+	VCVTPS2PH $0x00, Z16, Y15
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2180
+	VMOVNTDQ  Y15, (BX)(CX*2)
+	JMP       stored2179
+
+ordinary2180:
+	VMOVDQU32 Y15, (BX)(CX*2)
+
+stored2179:
+	JMP done2176
+
+fp322175:
+done2176:
+stored2172:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check2167:
+check2169:
 	CMPQ CX, R11
-	JB   next2166
+	JB   next2168
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2166
+	JB   next2168
 
-done2139:
-updated2092:
+done2141:
+updated2094:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1265,10 +1265,10 @@ TEXT ·lionFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2179
+	JEQ       aligned2181
 	ORQ       $0x04, DI
 
-aligned2179:
+aligned2181:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -1290,23 +1290,23 @@ aligned2179:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2180
+	JEQ     plain2182
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162183
-	JA      fp322184
+	JE      fp162185
+	JA      fp322186
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2187
+	JMP     check2189
 
-next2186:
+next2188:
 	TESTQ     AX, AX
-	JEQ       kept2188
+	JEQ       kept2190
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1316,7 +1316,7 @@ next2186:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2188:
+kept2190:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1345,7 +1345,7 @@ kept2188:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2189
+	JNE         unusual2191
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1354,14 +1354,14 @@ kept2188:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2190
+	JMP         stored2192
 
-unusual2189:
+unusual2191:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162192
-	JA        fp322193
+	JE        fp162194
+	JA        fp322195
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1370,55 +1370,55 @@ unusual2189:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2196
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2195
-
-ordinary2196:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2195:
-	JMP done2194
-
-fp162192:
-	VPXORD    Y18, Y18, Y18
-	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2198
-	VMOVNTDQ  Y18, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2197
 
 ordinary2198:
-	VMOVDQU32 Y18, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2197:
-	JMP done2194
+	JMP done2196
 
-fp322193:
-done2194:
-stored2190:
+fp162194:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2200
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2199
+
+ordinary2200:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2199:
+	JMP done2196
+
+fp322195:
+done2196:
+stored2192:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2187:
+check2189:
 	CMPQ CX, R10
-	JB   next2186
+	JB   next2188
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2186
-	JMP  done2185
+	JB   next2188
+	JMP  done2187
 
-fp162183:
+fp162185:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2200
+	JMP  check2202
 
-next2199:
+next2201:
 	TESTQ     AX, AX
-	JEQ       kept2201
+	JEQ       kept2203
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1428,7 +1428,7 @@ next2199:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2201:
+kept2203:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1456,7 +1456,7 @@ kept2201:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2202
+	JNE         unusual2204
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1465,14 +1465,14 @@ kept2201:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2203
+	JMP         stored2205
 
-unusual2202:
+unusual2204:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162205
-	JA        fp322206
+	JE        fp162207
+	JA        fp322208
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1481,55 +1481,55 @@ unusual2202:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2209
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2208
-
-ordinary2209:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2208:
-	JMP done2207
-
-fp162205:
-	VPXORD    Y18, Y18, Y18
-	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2211
-	VMOVNTDQ  Y18, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2210
 
 ordinary2211:
-	VMOVDQU32 Y18, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2210:
-	JMP done2207
+	JMP done2209
 
-fp322206:
-done2207:
-stored2203:
+fp162207:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2213
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2212
+
+ordinary2213:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2212:
+	JMP done2209
+
+fp322208:
+done2209:
+stored2205:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2200:
+check2202:
 	CMPQ CX, R10
-	JB   next2199
+	JB   next2201
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2199
-	JMP  done2185
+	JB   next2201
+	JMP  done2187
 
-fp322184:
+fp322186:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2213
+	JMP  check2215
 
-next2212:
+next2214:
 	TESTQ     AX, AX
-	JEQ       kept2214
+	JEQ       kept2216
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -1539,7 +1539,7 @@ next2212:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2214:
+kept2216:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -1567,7 +1567,7 @@ kept2214:
 	VMOVUPS     Z19, (SI)(CX*4)
 	VPADDQ      Z19, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2215
+	JNE         unusual2217
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z16
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -1576,14 +1576,14 @@ kept2214:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2216
+	JMP         stored2218
 
-unusual2215:
+unusual2217:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162218
-	JA        fp322219
+	JE        fp162220
+	JA        fp322221
 	VPTESTMD  Z0, Z19, K1
 	VPADDD    Z1, Z19, Z16
 	VCMPPS    $0x03, Z19, Z19, K2
@@ -1592,66 +1592,66 @@ unusual2215:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2222
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2221
-
-ordinary2222:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2221:
-	JMP done2220
-
-fp162218:
-	VPXORD    Y18, Y18, Y18
-	VCVTPS2PH $0x00, Z19, Y18
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2224
-	VMOVNTDQ  Y18, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2223
 
 ordinary2224:
-	VMOVDQU32 Y18, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2223:
-	JMP done2220
+	JMP done2222
 
-fp322219:
-done2220:
-stored2216:
+fp162220:
+	VPXORD    Y18, Y18, Y18
+	VCVTPS2PH $0x00, Z19, Y18
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2226
+	VMOVNTDQ  Y18, (BX)(CX*2)
+	JMP       stored2225
+
+ordinary2226:
+	VMOVDQU32 Y18, (BX)(CX*2)
+
+stored2225:
+	JMP done2222
+
+fp322221:
+done2222:
+stored2218:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2213:
+check2215:
 	CMPQ CX, R10
-	JB   next2212
+	JB   next2214
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2212
+	JB   next2214
 
-done2185:
+done2187:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2181
+	JMP       updated2183
 
-plain2180:
+plain2182:
 	CMPQ CX, $0x01
-	JE   fp162226
-	JA   fp322227
+	JE   fp162228
+	JA   fp322229
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2230
+	JMP  check2232
 
-next2229:
+next2231:
 	TESTQ     AX, AX
-	JEQ       kept2231
+	JEQ       kept2233
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1661,7 +1661,7 @@ next2229:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2231:
+kept2233:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1686,7 +1686,7 @@ kept2231:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2232
+	JNE         unusual2234
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1695,14 +1695,14 @@ kept2231:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2233
+	JMP         stored2235
 
-unusual2232:
+unusual2234:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162235
-	JA        fp322236
+	JE        fp162237
+	JA        fp322238
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1711,55 +1711,55 @@ unusual2232:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2239
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2238
-
-ordinary2239:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2238:
-	JMP done2237
-
-fp162235:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2241
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2240
 
 ordinary2241:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2240:
-	JMP done2237
+	JMP done2239
 
-fp322236:
-done2237:
-stored2233:
+fp162237:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2243
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored2242
+
+ordinary2243:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored2242:
+	JMP done2239
+
+fp322238:
+done2239:
+stored2235:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2230:
+check2232:
 	CMPQ CX, R10
-	JB   next2229
+	JB   next2231
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2229
-	JMP  done2228
+	JB   next2231
+	JMP  done2230
 
-fp162226:
+fp162228:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2243
+	JMP  check2245
 
-next2242:
+next2244:
 	TESTQ     AX, AX
-	JEQ       kept2244
+	JEQ       kept2246
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1769,7 +1769,7 @@ next2242:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2244:
+kept2246:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -1793,7 +1793,7 @@ kept2244:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2245
+	JNE         unusual2247
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1802,14 +1802,14 @@ kept2244:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2246
+	JMP         stored2248
 
-unusual2245:
+unusual2247:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162248
-	JA        fp322249
+	JE        fp162250
+	JA        fp322251
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1818,55 +1818,55 @@ unusual2245:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2252
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2251
-
-ordinary2252:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2251:
-	JMP done2250
-
-fp162248:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2254
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2253
 
 ordinary2254:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2253:
-	JMP done2250
+	JMP done2252
 
-fp322249:
-done2250:
-stored2246:
+fp162250:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2256
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored2255
+
+ordinary2256:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored2255:
+	JMP done2252
+
+fp322251:
+done2252:
+stored2248:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2243:
+check2245:
 	CMPQ CX, R10
-	JB   next2242
+	JB   next2244
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2242
-	JMP  done2228
+	JB   next2244
+	JMP  done2230
 
-fp322227:
+fp322229:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2256
+	JMP  check2258
 
-next2255:
+next2257:
 	TESTQ     AX, AX
-	JEQ       kept2257
+	JEQ       kept2259
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -1876,7 +1876,7 @@ next2255:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2257:
+kept2259:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -1900,7 +1900,7 @@ kept2257:
 	VMOVUPS     Z16, (R8)(CX*4)
 	VMOVUPS     Z15, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2258
+	JNE         unusual2260
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z12
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -1909,14 +1909,14 @@ kept2257:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2259
+	JMP         stored2261
 
-unusual2258:
+unusual2260:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162261
-	JA        fp322262
+	JE        fp162263
+	JA        fp322264
 	VPTESTMD  Z0, Z15, K1
 	VPADDD    Z1, Z15, Z12
 	VCMPPS    $0x03, Z15, Z15, K2
@@ -1925,46 +1925,46 @@ unusual2258:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2265
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2264
-
-ordinary2265:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2264:
-	JMP done2263
-
-fp162261:
-	VPXORD    Y14, Y14, Y14
-	VCVTPS2PH $0x00, Z15, Y14
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2267
-	VMOVNTDQ  Y14, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2266
 
 ordinary2267:
-	VMOVDQU32 Y14, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2266:
-	JMP done2263
+	JMP done2265
 
-fp322262:
-done2263:
-stored2259:
+fp162263:
+	VPXORD    Y14, Y14, Y14
+	VCVTPS2PH $0x00, Z15, Y14
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2269
+	VMOVNTDQ  Y14, (BX)(CX*2)
+	JMP       stored2268
+
+ordinary2269:
+	VMOVDQU32 Y14, (BX)(CX*2)
+
+stored2268:
+	JMP done2265
+
+fp322264:
+done2265:
+stored2261:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2256:
+check2258:
 	CMPQ CX, R10
-	JB   next2255
+	JB   next2257
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2255
+	JB   next2257
 
-done2228:
-updated2181:
+done2230:
+updated2183:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1995,10 +1995,10 @@ TEXT ·adagradFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2268
+	JEQ       aligned2270
 	ORQ       $0x04, DI
 
-aligned2268:
+aligned2270:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z4
@@ -2016,23 +2016,23 @@ aligned2268:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2269
+	JEQ     plain2271
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	VPXORQ  Z10, Z10, Z10
 	VPXORQ  Z11, Z11, Z11
 	CMPQ    CX, $0x01
-	JE      fp162272
-	JA      fp322273
+	JE      fp162274
+	JA      fp322275
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2276
+	JMP     check2278
 
-next2275:
+next2277:
 	TESTQ     AX, AX
-	JEQ       kept2277
+	JEQ       kept2279
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2042,7 +2042,7 @@ next2275:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2277:
+kept2279:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2064,7 +2064,7 @@ kept2277:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2278
+	JNE         unusual2280
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2073,14 +2073,14 @@ kept2277:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2279
+	JMP         stored2281
 
-unusual2278:
+unusual2280:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162281
-	JA        fp322282
+	JE        fp162283
+	JA        fp322284
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2089,55 +2089,55 @@ unusual2278:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2285
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2284
-
-ordinary2285:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2284:
-	JMP done2283
-
-fp162281:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2287
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2286
 
 ordinary2287:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2286:
-	JMP done2283
+	JMP done2285
 
-fp322282:
-done2283:
-stored2279:
+fp162283:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2289
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2288
+
+ordinary2289:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2288:
+	JMP done2285
+
+fp322284:
+done2285:
+stored2281:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2276:
+check2278:
 	CMPQ CX, R10
-	JB   next2275
+	JB   next2277
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2275
-	JMP  done2274
+	JB   next2277
+	JMP  done2276
 
-fp162272:
+fp162274:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2289
+	JMP  check2291
 
-next2288:
+next2290:
 	TESTQ     AX, AX
-	JEQ       kept2290
+	JEQ       kept2292
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2147,7 +2147,7 @@ next2288:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2290:
+kept2292:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2168,7 +2168,7 @@ kept2290:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2291
+	JNE         unusual2293
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2177,14 +2177,14 @@ kept2290:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2292
+	JMP         stored2294
 
-unusual2291:
+unusual2293:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162294
-	JA        fp322295
+	JE        fp162296
+	JA        fp322297
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2193,55 +2193,55 @@ unusual2291:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2298
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2297
-
-ordinary2298:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2297:
-	JMP done2296
-
-fp162294:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2300
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2299
 
 ordinary2300:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2299:
-	JMP done2296
+	JMP done2298
 
-fp322295:
-done2296:
-stored2292:
+fp162296:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2302
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2301
+
+ordinary2302:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2301:
+	JMP done2298
+
+fp322297:
+done2298:
+stored2294:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2289:
+check2291:
 	CMPQ CX, R10
-	JB   next2288
+	JB   next2290
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2288
-	JMP  done2274
+	JB   next2290
+	JMP  done2276
 
-fp322273:
+fp322275:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2302
+	JMP  check2304
 
-next2301:
+next2303:
 	TESTQ     AX, AX
-	JEQ       kept2303
+	JEQ       kept2305
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -2251,7 +2251,7 @@ next2301:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2303:
+kept2305:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z8, Z8
@@ -2272,7 +2272,7 @@ kept2303:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VPADDQ      Z14, Z9, Z9
 	TESTQ       DI, DI
-	JNE         unusual2304
+	JNE         unusual2306
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -2281,14 +2281,14 @@ kept2303:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2305
+	JMP         stored2307
 
-unusual2304:
+unusual2306:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162307
-	JA        fp322308
+	JE        fp162309
+	JA        fp322310
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -2297,66 +2297,66 @@ unusual2304:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2311
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2310
-
-ordinary2311:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2310:
-	JMP done2309
-
-fp162307:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2313
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2312
 
 ordinary2313:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2312:
-	JMP done2309
+	JMP done2311
 
-fp322308:
-done2309:
-stored2305:
+fp162309:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2315
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2314
+
+ordinary2315:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2314:
+	JMP done2311
+
+fp322310:
+done2311:
+stored2307:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2302:
+check2304:
 	CMPQ CX, R10
-	JB   next2301
+	JB   next2303
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2301
+	JB   next2303
 
-done2274:
+done2276:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z8, (AX)
 	VMOVDQU32 Z9, 64(AX)
 	VMOVDQU32 Z10, 256(AX)
 	VMOVDQU32 Z11, 320(AX)
-	JMP       updated2270
+	JMP       updated2272
 
-plain2269:
+plain2271:
 	CMPQ CX, $0x01
-	JE   fp162315
-	JA   fp322316
+	JE   fp162317
+	JA   fp322318
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2319
+	JMP  check2321
 
-next2318:
+next2320:
 	TESTQ     AX, AX
-	JEQ       kept2320
+	JEQ       kept2322
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2366,7 +2366,7 @@ next2318:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2320:
+kept2322:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2384,7 +2384,7 @@ kept2320:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2321
+	JNE         unusual2323
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2393,14 +2393,14 @@ kept2320:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2322
+	JMP         stored2324
 
-unusual2321:
+unusual2323:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162324
-	JA        fp322325
+	JE        fp162326
+	JA        fp322327
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2409,55 +2409,55 @@ unusual2321:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2328
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2327
-
-ordinary2328:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored2327:
-	JMP done2326
-
-fp162324:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2330
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored2329
 
 ordinary2330:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored2329:
-	JMP done2326
+	JMP done2328
 
-fp322325:
-done2326:
-stored2322:
+fp162326:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2332
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored2331
+
+ordinary2332:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored2331:
+	JMP done2328
+
+fp322327:
+done2328:
+stored2324:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2319:
+check2321:
 	CMPQ CX, R10
-	JB   next2318
+	JB   next2320
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2318
-	JMP  done2317
+	JB   next2320
+	JMP  done2319
 
-fp162315:
+fp162317:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2332
+	JMP  check2334
 
-next2331:
+next2333:
 	TESTQ     AX, AX
-	JEQ       kept2333
+	JEQ       kept2335
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2467,7 +2467,7 @@ next2331:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2333:
+kept2335:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -2484,7 +2484,7 @@ kept2333:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2334
+	JNE         unusual2336
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2493,14 +2493,14 @@ kept2333:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2335
+	JMP         stored2337
 
-unusual2334:
+unusual2336:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162337
-	JA        fp322338
+	JE        fp162339
+	JA        fp322340
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2509,55 +2509,55 @@ unusual2334:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2341
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2340
-
-ordinary2341:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored2340:
-	JMP done2339
-
-fp162337:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2343
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored2342
 
 ordinary2343:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored2342:
-	JMP done2339
+	JMP done2341
 
-fp322338:
-done2339:
-stored2335:
+fp162339:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2345
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored2344
+
+ordinary2345:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored2344:
+	JMP done2341
+
+fp322340:
+done2341:
+stored2337:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2332:
+check2334:
 	CMPQ CX, R10
-	JB   next2331
+	JB   next2333
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2331
-	JMP  done2317
+	JB   next2333
+	JMP  done2319
 
-fp322316:
+fp322318:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2345
+	JMP  check2347
 
-next2344:
+next2346:
 	TESTQ     AX, AX
-	JEQ       kept2346
+	JEQ       kept2348
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z8
@@ -2567,7 +2567,7 @@ next2344:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2346:
+kept2348:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -2584,7 +2584,7 @@ kept2346:
 	VFMADD231PS Z5, Z8, Z10
 	VMOVUPS     Z10, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2347
+	JNE         unusual2349
 	VPTESTMD    Z0, Z10, K1
 	VPADDD      Z1, Z10, Z8
 	VCMPPS      $0x03, Z10, Z10, K2
@@ -2593,14 +2593,14 @@ kept2346:
 	VPSRLD      $0x10, Z8, Z8
 	VPMOVDW     Z8, Y8
 	VMOVNTDQ    Y8, (BX)(CX*2)
-	JMP         stored2348
+	JMP         stored2350
 
-unusual2347:
+unusual2349:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162350
-	JA        fp322351
+	JE        fp162352
+	JA        fp322353
 	VPTESTMD  Z0, Z10, K1
 	VPADDD    Z1, Z10, Z8
 	VCMPPS    $0x03, Z10, Z10, K2
@@ -2609,46 +2609,46 @@ unusual2347:
 	VPSRLD    $0x10, Z8, Z8
 	VPMOVDW   Z8, Y8
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2354
-	VMOVNTDQ  Y8, (BX)(CX*2)
-	JMP       stored2353
-
-ordinary2354:
-	VMOVDQU32 Y8, (BX)(CX*2)
-
-stored2353:
-	JMP done2352
-
-fp162350:
-	VPXORD    Y9, Y9, Y9
-	VCVTPS2PH $0x00, Z10, Y9
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2356
-	VMOVNTDQ  Y9, (BX)(CX*2)
+	VMOVNTDQ  Y8, (BX)(CX*2)
 	JMP       stored2355
 
 ordinary2356:
-	VMOVDQU32 Y9, (BX)(CX*2)
+	VMOVDQU32 Y8, (BX)(CX*2)
 
 stored2355:
-	JMP done2352
+	JMP done2354
 
-fp322351:
-done2352:
-stored2348:
+fp162352:
+	VPXORD    Y9, Y9, Y9
+	VCVTPS2PH $0x00, Z10, Y9
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2358
+	VMOVNTDQ  Y9, (BX)(CX*2)
+	JMP       stored2357
+
+ordinary2358:
+	VMOVDQU32 Y9, (BX)(CX*2)
+
+stored2357:
+	JMP done2354
+
+fp322353:
+done2354:
+stored2350:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2345:
+check2347:
 	CMPQ CX, R10
-	JB   next2344
+	JB   next2346
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2344
+	JB   next2346
 
-done2317:
-updated2270:
+done2319:
+updated2272:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2679,10 +2679,10 @@ TEXT ·sgdFP32FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned2357
+	JEQ       aligned2359
 	ORQ       $0x04, DI
 
-aligned2357:
+aligned2359:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z4
@@ -2704,23 +2704,23 @@ aligned2357:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain2358
+	JEQ     plain2360
 	VPXORQ  Z12, Z12, Z12
 	VPXORQ  Z13, Z13, Z13
 	VPXORQ  Z14, Z14, Z14
 	VPXORQ  Z15, Z15, Z15
 	CMPQ    CX, $0x01
-	JE      fp162361
-	JA      fp322362
+	JE      fp162363
+	JA      fp322364
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check2365
+	JMP     check2367
 
-next2364:
+next2366:
 	TESTQ     AX, AX
-	JEQ       kept2366
+	JEQ       kept2368
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2730,7 +2730,7 @@ next2364:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2366:
+kept2368:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2752,7 +2752,7 @@ kept2366:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2367
+	JNE         unusual2369
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2761,14 +2761,14 @@ kept2366:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2368
+	JMP         stored2370
 
-unusual2367:
+unusual2369:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162370
-	JA        fp322371
+	JE        fp162372
+	JA        fp322373
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2777,55 +2777,55 @@ unusual2367:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2374
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2373
-
-ordinary2374:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2373:
-	JMP done2372
-
-fp162370:
-	VPXORD    Y17, Y17, Y17
-	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2376
-	VMOVNTDQ  Y17, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2375
 
 ordinary2376:
-	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2375:
-	JMP done2372
+	JMP done2374
 
-fp322371:
-done2372:
-stored2368:
+fp162372:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2378
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2377
+
+ordinary2378:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2377:
+	JMP done2374
+
+fp322373:
+done2374:
+stored2370:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2365:
+check2367:
 	CMPQ CX, R10
-	JB   next2364
+	JB   next2366
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2364
-	JMP  done2363
+	JB   next2366
+	JMP  done2365
 
-fp162361:
+fp162363:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2378
+	JMP  check2380
 
-next2377:
+next2379:
 	TESTQ     AX, AX
-	JEQ       kept2379
+	JEQ       kept2381
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2835,7 +2835,7 @@ next2377:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2379:
+kept2381:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2856,7 +2856,7 @@ kept2379:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2380
+	JNE         unusual2382
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2865,14 +2865,14 @@ kept2379:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2381
+	JMP         stored2383
 
-unusual2380:
+unusual2382:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162383
-	JA        fp322384
+	JE        fp162385
+	JA        fp322386
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2881,55 +2881,55 @@ unusual2380:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2387
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2386
-
-ordinary2387:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2386:
-	JMP done2385
-
-fp162383:
-	VPXORD    Y17, Y17, Y17
-	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2389
-	VMOVNTDQ  Y17, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2388
 
 ordinary2389:
-	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2388:
-	JMP done2385
+	JMP done2387
 
-fp322384:
-done2385:
-stored2381:
+fp162385:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2391
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2390
+
+ordinary2391:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2390:
+	JMP done2387
+
+fp322386:
+done2387:
+stored2383:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2378:
+check2380:
 	CMPQ CX, R10
-	JB   next2377
+	JB   next2379
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2377
-	JMP  done2363
+	JB   next2379
+	JMP  done2365
 
-fp322362:
+fp322364:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2391
+	JMP  check2393
 
-next2390:
+next2392:
 	TESTQ     AX, AX
-	JEQ       kept2392
+	JEQ       kept2394
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z16
@@ -2939,7 +2939,7 @@ next2390:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2392:
+kept2394:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	VPADDQ      (SI)(CX*4), Z12, Z12
@@ -2960,7 +2960,7 @@ kept2392:
 	VMOVUPS     Z18, (SI)(CX*4)
 	VPADDQ      Z18, Z13, Z13
 	TESTQ       DI, DI
-	JNE         unusual2393
+	JNE         unusual2395
 	VPTESTMD    Z0, Z18, K1
 	VPADDD      Z1, Z18, Z16
 	VCMPPS      $0x03, Z18, Z18, K2
@@ -2969,14 +2969,14 @@ kept2392:
 	VPSRLD      $0x10, Z16, Z16
 	VPMOVDW     Z16, Y16
 	VMOVNTDQ    Y16, (BX)(CX*2)
-	JMP         stored2394
+	JMP         stored2396
 
-unusual2393:
+unusual2395:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162396
-	JA        fp322397
+	JE        fp162398
+	JA        fp322399
 	VPTESTMD  Z0, Z18, K1
 	VPADDD    Z1, Z18, Z16
 	VCMPPS    $0x03, Z18, Z18, K2
@@ -2985,66 +2985,66 @@ unusual2393:
 	VPSRLD    $0x10, Z16, Z16
 	VPMOVDW   Z16, Y16
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2400
-	VMOVNTDQ  Y16, (BX)(CX*2)
-	JMP       stored2399
-
-ordinary2400:
-	VMOVDQU32 Y16, (BX)(CX*2)
-
-stored2399:
-	JMP done2398
-
-fp162396:
-	VPXORD    Y17, Y17, Y17
-	VCVTPS2PH $0x00, Z18, Y17
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2402
-	VMOVNTDQ  Y17, (BX)(CX*2)
+	VMOVNTDQ  Y16, (BX)(CX*2)
 	JMP       stored2401
 
 ordinary2402:
-	VMOVDQU32 Y17, (BX)(CX*2)
+	VMOVDQU32 Y16, (BX)(CX*2)
 
 stored2401:
-	JMP done2398
+	JMP done2400
 
-fp322397:
-done2398:
-stored2394:
+fp162398:
+	VPXORD    Y17, Y17, Y17
+	VCVTPS2PH $0x00, Z18, Y17
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2404
+	VMOVNTDQ  Y17, (BX)(CX*2)
+	JMP       stored2403
+
+ordinary2404:
+	VMOVDQU32 Y17, (BX)(CX*2)
+
+stored2403:
+	JMP done2400
+
+fp322399:
+done2400:
+stored2396:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2391:
+check2393:
 	CMPQ CX, R10
-	JB   next2390
+	JB   next2392
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2390
+	JB   next2392
 
-done2363:
+done2365:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z12, (AX)
 	VMOVDQU32 Z13, 64(AX)
 	VMOVDQU32 Z14, 256(AX)
 	VMOVDQU32 Z15, 320(AX)
-	JMP       updated2359
+	JMP       updated2361
 
-plain2358:
+plain2360:
 	CMPQ CX, $0x01
-	JE   fp162404
-	JA   fp322405
+	JE   fp162406
+	JA   fp322407
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2408
+	JMP  check2410
 
-next2407:
+next2409:
 	TESTQ     AX, AX
-	JEQ       kept2409
+	JEQ       kept2411
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3054,7 +3054,7 @@ next2407:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2409:
+kept2411:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3072,7 +3072,7 @@ kept2409:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2410
+	JNE         unusual2412
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3081,14 +3081,14 @@ kept2409:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2411
+	JMP         stored2413
 
-unusual2410:
+unusual2412:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162413
-	JA        fp322414
+	JE        fp162415
+	JA        fp322416
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3097,55 +3097,55 @@ unusual2410:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2417
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2416
-
-ordinary2417:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2416:
-	JMP done2415
-
-fp162413:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2419
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2418
 
 ordinary2419:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2418:
-	JMP done2415
+	JMP done2417
 
-fp322414:
-done2415:
-stored2411:
+fp162415:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2421
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2420
+
+ordinary2421:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2420:
+	JMP done2417
+
+fp322416:
+done2417:
+stored2413:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2408:
+check2410:
 	CMPQ CX, R10
-	JB   next2407
+	JB   next2409
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2407
-	JMP  done2406
+	JB   next2409
+	JMP  done2408
 
-fp162404:
+fp162406:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2421
+	JMP  check2423
 
-next2420:
+next2422:
 	TESTQ     AX, AX
-	JEQ       kept2422
+	JEQ       kept2424
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3155,7 +3155,7 @@ next2420:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2422:
+kept2424:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*2)
@@ -3172,7 +3172,7 @@ kept2422:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2423
+	JNE         unusual2425
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3181,14 +3181,14 @@ kept2422:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2424
+	JMP         stored2426
 
-unusual2423:
+unusual2425:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162426
-	JA        fp322427
+	JE        fp162428
+	JA        fp322429
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3197,55 +3197,55 @@ unusual2423:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2430
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2429
-
-ordinary2430:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2429:
-	JMP done2428
-
-fp162426:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2432
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2431
 
 ordinary2432:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2431:
-	JMP done2428
+	JMP done2430
 
-fp322427:
-done2428:
-stored2424:
+fp162428:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2434
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2433
+
+ordinary2434:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2433:
+	JMP done2430
+
+fp322429:
+done2430:
+stored2426:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2421:
+check2423:
 	CMPQ CX, R10
-	JB   next2420
+	JB   next2422
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2420
-	JMP  done2406
+	JB   next2422
+	JMP  done2408
 
-fp322405:
+fp322407:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2434
+	JMP  check2436
 
-next2433:
+next2435:
 	TESTQ     AX, AX
-	JEQ       kept2435
+	JEQ       kept2437
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z12
@@ -3255,7 +3255,7 @@ next2433:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2435:
+kept2437:
 	PREFETCHT0  (SI)(R11*4)
 	PREFETCHT0  (R8)(R11*4)
 	PREFETCHT0  (DX)(R11*4)
@@ -3272,7 +3272,7 @@ kept2435:
 	VFMADD231PS Z8, Z12, Z14
 	VMOVUPS     Z14, (SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2436
+	JNE         unusual2438
 	VPTESTMD    Z0, Z14, K1
 	VPADDD      Z1, Z14, Z12
 	VCMPPS      $0x03, Z14, Z14, K2
@@ -3281,14 +3281,14 @@ kept2435:
 	VPSRLD      $0x10, Z12, Z12
 	VPMOVDW     Z12, Y12
 	VMOVNTDQ    Y12, (BX)(CX*2)
-	JMP         stored2437
+	JMP         stored2439
 
-unusual2436:
+unusual2438:
 	MOVQ      DI, R12
 	ANDQ      $0x03, R12
 	CMPQ      R12, $0x01
-	JE        fp162439
-	JA        fp322440
+	JE        fp162441
+	JA        fp322442
 	VPTESTMD  Z0, Z14, K1
 	VPADDD    Z1, Z14, Z12
 	VCMPPS    $0x03, Z14, Z14, K2
@@ -3297,46 +3297,46 @@ unusual2436:
 	VPSRLD    $0x10, Z12, Z12
 	VPMOVDW   Z12, Y12
 	TESTQ     $0x00000004, DI
-	JNE       ordinary2443
-	VMOVNTDQ  Y12, (BX)(CX*2)
-	JMP       stored2442
-
-ordinary2443:
-	VMOVDQU32 Y12, (BX)(CX*2)
-
-stored2442:
-	JMP done2441
-
-fp162439:
-	VPXORD    Y13, Y13, Y13
-	VCVTPS2PH $0x00, Z14, Y13
-	TESTQ     $0x00000004, DI
 	JNE       ordinary2445
-	VMOVNTDQ  Y13, (BX)(CX*2)
+	VMOVNTDQ  Y12, (BX)(CX*2)
 	JMP       stored2444
 
 ordinary2445:
-	VMOVDQU32 Y13, (BX)(CX*2)
+	VMOVDQU32 Y12, (BX)(CX*2)
 
 stored2444:
-	JMP done2441
+	JMP done2443
 
-fp322440:
-done2441:
-stored2437:
+fp162441:
+	VPXORD    Y13, Y13, Y13
+	VCVTPS2PH $0x00, Z14, Y13
+	TESTQ     $0x00000004, DI
+	JNE       ordinary2447
+	VMOVNTDQ  Y13, (BX)(CX*2)
+	JMP       stored2446
+
+ordinary2447:
+	VMOVDQU32 Y13, (BX)(CX*2)
+
+stored2446:
+	JMP done2443
+
+fp322442:
+done2443:
+stored2439:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check2434:
+check2436:
 	CMPQ CX, R10
-	JB   next2433
+	JB   next2435
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2433
+	JB   next2435
 
-done2406:
-updated2359:
+done2408:
+updated2361:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3362,15 +3362,15 @@ TEXT ·trafficFP321xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162447
-	JA     fp322448
+	JE     fp162449
+	JA     fp322450
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2451
+	JMP    check2453
 
-next2450:
+next2452:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3380,36 +3380,36 @@ next2450:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2452
+	JEQ        written2454
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2453
+	JNE        unaligned2455
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2452
+	JMP        written2454
 
-unaligned2453:
+unaligned2455:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2452:
+written2454:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2451:
+check2453:
 	CMPQ DX, R8
-	JB   next2450
+	JB   next2452
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2450
-	JMP  done2449
+	JB   next2452
+	JMP  done2451
 
-fp162447:
+fp162449:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2455
+	JMP  check2457
 
-next2454:
+next2456:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3419,36 +3419,36 @@ next2454:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2456
+	JEQ        written2458
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2457
+	JNE        unaligned2459
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2456
+	JMP        written2458
 
-unaligned2457:
+unaligned2459:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2456:
+written2458:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2455:
+check2457:
 	CMPQ DX, R8
-	JB   next2454
+	JB   next2456
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2454
-	JMP  done2449
+	JB   next2456
+	JMP  done2451
 
-fp322448:
+fp322450:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2459
+	JMP  check2461
 
-next2458:
+next2460:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*4)
@@ -3458,28 +3458,28 @@ next2458:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU32  Z3, (SI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2460
+	JEQ        written2462
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2461
+	JNE        unaligned2463
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2460
+	JMP        written2462
 
-unaligned2461:
+unaligned2463:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2460:
+written2462:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2459:
+check2461:
 	CMPQ DX, R8
-	JB   next2458
+	JB   next2460
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2458
+	JB   next2460
 
-done2449:
+done2451:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -3506,15 +3506,15 @@ TEXT ·trafficFP322xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162463
-	JA     fp322464
+	JE     fp162465
+	JA     fp322466
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2467
+	JMP    check2469
 
-next2466:
+next2468:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3527,36 +3527,36 @@ next2466:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2468
+	JEQ        written2470
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2469
+	JNE        unaligned2471
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2468
+	JMP        written2470
 
-unaligned2469:
+unaligned2471:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2468:
+written2470:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2467:
+check2469:
 	CMPQ DX, R9
-	JB   next2466
+	JB   next2468
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2466
-	JMP  done2465
+	JB   next2468
+	JMP  done2467
 
-fp162463:
+fp162465:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2471
+	JMP  check2473
 
-next2470:
+next2472:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3569,36 +3569,36 @@ next2470:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2472
+	JEQ        written2474
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2473
+	JNE        unaligned2475
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2472
+	JMP        written2474
 
-unaligned2473:
+unaligned2475:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2472:
+written2474:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2471:
+check2473:
 	CMPQ DX, R9
-	JB   next2470
+	JB   next2472
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2470
-	JMP  done2465
+	JB   next2472
+	JMP  done2467
 
-fp322464:
+fp322466:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2475
+	JMP  check2477
 
-next2474:
+next2476:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*4)
@@ -3611,28 +3611,28 @@ next2474:
 	VMOVDQU32  Z3, (SI)(DX*4)
 	VMOVDQU32  Z4, (DI)(DX*4)
 	TESTQ      AX, AX
-	JEQ        written2476
+	JEQ        written2478
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2477
+	JNE        unaligned2479
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2476
+	JMP        written2478
 
-unaligned2477:
+unaligned2479:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2476:
+written2478:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2475:
+check2477:
 	CMPQ DX, R9
-	JB   next2474
+	JB   next2476
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2474
+	JB   next2476
 
-done2465:
+done2467:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -3665,10 +3665,10 @@ TEXT ·adamFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2478
+	JEQ       aligned2480
 	ORQ       $0x04, DI
 
-aligned2478:
+aligned2480:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3693,7 +3693,7 @@ aligned2478:
 	MOVQ         a+0(FP), R14
 	MOVQ         40(R14), R14
 	TESTQ        R14, R14
-	JEQ          plain2479
+	JEQ          plain2481
 	VPXORQ       Z14, Z14, Z14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
@@ -3701,17 +3701,17 @@ aligned2478:
 	VPXORQ       Z18, Z18, Z18
 	VPXORQ       Z19, Z19, Z19
 	CMPQ         CX, $0x01
-	JE           fp162482
-	JA           fp322483
+	JE           fp162484
+	JA           fp322485
 	MOVQ         R13, CX
 	MOVQ         a+0(FP), R13
 	MOVQ         16(R13), R13
 	ADDQ         CX, R13
-	JMP          check2486
+	JMP          check2488
 
-next2485:
+next2487:
 	TESTQ     R10, R10
-	JEQ       kept2487
+	JEQ       kept2489
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3725,7 +3725,7 @@ next2485:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2487:
+kept2489:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -3801,7 +3801,7 @@ kept2487:
 	VMOVUPS     Z22, 64(SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2488
+	JNE         unusual2490
 	VPTESTMD    Z0, Z25, K1
 	VPADDD      Z1, Z25, Z20
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -3815,14 +3815,14 @@ kept2487:
 	VPSRLD      $0x10, Z20, Z20
 	VPTERNLOGD  $0xf8, Z22, Z4, Z20
 	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2489
+	JMP         stored2491
 
-unusual2488:
+unusual2490:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162491
-	JA         fp322492
+	JE         fp162493
+	JA         fp322494
 	VPTESTMD   Z0, Z25, K1
 	VPADDD     Z1, Z25, Z20
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -3836,17 +3836,17 @@ unusual2488:
 	VPSRLD     $0x10, Z20, Z20
 	VPTERNLOGD $0xf8, Z22, Z4, Z20
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2495
+	JNE        ordinary2497
 	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2494
+	JMP        stored2496
 
-ordinary2495:
+ordinary2497:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2494:
-	JMP done2493
+stored2496:
+	JMP done2495
 
-fp162491:
+fp162493:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
 	VPERMI2PS    Z26, Z25, Z20
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
@@ -3856,41 +3856,41 @@ fp162491:
 	VCVTPS2PH    $0x00, Z22, Y20
 	VINSERTI64X4 $0x01, Y20, Z21, Z21
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2497
+	JNE          ordinary2499
 	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2496
+	JMP          stored2498
 
-ordinary2497:
+ordinary2499:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2496:
-	JMP done2493
+stored2498:
+	JMP done2495
 
-fp322492:
-done2493:
-stored2489:
+fp322494:
+done2495:
+stored2491:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2486:
+check2488:
 	CMPQ CX, R12
-	JB   next2485
+	JB   next2487
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2485
-	JMP  done2484
+	JB   next2487
+	JMP  done2486
 
-fp162482:
+fp162484:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2499
+	JMP  check2501
 
-next2498:
+next2500:
 	TESTQ     R10, R10
-	JEQ       kept2500
+	JEQ       kept2502
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -3904,7 +3904,7 @@ next2498:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2500:
+kept2502:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -3983,7 +3983,7 @@ kept2500:
 	VMOVUPS     Z22, 64(SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2501
+	JNE         unusual2503
 	VPTESTMD    Z0, Z25, K1
 	VPADDD      Z1, Z25, Z20
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -3997,14 +3997,14 @@ kept2500:
 	VPSRLD      $0x10, Z20, Z20
 	VPTERNLOGD  $0xf8, Z22, Z4, Z20
 	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2502
+	JMP         stored2504
 
-unusual2501:
+unusual2503:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162504
-	JA         fp322505
+	JE         fp162506
+	JA         fp322507
 	VPTESTMD   Z0, Z25, K1
 	VPADDD     Z1, Z25, Z20
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -4018,17 +4018,17 @@ unusual2501:
 	VPSRLD     $0x10, Z20, Z20
 	VPTERNLOGD $0xf8, Z22, Z4, Z20
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2508
+	JNE        ordinary2510
 	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2507
+	JMP        stored2509
 
-ordinary2508:
+ordinary2510:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2507:
-	JMP done2506
+stored2509:
+	JMP done2508
 
-fp162504:
+fp162506:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
 	VPERMI2PS    Z26, Z25, Z20
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
@@ -4038,41 +4038,41 @@ fp162504:
 	VCVTPS2PH    $0x00, Z22, Y20
 	VINSERTI64X4 $0x01, Y20, Z21, Z21
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2510
+	JNE          ordinary2512
 	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2509
+	JMP          stored2511
 
-ordinary2510:
+ordinary2512:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2509:
-	JMP done2506
+stored2511:
+	JMP done2508
 
-fp322505:
-done2506:
-stored2502:
+fp322507:
+done2508:
+stored2504:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2499:
+check2501:
 	CMPQ CX, R12
-	JB   next2498
+	JB   next2500
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2498
-	JMP  done2484
+	JB   next2500
+	JMP  done2486
 
-fp322483:
+fp322485:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2512
+	JMP  check2514
 
-next2511:
+next2513:
 	TESTQ     R10, R10
-	JEQ       kept2513
+	JEQ       kept2515
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z20
@@ -4086,7 +4086,7 @@ next2511:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2513:
+kept2515:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -4166,7 +4166,7 @@ kept2513:
 	VMOVUPS     Z22, 64(SI)(CX*4)
 	VPADDQ      Z22, Z15, Z15
 	TESTQ       DI, DI
-	JNE         unusual2514
+	JNE         unusual2516
 	VPTESTMD    Z0, Z25, K1
 	VPADDD      Z1, Z25, Z20
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -4180,14 +4180,14 @@ kept2513:
 	VPSRLD      $0x10, Z20, Z20
 	VPTERNLOGD  $0xf8, Z22, Z4, Z20
 	VMOVNTDQ    Z20, (BX)(CX*2)
-	JMP         stored2515
+	JMP         stored2517
 
-unusual2514:
+unusual2516:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162517
-	JA         fp322518
+	JE         fp162519
+	JA         fp322520
 	VPTESTMD   Z0, Z25, K1
 	VPADDD     Z1, Z25, Z20
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -4201,17 +4201,17 @@ unusual2514:
 	VPSRLD     $0x10, Z20, Z20
 	VPTERNLOGD $0xf8, Z22, Z4, Z20
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2521
+	JNE        ordinary2523
 	VMOVNTDQ   Z20, (BX)(CX*2)
-	JMP        stored2520
+	JMP        stored2522
 
-ordinary2521:
+ordinary2523:
 	VMOVDQU32 Z20, (BX)(CX*2)
 
-stored2520:
-	JMP done2519
+stored2522:
+	JMP done2521
 
-fp162517:
+fp162519:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z20
 	VPERMI2PS    Z26, Z25, Z20
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z22
@@ -4221,31 +4221,31 @@ fp162517:
 	VCVTPS2PH    $0x00, Z22, Y20
 	VINSERTI64X4 $0x01, Y20, Z21, Z21
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2523
+	JNE          ordinary2525
 	VMOVNTDQ     Z21, (BX)(CX*2)
-	JMP          stored2522
+	JMP          stored2524
 
-ordinary2523:
+ordinary2525:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored2522:
-	JMP done2519
+stored2524:
+	JMP done2521
 
-fp322518:
-done2519:
-stored2515:
+fp322520:
+done2521:
+stored2517:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2512:
+check2514:
 	CMPQ CX, R12
-	JB   next2511
+	JB   next2513
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2511
+	JB   next2513
 
-done2484:
+done2486:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z14, (AX)
@@ -4254,21 +4254,21 @@ done2484:
 	VMOVDQU32 Z17, 320(AX)
 	VMOVDQU32 Z18, 384(AX)
 	VMOVDQU32 Z19, 448(AX)
-	JMP       updated2480
+	JMP       updated2482
 
-plain2479:
+plain2481:
 	CMPQ CX, $0x01
-	JE   fp162525
-	JA   fp322526
+	JE   fp162527
+	JA   fp322528
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2529
+	JMP  check2531
 
-next2528:
+next2530:
 	TESTQ     R10, R10
-	JEQ       kept2530
+	JEQ       kept2532
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4282,7 +4282,7 @@ next2528:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2530:
+kept2532:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -4350,7 +4350,7 @@ kept2530:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2531
+	JNE         unusual2533
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -4364,14 +4364,14 @@ kept2530:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2532
+	JMP         stored2534
 
-unusual2531:
+unusual2533:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162534
-	JA         fp322535
+	JE         fp162536
+	JA         fp322537
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -4385,17 +4385,17 @@ unusual2531:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2538
+	JNE        ordinary2540
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2537
+	JMP        stored2539
 
-ordinary2538:
+ordinary2540:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2537:
-	JMP done2536
+stored2539:
+	JMP done2538
 
-fp162534:
+fp162536:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -4405,41 +4405,41 @@ fp162534:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2540
+	JNE          ordinary2542
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2539
+	JMP          stored2541
 
-ordinary2540:
+ordinary2542:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2539:
-	JMP done2536
+stored2541:
+	JMP done2538
 
-fp322535:
-done2536:
-stored2532:
+fp322537:
+done2538:
+stored2534:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2529:
+check2531:
 	CMPQ CX, R12
-	JB   next2528
+	JB   next2530
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2528
-	JMP  done2527
+	JB   next2530
+	JMP  done2529
 
-fp162525:
+fp162527:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2542
+	JMP  check2544
 
-next2541:
+next2543:
 	TESTQ     R10, R10
-	JEQ       kept2543
+	JEQ       kept2545
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4453,7 +4453,7 @@ next2541:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2543:
+kept2545:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -4524,7 +4524,7 @@ kept2543:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2544
+	JNE         unusual2546
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -4538,14 +4538,14 @@ kept2543:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2545
+	JMP         stored2547
 
-unusual2544:
+unusual2546:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162547
-	JA         fp322548
+	JE         fp162549
+	JA         fp322550
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -4559,17 +4559,17 @@ unusual2544:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2551
+	JNE        ordinary2553
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2550
+	JMP        stored2552
 
-ordinary2551:
+ordinary2553:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2550:
-	JMP done2549
+stored2552:
+	JMP done2551
 
-fp162547:
+fp162549:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -4579,41 +4579,41 @@ fp162547:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2553
+	JNE          ordinary2555
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2552
+	JMP          stored2554
 
-ordinary2553:
+ordinary2555:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2552:
-	JMP done2549
+stored2554:
+	JMP done2551
 
-fp322548:
-done2549:
-stored2545:
+fp322550:
+done2551:
+stored2547:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2542:
+check2544:
 	CMPQ CX, R12
-	JB   next2541
+	JB   next2543
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2541
-	JMP  done2527
+	JB   next2543
+	JMP  done2529
 
-fp322526:
+fp322528:
 	MOVQ R13, CX
 	MOVQ a+0(FP), R13
 	MOVQ 16(R13), R13
 	ADDQ CX, R13
-	JMP  check2555
+	JMP  check2557
 
-next2554:
+next2556:
 	TESTQ     R10, R10
-	JEQ       kept2556
+	JEQ       kept2558
 	MOVQ      CX, R14
 	ANDQ      $0x0000007f, R14
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -4627,7 +4627,7 @@ next2554:
 	LEAQ      32(CX), R14
 	MOVQ      R14, (R10)
 
-kept2556:
+kept2558:
 	PREFETCHT0  (SI)(R13*4)
 	PREFETCHT0  64(SI)(R13*4)
 	PREFETCHT0  (R8)(R13*2)
@@ -4699,7 +4699,7 @@ kept2556:
 	VMOVUPS     Z14, (SI)(CX*4)
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2557
+	JNE         unusual2559
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -4713,14 +4713,14 @@ kept2556:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2558
+	JMP         stored2560
 
-unusual2557:
+unusual2559:
 	MOVQ       DI, R14
 	ANDQ       $0x03, R14
 	CMPQ       R14, $0x01
-	JE         fp162560
-	JA         fp322561
+	JE         fp162562
+	JA         fp322563
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -4734,17 +4734,17 @@ unusual2557:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2564
+	JNE        ordinary2566
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2563
+	JMP        stored2565
 
-ordinary2564:
+ordinary2566:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2563:
-	JMP done2562
+stored2565:
+	JMP done2564
 
-fp162560:
+fp162562:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -4754,32 +4754,32 @@ fp162560:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2566
+	JNE          ordinary2568
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2565
+	JMP          stored2567
 
-ordinary2566:
+ordinary2568:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2565:
-	JMP done2562
+stored2567:
+	JMP done2564
 
-fp322561:
-done2562:
-stored2558:
+fp322563:
+done2564:
+stored2560:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R13
 
-check2555:
+check2557:
 	CMPQ CX, R12
-	JB   next2554
+	JB   next2556
 	MOVQ CX, R13
 	CMPQ R12, R11
 	MOVQ R11, R12
-	JB   next2554
+	JB   next2556
 
-done2527:
-updated2480:
+done2529:
+updated2482:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -4813,10 +4813,10 @@ TEXT ·lionFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2567
+	JEQ       aligned2569
 	ORQ       $0x04, DI
 
-aligned2567:
+aligned2569:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -4835,23 +4835,23 @@ aligned2567:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2568
+	JEQ     plain2570
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162571
-	JA      fp322572
+	JE      fp162573
+	JA      fp322574
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2575
+	JMP     check2577
 
-next2574:
+next2576:
 	TESTQ     R9, R9
-	JEQ       kept2576
+	JEQ       kept2578
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -4863,7 +4863,7 @@ next2574:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2576:
+kept2578:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -4928,7 +4928,7 @@ kept2576:
 	VMOVUPS     Z18, 64(SI)(CX*4)
 	VPADDQ      Z18, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2577
+	JNE         unusual2579
 	VPTESTMD    Z0, Z21, K1
 	VPADDD      Z1, Z21, Z17
 	VCMPPS      $0x03, Z21, Z21, K2
@@ -4942,14 +4942,14 @@ kept2576:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z4, Z17
 	VMOVNTDQ    Z17, (BX)(CX*2)
-	JMP         stored2578
+	JMP         stored2580
 
-unusual2577:
+unusual2579:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162580
-	JA         fp322581
+	JE         fp162582
+	JA         fp322583
 	VPTESTMD   Z0, Z21, K1
 	VPADDD     Z1, Z21, Z17
 	VCMPPS     $0x03, Z21, Z21, K2
@@ -4963,17 +4963,17 @@ unusual2577:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z4, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2584
+	JNE        ordinary2586
 	VMOVNTDQ   Z17, (BX)(CX*2)
-	JMP        stored2583
+	JMP        stored2585
 
-ordinary2584:
+ordinary2586:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2583:
-	JMP done2582
+stored2585:
+	JMP done2584
 
-fp162580:
+fp162582:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z22, Z21, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -4983,41 +4983,41 @@ fp162580:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z12, Z12
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2586
+	JNE          ordinary2588
 	VMOVNTDQ     Z12, (BX)(CX*2)
-	JMP          stored2585
+	JMP          stored2587
 
-ordinary2586:
+ordinary2588:
 	VMOVDQU32 Z12, (BX)(CX*2)
 
-stored2585:
-	JMP done2582
+stored2587:
+	JMP done2584
 
-fp322581:
-done2582:
-stored2578:
+fp322583:
+done2584:
+stored2580:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2575:
+check2577:
 	CMPQ CX, R11
-	JB   next2574
+	JB   next2576
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2574
-	JMP  done2573
+	JB   next2576
+	JMP  done2575
 
-fp162571:
+fp162573:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2588
+	JMP  check2590
 
-next2587:
+next2589:
 	TESTQ     R9, R9
-	JEQ       kept2589
+	JEQ       kept2591
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5029,7 +5029,7 @@ next2587:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2589:
+kept2591:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5097,7 +5097,7 @@ kept2589:
 	VMOVUPS     Z18, 64(SI)(CX*4)
 	VPADDQ      Z18, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2590
+	JNE         unusual2592
 	VPTESTMD    Z0, Z21, K1
 	VPADDD      Z1, Z21, Z10
 	VCMPPS      $0x03, Z21, Z21, K2
@@ -5111,14 +5111,14 @@ kept2589:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z18, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2591
+	JMP         stored2593
 
-unusual2590:
+unusual2592:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162593
-	JA         fp322594
+	JE         fp162595
+	JA         fp322596
 	VPTESTMD   Z0, Z21, K1
 	VPADDD     Z1, Z21, Z10
 	VCMPPS     $0x03, Z21, Z21, K2
@@ -5132,17 +5132,17 @@ unusual2590:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z18, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2597
+	JNE        ordinary2599
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2596
+	JMP        stored2598
 
-ordinary2597:
+ordinary2599:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2596:
-	JMP done2595
+stored2598:
+	JMP done2597
 
-fp162593:
+fp162595:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z22, Z21, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5152,41 +5152,41 @@ fp162593:
 	VCVTPS2PH    $0x00, Z18, Y10
 	VINSERTI64X4 $0x01, Y10, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2599
+	JNE          ordinary2601
 	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2598
+	JMP          stored2600
 
-ordinary2599:
+ordinary2601:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2598:
-	JMP done2595
+stored2600:
+	JMP done2597
 
-fp322594:
-done2595:
-stored2591:
+fp322596:
+done2597:
+stored2593:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2588:
+check2590:
 	CMPQ CX, R11
-	JB   next2587
+	JB   next2589
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2587
-	JMP  done2573
+	JB   next2589
+	JMP  done2575
 
-fp322572:
+fp322574:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2601
+	JMP  check2603
 
-next2600:
+next2602:
 	TESTQ     R9, R9
-	JEQ       kept2602
+	JEQ       kept2604
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -5198,7 +5198,7 @@ next2600:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2602:
+kept2604:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5267,7 +5267,7 @@ kept2602:
 	VMOVUPS     Z18, 64(SI)(CX*4)
 	VPADDQ      Z18, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2603
+	JNE         unusual2605
 	VPTESTMD    Z0, Z21, K1
 	VPADDD      Z1, Z21, Z10
 	VCMPPS      $0x03, Z21, Z21, K2
@@ -5281,14 +5281,14 @@ kept2602:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z18, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2604
+	JMP         stored2606
 
-unusual2603:
+unusual2605:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162606
-	JA         fp322607
+	JE         fp162608
+	JA         fp322609
 	VPTESTMD   Z0, Z21, K1
 	VPADDD     Z1, Z21, Z10
 	VCMPPS     $0x03, Z21, Z21, K2
@@ -5302,17 +5302,17 @@ unusual2603:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z18, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2610
+	JNE        ordinary2612
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2609
+	JMP        stored2611
 
-ordinary2610:
+ordinary2612:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2609:
-	JMP done2608
+stored2611:
+	JMP done2610
 
-fp162606:
+fp162608:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z22, Z21, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5322,52 +5322,52 @@ fp162606:
 	VCVTPS2PH    $0x00, Z18, Y10
 	VINSERTI64X4 $0x01, Y10, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2612
+	JNE          ordinary2614
 	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored2611
+	JMP          stored2613
 
-ordinary2612:
+ordinary2614:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored2611:
-	JMP done2608
+stored2613:
+	JMP done2610
 
-fp322607:
-done2608:
-stored2604:
+fp322609:
+done2610:
+stored2606:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2601:
+check2603:
 	CMPQ CX, R11
-	JB   next2600
+	JB   next2602
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2600
+	JB   next2602
 
-done2573:
+done2575:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2569
+	JMP       updated2571
 
-plain2568:
+plain2570:
 	CMPQ CX, $0x01
-	JE   fp162614
-	JA   fp322615
+	JE   fp162616
+	JA   fp322617
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2618
+	JMP  check2620
 
-next2617:
+next2619:
 	TESTQ     R9, R9
-	JEQ       kept2619
+	JEQ       kept2621
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5379,7 +5379,7 @@ next2617:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2619:
+kept2621:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5438,7 +5438,7 @@ kept2619:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2620
+	JNE         unusual2622
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z6
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -5452,14 +5452,14 @@ kept2619:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2621
+	JMP         stored2623
 
-unusual2620:
+unusual2622:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162623
-	JA         fp322624
+	JE         fp162625
+	JA         fp322626
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z6
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -5473,17 +5473,17 @@ unusual2620:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2627
+	JNE        ordinary2629
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2626
+	JMP        stored2628
 
-ordinary2627:
+ordinary2629:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2626:
-	JMP done2625
+stored2628:
+	JMP done2627
 
-fp162623:
+fp162625:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z18, Z17, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -5493,41 +5493,41 @@ fp162623:
 	VCVTPS2PH    $0x00, Z10, Y6
 	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2629
+	JNE          ordinary2631
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2628
+	JMP          stored2630
 
-ordinary2629:
+ordinary2631:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2628:
-	JMP done2625
+stored2630:
+	JMP done2627
 
-fp322624:
-done2625:
-stored2621:
+fp322626:
+done2627:
+stored2623:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2618:
+check2620:
 	CMPQ CX, R11
-	JB   next2617
+	JB   next2619
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2617
-	JMP  done2616
+	JB   next2619
+	JMP  done2618
 
-fp162614:
+fp162616:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2631
+	JMP  check2633
 
-next2630:
+next2632:
 	TESTQ     R9, R9
-	JEQ       kept2632
+	JEQ       kept2634
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5539,7 +5539,7 @@ next2630:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2632:
+kept2634:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5601,7 +5601,7 @@ kept2632:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2633
+	JNE         unusual2635
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z6
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -5615,14 +5615,14 @@ kept2632:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2634
+	JMP         stored2636
 
-unusual2633:
+unusual2635:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162636
-	JA         fp322637
+	JE         fp162638
+	JA         fp322639
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z6
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -5636,17 +5636,17 @@ unusual2633:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2640
+	JNE        ordinary2642
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2639
+	JMP        stored2641
 
-ordinary2640:
+ordinary2642:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2639:
-	JMP done2638
+stored2641:
+	JMP done2640
 
-fp162636:
+fp162638:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z18, Z17, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -5656,41 +5656,41 @@ fp162636:
 	VCVTPS2PH    $0x00, Z10, Y6
 	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2642
+	JNE          ordinary2644
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2641
+	JMP          stored2643
 
-ordinary2642:
+ordinary2644:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2641:
-	JMP done2638
+stored2643:
+	JMP done2640
 
-fp322637:
-done2638:
-stored2634:
+fp322639:
+done2640:
+stored2636:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2631:
+check2633:
 	CMPQ CX, R11
-	JB   next2630
+	JB   next2632
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2630
-	JMP  done2616
+	JB   next2632
+	JMP  done2618
 
-fp322615:
+fp322617:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2644
+	JMP  check2646
 
-next2643:
+next2645:
 	TESTQ     R9, R9
-	JEQ       kept2645
+	JEQ       kept2647
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -5702,7 +5702,7 @@ next2643:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2645:
+kept2647:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5765,7 +5765,7 @@ kept2645:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z10, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2646
+	JNE         unusual2648
 	VPTESTMD    Z0, Z17, K1
 	VPADDD      Z1, Z17, Z6
 	VCMPPS      $0x03, Z17, Z17, K2
@@ -5779,14 +5779,14 @@ kept2645:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z10, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2647
+	JMP         stored2649
 
-unusual2646:
+unusual2648:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162649
-	JA         fp322650
+	JE         fp162651
+	JA         fp322652
 	VPTESTMD   Z0, Z17, K1
 	VPADDD     Z1, Z17, Z6
 	VCMPPS     $0x03, Z17, Z17, K2
@@ -5800,17 +5800,17 @@ unusual2646:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z10, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2653
+	JNE        ordinary2655
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2652
+	JMP        stored2654
 
-ordinary2653:
+ordinary2655:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2652:
-	JMP done2651
+stored2654:
+	JMP done2653
 
-fp162649:
+fp162651:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z18, Z17, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z10
@@ -5820,32 +5820,32 @@ fp162649:
 	VCVTPS2PH    $0x00, Z10, Y6
 	VINSERTI64X4 $0x01, Y6, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2655
+	JNE          ordinary2657
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored2654
+	JMP          stored2656
 
-ordinary2655:
+ordinary2657:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored2654:
-	JMP done2651
+stored2656:
+	JMP done2653
 
-fp322650:
-done2651:
-stored2647:
+fp322652:
+done2653:
+stored2649:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2644:
+check2646:
 	CMPQ CX, R11
-	JB   next2643
+	JB   next2645
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2643
+	JB   next2645
 
-done2616:
-updated2569:
+done2618:
+updated2571:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5879,10 +5879,10 @@ TEXT ·adagradFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2656
+	JEQ       aligned2658
 	ORQ       $0x04, DI
 
-aligned2656:
+aligned2658:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -5901,23 +5901,23 @@ aligned2656:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain2657
+	JEQ          plain2659
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp162660
-	JA           fp322661
+	JE           fp162662
+	JA           fp322663
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check2664
+	JMP          check2666
 
-next2663:
+next2665:
 	TESTQ     R9, R9
-	JEQ       kept2665
+	JEQ       kept2667
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -5929,7 +5929,7 @@ next2663:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2665:
+kept2667:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -5984,7 +5984,7 @@ kept2665:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual2666
+	JNE         unusual2668
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -5998,14 +5998,14 @@ kept2665:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2667
+	JMP         stored2669
 
-unusual2666:
+unusual2668:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162669
-	JA         fp322670
+	JE         fp162671
+	JA         fp322672
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -6019,17 +6019,17 @@ unusual2666:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2673
+	JNE        ordinary2675
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2672
+	JMP        stored2674
 
-ordinary2673:
+ordinary2675:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2672:
-	JMP done2671
+stored2674:
+	JMP done2673
 
-fp162669:
+fp162671:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -6039,41 +6039,41 @@ fp162669:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2675
+	JNE          ordinary2677
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2674
+	JMP          stored2676
 
-ordinary2675:
+ordinary2677:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2674:
-	JMP done2671
+stored2676:
+	JMP done2673
 
-fp322670:
-done2671:
-stored2667:
+fp322672:
+done2673:
+stored2669:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2664:
+check2666:
 	CMPQ CX, R11
-	JB   next2663
+	JB   next2665
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2663
-	JMP  done2662
+	JB   next2665
+	JMP  done2664
 
-fp162660:
+fp162662:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2677
+	JMP  check2679
 
-next2676:
+next2678:
 	TESTQ     R9, R9
-	JEQ       kept2678
+	JEQ       kept2680
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6085,7 +6085,7 @@ next2676:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2678:
+kept2680:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6143,7 +6143,7 @@ kept2678:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual2679
+	JNE         unusual2681
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -6157,14 +6157,14 @@ kept2678:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2680
+	JMP         stored2682
 
-unusual2679:
+unusual2681:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162682
-	JA         fp322683
+	JE         fp162684
+	JA         fp322685
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -6178,17 +6178,17 @@ unusual2679:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2686
+	JNE        ordinary2688
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2685
+	JMP        stored2687
 
-ordinary2686:
+ordinary2688:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2685:
-	JMP done2684
+stored2687:
+	JMP done2686
 
-fp162682:
+fp162684:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -6198,41 +6198,41 @@ fp162682:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2688
+	JNE          ordinary2690
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2687
+	JMP          stored2689
 
-ordinary2688:
+ordinary2690:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2687:
-	JMP done2684
+stored2689:
+	JMP done2686
 
-fp322683:
-done2684:
-stored2680:
+fp322685:
+done2686:
+stored2682:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2677:
+check2679:
 	CMPQ CX, R11
-	JB   next2676
+	JB   next2678
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2676
-	JMP  done2662
+	JB   next2678
+	JMP  done2664
 
-fp322661:
+fp322663:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2690
+	JMP  check2692
 
-next2689:
+next2691:
 	TESTQ     R9, R9
-	JEQ       kept2691
+	JEQ       kept2693
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -6244,7 +6244,7 @@ next2689:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2691:
+kept2693:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6303,7 +6303,7 @@ kept2691:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z11, Z11
 	TESTQ       DI, DI
-	JNE         unusual2692
+	JNE         unusual2694
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z14
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -6317,14 +6317,14 @@ kept2691:
 	VPSRLD      $0x10, Z14, Z14
 	VPTERNLOGD  $0xf8, Z16, Z4, Z14
 	VMOVNTDQ    Z14, (BX)(CX*2)
-	JMP         stored2693
+	JMP         stored2695
 
-unusual2692:
+unusual2694:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162695
-	JA         fp322696
+	JE         fp162697
+	JA         fp322698
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z14
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -6338,17 +6338,17 @@ unusual2692:
 	VPSRLD     $0x10, Z14, Z14
 	VPTERNLOGD $0xf8, Z16, Z4, Z14
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2699
+	JNE        ordinary2701
 	VMOVNTDQ   Z14, (BX)(CX*2)
-	JMP        stored2698
+	JMP        stored2700
 
-ordinary2699:
+ordinary2701:
 	VMOVDQU32 Z14, (BX)(CX*2)
 
-stored2698:
-	JMP done2697
+stored2700:
+	JMP done2699
 
-fp162695:
+fp162697:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z14
 	VPERMI2PS    Z20, Z19, Z14
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -6358,52 +6358,52 @@ fp162695:
 	VCVTPS2PH    $0x00, Z16, Y14
 	VINSERTI64X4 $0x01, Y14, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2701
+	JNE          ordinary2703
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2700
+	JMP          stored2702
 
-ordinary2701:
+ordinary2703:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2700:
-	JMP done2697
+stored2702:
+	JMP done2699
 
-fp322696:
-done2697:
-stored2693:
+fp322698:
+done2699:
+stored2695:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2690:
+check2692:
 	CMPQ CX, R11
-	JB   next2689
+	JB   next2691
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2689
+	JB   next2691
 
-done2662:
+done2664:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z10, (AX)
 	VMOVDQU32 Z11, 64(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated2658
+	JMP       updated2660
 
-plain2657:
+plain2659:
 	CMPQ CX, $0x01
-	JE   fp162703
-	JA   fp322704
+	JE   fp162705
+	JA   fp322706
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2707
+	JMP  check2709
 
-next2706:
+next2708:
 	TESTQ     R9, R9
-	JEQ       kept2708
+	JEQ       kept2710
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6415,7 +6415,7 @@ next2706:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2708:
+kept2710:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6464,7 +6464,7 @@ kept2708:
 	VMOVUPS     Z10, (SI)(CX*4)
 	VMOVUPS     Z12, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2709
+	JNE         unusual2711
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z10
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -6478,14 +6478,14 @@ kept2708:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z12, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2710
+	JMP         stored2712
 
-unusual2709:
+unusual2711:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162712
-	JA         fp322713
+	JE         fp162714
+	JA         fp322715
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z10
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -6499,17 +6499,17 @@ unusual2709:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z12, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2716
+	JNE        ordinary2718
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2715
+	JMP        stored2717
 
-ordinary2716:
+ordinary2718:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2715:
-	JMP done2714
+stored2717:
+	JMP done2716
 
-fp162712:
+fp162714:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z16, Z15, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -6519,41 +6519,41 @@ fp162712:
 	VCVTPS2PH    $0x00, Z12, Y10
 	VINSERTI64X4 $0x01, Y10, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2718
+	JNE          ordinary2720
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2717
+	JMP          stored2719
 
-ordinary2718:
+ordinary2720:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2717:
-	JMP done2714
+stored2719:
+	JMP done2716
 
-fp322713:
-done2714:
-stored2710:
+fp322715:
+done2716:
+stored2712:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2707:
+check2709:
 	CMPQ CX, R11
-	JB   next2706
+	JB   next2708
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2706
-	JMP  done2705
+	JB   next2708
+	JMP  done2707
 
-fp162703:
+fp162705:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2720
+	JMP  check2722
 
-next2719:
+next2721:
 	TESTQ     R9, R9
-	JEQ       kept2721
+	JEQ       kept2723
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6565,7 +6565,7 @@ next2719:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2721:
+kept2723:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6617,7 +6617,7 @@ kept2721:
 	VMOVUPS     Z10, (SI)(CX*4)
 	VMOVUPS     Z12, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2722
+	JNE         unusual2724
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z10
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -6631,14 +6631,14 @@ kept2721:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z12, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2723
+	JMP         stored2725
 
-unusual2722:
+unusual2724:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162725
-	JA         fp322726
+	JE         fp162727
+	JA         fp322728
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z10
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -6652,17 +6652,17 @@ unusual2722:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z12, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2729
+	JNE        ordinary2731
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2728
+	JMP        stored2730
 
-ordinary2729:
+ordinary2731:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2728:
-	JMP done2727
+stored2730:
+	JMP done2729
 
-fp162725:
+fp162727:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z16, Z15, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -6672,41 +6672,41 @@ fp162725:
 	VCVTPS2PH    $0x00, Z12, Y10
 	VINSERTI64X4 $0x01, Y10, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2731
+	JNE          ordinary2733
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2730
+	JMP          stored2732
 
-ordinary2731:
+ordinary2733:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2730:
-	JMP done2727
+stored2732:
+	JMP done2729
 
-fp322726:
-done2727:
-stored2723:
+fp322728:
+done2729:
+stored2725:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2720:
+check2722:
 	CMPQ CX, R11
-	JB   next2719
+	JB   next2721
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2719
-	JMP  done2705
+	JB   next2721
+	JMP  done2707
 
-fp322704:
+fp322706:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2733
+	JMP  check2735
 
-next2732:
+next2734:
 	TESTQ     R9, R9
-	JEQ       kept2734
+	JEQ       kept2736
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -6718,7 +6718,7 @@ next2732:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2734:
+kept2736:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6771,7 +6771,7 @@ kept2734:
 	VMOVUPS     Z10, (SI)(CX*4)
 	VMOVUPS     Z12, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2735
+	JNE         unusual2737
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z10
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -6785,14 +6785,14 @@ kept2734:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z12, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2736
+	JMP         stored2738
 
-unusual2735:
+unusual2737:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162738
-	JA         fp322739
+	JE         fp162740
+	JA         fp322741
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z10
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -6806,17 +6806,17 @@ unusual2735:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z12, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2742
+	JNE        ordinary2744
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2741
+	JMP        stored2743
 
-ordinary2742:
+ordinary2744:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2741:
-	JMP done2740
+stored2743:
+	JMP done2742
 
-fp162738:
+fp162740:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z16, Z15, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z12
@@ -6826,32 +6826,32 @@ fp162738:
 	VCVTPS2PH    $0x00, Z12, Y10
 	VINSERTI64X4 $0x01, Y10, Z11, Z11
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2744
+	JNE          ordinary2746
 	VMOVNTDQ     Z11, (BX)(CX*2)
-	JMP          stored2743
+	JMP          stored2745
 
-ordinary2744:
+ordinary2746:
 	VMOVDQU32 Z11, (BX)(CX*2)
 
-stored2743:
-	JMP done2740
+stored2745:
+	JMP done2742
 
-fp322739:
-done2740:
-stored2736:
+fp322741:
+done2742:
+stored2738:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2733:
+check2735:
 	CMPQ CX, R11
-	JB   next2732
+	JB   next2734
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2732
+	JB   next2734
 
-done2705:
-updated2658:
+done2707:
+updated2660:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6885,10 +6885,10 @@ TEXT ·sgdFP32BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2745
+	JEQ       aligned2747
 	ORQ       $0x04, DI
 
-aligned2745:
+aligned2747:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z5
@@ -6907,23 +6907,23 @@ aligned2745:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain2746
+	JEQ     plain2748
 	VPXORQ  Z6, Z6, Z6
 	VPXORQ  Z7, Z7, Z7
 	VPXORQ  Z8, Z8, Z8
 	VPXORQ  Z9, Z9, Z9
 	CMPQ    CX, $0x01
-	JE      fp162749
-	JA      fp322750
+	JE      fp162751
+	JA      fp322752
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check2753
+	JMP     check2755
 
-next2752:
+next2754:
 	TESTQ     R9, R9
-	JEQ       kept2754
+	JEQ       kept2756
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -6935,7 +6935,7 @@ next2752:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2754:
+kept2756:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -6986,7 +6986,7 @@ kept2754:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2755
+	JNE         unusual2757
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z15
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -7000,14 +7000,14 @@ kept2754:
 	VPSRLD      $0x10, Z15, Z15
 	VPTERNLOGD  $0xf8, Z16, Z4, Z15
 	VMOVNTDQ    Z15, (BX)(CX*2)
-	JMP         stored2756
+	JMP         stored2758
 
-unusual2755:
+unusual2757:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162758
-	JA         fp322759
+	JE         fp162760
+	JA         fp322761
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z15
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -7021,17 +7021,17 @@ unusual2755:
 	VPSRLD     $0x10, Z15, Z15
 	VPTERNLOGD $0xf8, Z16, Z4, Z15
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2762
+	JNE        ordinary2764
 	VMOVNTDQ   Z15, (BX)(CX*2)
-	JMP        stored2761
+	JMP        stored2763
 
-ordinary2762:
+ordinary2764:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2761:
-	JMP done2760
+stored2763:
+	JMP done2762
 
-fp162758:
+fp162760:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z20, Z19, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7041,41 +7041,41 @@ fp162758:
 	VCVTPS2PH    $0x00, Z16, Y15
 	VINSERTI64X4 $0x01, Y15, Z10, Z10
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2764
+	JNE          ordinary2766
 	VMOVNTDQ     Z10, (BX)(CX*2)
-	JMP          stored2763
+	JMP          stored2765
 
-ordinary2764:
+ordinary2766:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2763:
-	JMP done2760
+stored2765:
+	JMP done2762
 
-fp322759:
-done2760:
-stored2756:
+fp322761:
+done2762:
+stored2758:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2753:
+check2755:
 	CMPQ CX, R11
-	JB   next2752
+	JB   next2754
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2752
-	JMP  done2751
+	JB   next2754
+	JMP  done2753
 
-fp162749:
+fp162751:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2766
+	JMP  check2768
 
-next2765:
+next2767:
 	TESTQ     R9, R9
-	JEQ       kept2767
+	JEQ       kept2769
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7087,7 +7087,7 @@ next2765:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2767:
+kept2769:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -7141,7 +7141,7 @@ kept2767:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2768
+	JNE         unusual2770
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z10
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -7155,14 +7155,14 @@ kept2767:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z16, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2769
+	JMP         stored2771
 
-unusual2768:
+unusual2770:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162771
-	JA         fp322772
+	JE         fp162773
+	JA         fp322774
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z10
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -7176,17 +7176,17 @@ unusual2768:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z16, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2775
+	JNE        ordinary2777
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2774
+	JMP        stored2776
 
-ordinary2775:
+ordinary2777:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2774:
-	JMP done2773
+stored2776:
+	JMP done2775
 
-fp162771:
+fp162773:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z20, Z19, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7196,41 +7196,41 @@ fp162771:
 	VCVTPS2PH    $0x00, Z16, Y10
 	VINSERTI64X4 $0x01, Y10, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2777
+	JNE          ordinary2779
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2776
+	JMP          stored2778
 
-ordinary2777:
+ordinary2779:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2776:
-	JMP done2773
+stored2778:
+	JMP done2775
 
-fp322772:
-done2773:
-stored2769:
+fp322774:
+done2775:
+stored2771:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2766:
+check2768:
 	CMPQ CX, R11
-	JB   next2765
+	JB   next2767
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2765
-	JMP  done2751
+	JB   next2767
+	JMP  done2753
 
-fp322750:
+fp322752:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2779
+	JMP  check2781
 
-next2778:
+next2780:
 	TESTQ     R9, R9
-	JEQ       kept2780
+	JEQ       kept2782
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z10
@@ -7242,7 +7242,7 @@ next2778:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2780:
+kept2782:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -7297,7 +7297,7 @@ kept2780:
 	VMOVUPS     Z16, 64(SI)(CX*4)
 	VPADDQ      Z16, Z7, Z7
 	TESTQ       DI, DI
-	JNE         unusual2781
+	JNE         unusual2783
 	VPTESTMD    Z0, Z19, K1
 	VPADDD      Z1, Z19, Z10
 	VCMPPS      $0x03, Z19, Z19, K2
@@ -7311,14 +7311,14 @@ kept2780:
 	VPSRLD      $0x10, Z10, Z10
 	VPTERNLOGD  $0xf8, Z16, Z4, Z10
 	VMOVNTDQ    Z10, (BX)(CX*2)
-	JMP         stored2782
+	JMP         stored2784
 
-unusual2781:
+unusual2783:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162784
-	JA         fp322785
+	JE         fp162786
+	JA         fp322787
 	VPTESTMD   Z0, Z19, K1
 	VPADDD     Z1, Z19, Z10
 	VCMPPS     $0x03, Z19, Z19, K2
@@ -7332,17 +7332,17 @@ unusual2781:
 	VPSRLD     $0x10, Z10, Z10
 	VPTERNLOGD $0xf8, Z16, Z4, Z10
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2788
+	JNE        ordinary2790
 	VMOVNTDQ   Z10, (BX)(CX*2)
-	JMP        stored2787
+	JMP        stored2789
 
-ordinary2788:
+ordinary2790:
 	VMOVDQU32 Z10, (BX)(CX*2)
 
-stored2787:
-	JMP done2786
+stored2789:
+	JMP done2788
 
-fp162784:
+fp162786:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z10
 	VPERMI2PS    Z20, Z19, Z10
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7352,52 +7352,52 @@ fp162784:
 	VCVTPS2PH    $0x00, Z16, Y10
 	VINSERTI64X4 $0x01, Y10, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2790
+	JNE          ordinary2792
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored2789
+	JMP          stored2791
 
-ordinary2790:
+ordinary2792:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored2789:
-	JMP done2786
+stored2791:
+	JMP done2788
 
-fp322785:
-done2786:
-stored2782:
+fp322787:
+done2788:
+stored2784:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2779:
+check2781:
 	CMPQ CX, R11
-	JB   next2778
+	JB   next2780
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2778
+	JB   next2780
 
-done2751:
+done2753:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z6, (AX)
 	VMOVDQU32 Z7, 64(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated2747
+	JMP       updated2749
 
-plain2746:
+plain2748:
 	CMPQ CX, $0x01
-	JE   fp162792
-	JA   fp322793
+	JE   fp162794
+	JA   fp322795
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2796
+	JMP  check2798
 
-next2795:
+next2797:
 	TESTQ     R9, R9
-	JEQ       kept2797
+	JEQ       kept2799
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7409,7 +7409,7 @@ next2795:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2797:
+kept2799:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -7454,7 +7454,7 @@ kept2797:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2798
+	JNE         unusual2800
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z6
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -7468,14 +7468,14 @@ kept2797:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2799
+	JMP         stored2801
 
-unusual2798:
+unusual2800:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162801
-	JA         fp322802
+	JE         fp162803
+	JA         fp322804
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z6
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -7489,17 +7489,17 @@ unusual2798:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2805
+	JNE        ordinary2807
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2804
+	JMP        stored2806
 
-ordinary2805:
+ordinary2807:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2804:
-	JMP done2803
+stored2806:
+	JMP done2805
 
-fp162801:
+fp162803:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z16, Z15, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
@@ -7509,41 +7509,41 @@ fp162801:
 	VCVTPS2PH    $0x00, Z8, Y6
 	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2807
+	JNE          ordinary2809
 	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2806
+	JMP          stored2808
 
-ordinary2807:
+ordinary2809:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2806:
-	JMP done2803
+stored2808:
+	JMP done2805
 
-fp322802:
-done2803:
-stored2799:
+fp322804:
+done2805:
+stored2801:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2796:
+check2798:
 	CMPQ CX, R11
-	JB   next2795
+	JB   next2797
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2795
-	JMP  done2794
+	JB   next2797
+	JMP  done2796
 
-fp162792:
+fp162794:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2809
+	JMP  check2811
 
-next2808:
+next2810:
 	TESTQ     R9, R9
-	JEQ       kept2810
+	JEQ       kept2812
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7555,7 +7555,7 @@ next2808:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2810:
+kept2812:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -7603,7 +7603,7 @@ kept2810:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2811
+	JNE         unusual2813
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z6
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -7617,14 +7617,14 @@ kept2810:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2812
+	JMP         stored2814
 
-unusual2811:
+unusual2813:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162814
-	JA         fp322815
+	JE         fp162816
+	JA         fp322817
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z6
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -7638,17 +7638,17 @@ unusual2811:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2818
+	JNE        ordinary2820
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2817
+	JMP        stored2819
 
-ordinary2818:
+ordinary2820:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2817:
-	JMP done2816
+stored2819:
+	JMP done2818
 
-fp162814:
+fp162816:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z16, Z15, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
@@ -7658,41 +7658,41 @@ fp162814:
 	VCVTPS2PH    $0x00, Z8, Y6
 	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2820
+	JNE          ordinary2822
 	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2819
+	JMP          stored2821
 
-ordinary2820:
+ordinary2822:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2819:
-	JMP done2816
+stored2821:
+	JMP done2818
 
-fp322815:
-done2816:
-stored2812:
+fp322817:
+done2818:
+stored2814:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2809:
+check2811:
 	CMPQ CX, R11
-	JB   next2808
+	JB   next2810
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2808
-	JMP  done2794
+	JB   next2810
+	JMP  done2796
 
-fp322793:
+fp322795:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check2822
+	JMP  check2824
 
-next2821:
+next2823:
 	TESTQ     R9, R9
-	JEQ       kept2823
+	JEQ       kept2825
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z6
@@ -7704,7 +7704,7 @@ next2821:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (R9)
 
-kept2823:
+kept2825:
 	PREFETCHT0  (SI)(R12*4)
 	PREFETCHT0  64(SI)(R12*4)
 	PREFETCHT0  (R8)(R12*2)
@@ -7753,7 +7753,7 @@ kept2823:
 	VMOVUPS     Z6, (SI)(CX*4)
 	VMOVUPS     Z8, 64(SI)(CX*4)
 	TESTQ       DI, DI
-	JNE         unusual2824
+	JNE         unusual2826
 	VPTESTMD    Z0, Z15, K1
 	VPADDD      Z1, Z15, Z6
 	VCMPPS      $0x03, Z15, Z15, K2
@@ -7767,14 +7767,14 @@ kept2823:
 	VPSRLD      $0x10, Z6, Z6
 	VPTERNLOGD  $0xf8, Z8, Z4, Z6
 	VMOVNTDQ    Z6, (BX)(CX*2)
-	JMP         stored2825
+	JMP         stored2827
 
-unusual2824:
+unusual2826:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162827
-	JA         fp322828
+	JE         fp162829
+	JA         fp322830
 	VPTESTMD   Z0, Z15, K1
 	VPADDD     Z1, Z15, Z6
 	VCMPPS     $0x03, Z15, Z15, K2
@@ -7788,17 +7788,17 @@ unusual2824:
 	VPSRLD     $0x10, Z6, Z6
 	VPTERNLOGD $0xf8, Z8, Z4, Z6
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2831
+	JNE        ordinary2833
 	VMOVNTDQ   Z6, (BX)(CX*2)
-	JMP        stored2830
+	JMP        stored2832
 
-ordinary2831:
+ordinary2833:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored2830:
-	JMP done2829
+stored2832:
+	JMP done2831
 
-fp162827:
+fp162829:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z6
 	VPERMI2PS    Z16, Z15, Z6
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z8
@@ -7808,32 +7808,32 @@ fp162827:
 	VCVTPS2PH    $0x00, Z8, Y6
 	VINSERTI64X4 $0x01, Y6, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2833
+	JNE          ordinary2835
 	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored2832
+	JMP          stored2834
 
-ordinary2833:
+ordinary2835:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored2832:
-	JMP done2829
+stored2834:
+	JMP done2831
 
-fp322828:
-done2829:
-stored2825:
+fp322830:
+done2831:
+stored2827:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check2822:
+check2824:
 	CMPQ CX, R11
-	JB   next2821
+	JB   next2823
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next2821
+	JB   next2823
 
-done2794:
-updated2747:
+done2796:
+updated2749:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7859,15 +7859,15 @@ TEXT ·trafficFP321xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162835
-	JA     fp322836
+	JE     fp162837
+	JA     fp322838
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2839
+	JMP    check2841
 
-next2838:
+next2840:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7877,36 +7877,36 @@ next2838:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2840
+	JEQ        written2842
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2841
+	JNE        unaligned2843
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2840
+	JMP        written2842
 
-unaligned2841:
+unaligned2843:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2840:
+written2842:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2839:
+check2841:
 	CMPQ DX, R8
-	JB   next2838
+	JB   next2840
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2838
-	JMP  done2837
+	JB   next2840
+	JMP  done2839
 
-fp162835:
+fp162837:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2843
+	JMP  check2845
 
-next2842:
+next2844:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7916,36 +7916,36 @@ next2842:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2844
+	JEQ        written2846
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2845
+	JNE        unaligned2847
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2844
+	JMP        written2846
 
-unaligned2845:
+unaligned2847:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2844:
+written2846:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2843:
+check2845:
 	CMPQ DX, R8
-	JB   next2842
+	JB   next2844
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2842
-	JMP  done2837
+	JB   next2844
+	JMP  done2839
 
-fp322836:
+fp322838:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
 	ADDQ DX, R9
-	JMP  check2847
+	JMP  check2849
 
-next2846:
+next2848:
 	PREFETCHT0 (BX)(R9*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R9*2)
@@ -7955,28 +7955,28 @@ next2846:
 	VMOVDQU32  Z2, (BX)(DX*4)
 	VMOVDQU    Y3, (SI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2848
+	JEQ        written2850
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2849
+	JNE        unaligned2851
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2848
+	JMP        written2850
 
-unaligned2849:
+unaligned2851:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2848:
+written2850:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R9
 
-check2847:
+check2849:
 	CMPQ DX, R8
-	JB   next2846
+	JB   next2848
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2846
+	JB   next2848
 
-done2837:
+done2839:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8003,15 +8003,15 @@ TEXT ·trafficFP322xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162851
-	JA     fp322852
+	JE     fp162853
+	JA     fp322854
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2855
+	JMP    check2857
 
-next2854:
+next2856:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8024,36 +8024,36 @@ next2854:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2856
+	JEQ        written2858
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2857
+	JNE        unaligned2859
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2856
+	JMP        written2858
 
-unaligned2857:
+unaligned2859:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2856:
+written2858:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2855:
+check2857:
 	CMPQ DX, R9
-	JB   next2854
+	JB   next2856
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2854
-	JMP  done2853
+	JB   next2856
+	JMP  done2855
 
-fp162851:
+fp162853:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2859
+	JMP  check2861
 
-next2858:
+next2860:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8066,36 +8066,36 @@ next2858:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2860
+	JEQ        written2862
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2861
+	JNE        unaligned2863
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2860
+	JMP        written2862
 
-unaligned2861:
+unaligned2863:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2860:
+written2862:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2859:
+check2861:
 	CMPQ DX, R9
-	JB   next2858
+	JB   next2860
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2858
-	JMP  done2853
+	JB   next2860
+	JMP  done2855
 
-fp322852:
+fp322854:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ DX, R10
-	JMP  check2863
+	JMP  check2865
 
-next2862:
+next2864:
 	PREFETCHT0 (BX)(R10*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R10*2)
@@ -8108,28 +8108,28 @@ next2862:
 	VMOVDQU    Y3, (SI)(DX*2)
 	VMOVDQU    Y4, (DI)(DX*2)
 	TESTQ      AX, AX
-	JEQ        written2864
+	JEQ        written2866
 	TESTQ      $0x0000001f, AX
-	JNE        unaligned2865
+	JNE        unaligned2867
 	VMOVNTDQ   Y0, (AX)(DX*2)
-	JMP        written2864
+	JMP        written2866
 
-unaligned2865:
+unaligned2867:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2864:
+written2866:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R10
 
-check2863:
+check2865:
 	CMPQ DX, R9
-	JB   next2862
+	JB   next2864
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2862
+	JB   next2864
 
-done2853:
+done2855:
 	SFENCE
 	VZEROUPPER
 	RET
@@ -8201,10 +8201,10 @@ TEXT ·adamFP32INT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned2866
+	JEQ       aligned2868
 	ORQ       $0x04, DI
 
-aligned2866:
+aligned2868:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8216,12 +8216,12 @@ aligned2866:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp162868
-	JA   fp322869
+	JE   fp162870
+	JA   fp322871
 
-block2871:
+block2873:
 	TESTQ   R11, R11
-	JEQ     kept2874
+	JEQ     kept2876
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8230,7 +8230,7 @@ block2871:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2874:
+kept2876:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8250,9 +8250,9 @@ kept2874:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2872:
+tile2874:
 	TESTQ     R11, R11
-	JEQ       kept2875
+	JEQ       kept2877
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8270,7 +8270,7 @@ tile2872:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2875:
+kept2877:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -8385,7 +8385,7 @@ kept2875:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2876
+	JNE         unusual2878
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -8399,14 +8399,14 @@ kept2875:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2877
+	JMP         stored2879
 
-unusual2876:
+unusual2878:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162879
-	JA         fp322880
+	JE         fp162881
+	JA         fp322882
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -8420,17 +8420,17 @@ unusual2876:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2883
+	JNE        ordinary2885
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2882
+	JMP        stored2884
 
-ordinary2883:
+ordinary2885:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2882:
-	JMP done2881
+stored2884:
+	JMP done2883
 
-fp162879:
+fp162881:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -8440,19 +8440,19 @@ fp162879:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2885
+	JNE          ordinary2887
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored2884
+	JMP          stored2886
 
-ordinary2885:
+ordinary2887:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2884:
-	JMP done2881
+stored2886:
+	JMP done2883
 
-fp322880:
-done2881:
-stored2877:
+fp322882:
+done2883:
+stored2879:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -8571,7 +8571,7 @@ stored2877:
 	VMOVUPS     Z17, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2886
+	JNE         unusual2888
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -8585,14 +8585,14 @@ stored2877:
 	VPSRLD      $0x10, Z17, Z17
 	VPTERNLOGD  $0xf8, Z18, Z8, Z17
 	VMOVNTDQ    Z17, (BX)(AX*2)
-	JMP         stored2887
+	JMP         stored2889
 
-unusual2886:
+unusual2888:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp162889
-	JA         fp322890
+	JE         fp162891
+	JA         fp322892
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -8606,17 +8606,17 @@ unusual2886:
 	VPSRLD     $0x10, Z17, Z17
 	VPTERNLOGD $0xf8, Z18, Z8, Z17
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2893
+	JNE        ordinary2895
 	VMOVNTDQ   Z17, (BX)(AX*2)
-	JMP        stored2892
+	JMP        stored2894
 
-ordinary2893:
+ordinary2895:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2892:
-	JMP done2891
+stored2894:
+	JMP done2893
 
-fp162889:
+fp162891:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -8626,28 +8626,28 @@ fp162889:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2895
+	JNE          ordinary2897
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2894
+	JMP          stored2896
 
-ordinary2895:
+ordinary2897:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2894:
-	JMP done2891
+stored2896:
+	JMP done2893
 
-fp322890:
-done2891:
-stored2887:
+fp322892:
+done2893:
+stored2889:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2872
+	JNE   tile2874
 	CMPL  5120(DX), $0x00
-	JEQ   done2897
+	JEQ   done2899
 	SUBQ  $0x00000100, AX
 
-next2896:
+next2898:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8666,9 +8666,9 @@ next2896:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2896
+	JNE        next2898
 
-done2897:
+done2899:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8693,11 +8693,11 @@ done2897:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2898
+	JEQ           unusual2900
 	CMPL          R14, $0x5f000000
-	JBE           usual2899
+	JBE           usual2901
 
-unusual2898:
+unusual2900:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8706,7 +8706,7 @@ unusual2898:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2900:
+next2902:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8715,7 +8715,7 @@ next2900:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2900
+	JB            next2902
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8737,7 +8737,7 @@ next2900:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2899:
+usual2901:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -8847,13 +8847,13 @@ usual2899:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2871
-	JMP          done2870
+	JB           block2873
+	JMP          done2872
 
-fp162868:
-block2901:
+fp162870:
+block2903:
 	TESTQ   R11, R11
-	JEQ     kept2904
+	JEQ     kept2906
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8862,7 +8862,7 @@ block2901:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2904:
+kept2906:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8882,9 +8882,9 @@ kept2904:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2902:
+tile2904:
 	TESTQ     R11, R11
-	JEQ       kept2905
+	JEQ       kept2907
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -8902,7 +8902,7 @@ tile2902:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2905:
+kept2907:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -9020,7 +9020,7 @@ kept2905:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2906
+	JNE         unusual2908
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -9034,14 +9034,14 @@ kept2905:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2907
+	JMP         stored2909
 
-unusual2906:
+unusual2908:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162909
-	JA         fp322910
+	JE         fp162911
+	JA         fp322912
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -9055,17 +9055,17 @@ unusual2906:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2913
+	JNE        ordinary2915
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2912
+	JMP        stored2914
 
-ordinary2913:
+ordinary2915:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2912:
-	JMP done2911
+stored2914:
+	JMP done2913
 
-fp162909:
+fp162911:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9075,19 +9075,19 @@ fp162909:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2915
+	JNE          ordinary2917
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2914
+	JMP          stored2916
 
-ordinary2915:
+ordinary2917:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2914:
-	JMP done2911
+stored2916:
+	JMP done2913
 
-fp322910:
-done2911:
-stored2907:
+fp322912:
+done2913:
+stored2909:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -9209,7 +9209,7 @@ stored2907:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2916
+	JNE         unusual2918
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -9223,14 +9223,14 @@ stored2907:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2917
+	JMP         stored2919
 
-unusual2916:
+unusual2918:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp162919
-	JA         fp322920
+	JE         fp162921
+	JA         fp322922
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -9244,17 +9244,17 @@ unusual2916:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2923
+	JNE        ordinary2925
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2922
+	JMP        stored2924
 
-ordinary2923:
+ordinary2925:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2922:
-	JMP done2921
+stored2924:
+	JMP done2923
 
-fp162919:
+fp162921:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9264,28 +9264,28 @@ fp162919:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2925
+	JNE          ordinary2927
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2924
+	JMP          stored2926
 
-ordinary2925:
+ordinary2927:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2924:
-	JMP done2921
+stored2926:
+	JMP done2923
 
-fp322920:
-done2921:
-stored2917:
+fp322922:
+done2923:
+stored2919:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2902
+	JNE   tile2904
 	CMPL  5120(DX), $0x00
-	JEQ   done2927
+	JEQ   done2929
 	SUBQ  $0x00000100, AX
 
-next2926:
+next2928:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9304,9 +9304,9 @@ next2926:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2926
+	JNE        next2928
 
-done2927:
+done2929:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9331,11 +9331,11 @@ done2927:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2928
+	JEQ           unusual2930
 	CMPL          R14, $0x5f000000
-	JBE           usual2929
+	JBE           usual2931
 
-unusual2928:
+unusual2930:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9344,7 +9344,7 @@ unusual2928:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2930:
+next2932:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9353,7 +9353,7 @@ next2930:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2930
+	JB            next2932
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9375,7 +9375,7 @@ next2930:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2929:
+usual2931:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9485,13 +9485,13 @@ usual2929:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2901
-	JMP          done2870
+	JB           block2903
+	JMP          done2872
 
-fp322869:
-block2931:
+fp322871:
+block2933:
 	TESTQ   R11, R11
-	JEQ     kept2934
+	JEQ     kept2936
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9500,7 +9500,7 @@ block2931:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept2934:
+kept2936:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9520,9 +9520,9 @@ kept2934:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2932:
+tile2934:
 	TESTQ     R11, R11
-	JEQ       kept2935
+	JEQ       kept2937
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9540,7 +9540,7 @@ tile2932:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept2935:
+kept2937:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R12
 	MOVQ        8(R12), R12
@@ -9659,7 +9659,7 @@ kept2935:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2936
+	JNE         unusual2938
 	VPTESTMD    pattern00010000<>+0(SB), Z25, K1
 	VPADDD      pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS      $0x03, Z25, Z25, K2
@@ -9673,14 +9673,14 @@ kept2935:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2937
+	JMP         stored2939
 
-unusual2936:
+unusual2938:
 	MOVQ       DI, R13
 	ANDQ       $0x03, R13
 	CMPQ       R13, $0x01
-	JE         fp162939
-	JA         fp322940
+	JE         fp162941
+	JA         fp322942
 	VPTESTMD   pattern00010000<>+0(SB), Z25, K1
 	VPADDD     pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS     $0x03, Z25, Z25, K2
@@ -9694,17 +9694,17 @@ unusual2936:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2943
+	JNE        ordinary2945
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2942
+	JMP        stored2944
 
-ordinary2943:
+ordinary2945:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2942:
-	JMP done2941
+stored2944:
+	JMP done2943
 
-fp162939:
+fp162941:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9714,19 +9714,19 @@ fp162939:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2945
+	JNE          ordinary2947
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored2944
+	JMP          stored2946
 
-ordinary2945:
+ordinary2947:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored2944:
-	JMP done2941
+stored2946:
+	JMP done2943
 
-fp322940:
-done2941:
-stored2937:
+fp322942:
+done2943:
+stored2939:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	PREFETCHT0  (SI)(CX*4)
@@ -9849,7 +9849,7 @@ stored2937:
 	VMOVUPS     Z5, (SI)(AX*4)
 	VMOVUPS     Z18, 64(SI)(AX*4)
 	TESTQ       DI, DI
-	JNE         unusual2946
+	JNE         unusual2948
 	VPTESTMD    pattern00010000<>+0(SB), Z28, K1
 	VPADDD      pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS      $0x03, Z28, Z28, K2
@@ -9863,14 +9863,14 @@ stored2937:
 	VPSRLD      $0x10, Z5, Z5
 	VPTERNLOGD  $0xf8, Z18, Z8, Z5
 	VMOVNTDQ    Z5, (BX)(AX*2)
-	JMP         stored2947
+	JMP         stored2949
 
-unusual2946:
+unusual2948:
 	MOVQ       DI, R12
 	ANDQ       $0x03, R12
 	CMPQ       R12, $0x01
-	JE         fp162949
-	JA         fp322950
+	JE         fp162951
+	JA         fp322952
 	VPTESTMD   pattern00010000<>+0(SB), Z28, K1
 	VPADDD     pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS     $0x03, Z28, Z28, K2
@@ -9884,17 +9884,17 @@ unusual2946:
 	VPSRLD     $0x10, Z5, Z5
 	VPTERNLOGD $0xf8, Z18, Z8, Z5
 	TESTQ      $0x00000004, DI
-	JNE        ordinary2953
+	JNE        ordinary2955
 	VMOVNTDQ   Z5, (BX)(AX*2)
-	JMP        stored2952
+	JMP        stored2954
 
-ordinary2953:
+ordinary2955:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored2952:
-	JMP done2951
+stored2954:
+	JMP done2953
 
-fp162949:
+fp162951:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9904,28 +9904,28 @@ fp162949:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary2955
+	JNE          ordinary2957
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored2954
+	JMP          stored2956
 
-ordinary2955:
+ordinary2957:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored2954:
-	JMP done2951
+stored2956:
+	JMP done2953
 
-fp322950:
-done2951:
-stored2947:
+fp322952:
+done2953:
+stored2949:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile2932
+	JNE   tile2934
 	CMPL  5120(DX), $0x00
-	JEQ   done2957
+	JEQ   done2959
 	SUBQ  $0x00000100, AX
 
-next2956:
+next2958:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9944,9 +9944,9 @@ next2956:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2956
+	JNE        next2958
 
-done2957:
+done2959:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9971,11 +9971,11 @@ done2957:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2958
+	JEQ           unusual2960
 	CMPL          R14, $0x5f000000
-	JBE           usual2959
+	JBE           usual2961
 
-unusual2958:
+unusual2960:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9984,7 +9984,7 @@ unusual2958:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next2960:
+next2962:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9993,7 +9993,7 @@ next2960:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next2960
+	JB            next2962
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10015,7 +10015,7 @@ next2960:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual2959:
+usual2961:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10125,10 +10125,10 @@ usual2959:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2931
+	JB           block2933
 
-done2870:
-tile2961:
+done2872:
+tile2963:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -10206,12 +10206,12 @@ tile2961:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2961
+	JNE         tile2963
 	CMPL        5120(DX), $0x00
-	JEQ         done2963
+	JEQ         done2965
 	SUBQ        $0x00000100, AX
 
-next2962:
+next2964:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10230,9 +10230,9 @@ next2962:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2962
+	JNE        next2964
 
-done2963:
+done2965:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -10262,15 +10262,15 @@ TEXT ·trafficFP322xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162965
-	JA     fp322966
+	JE     fp162967
+	JA     fp322968
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2969
+	JMP    check2971
 
-next2968:
+next2970:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10283,44 +10283,44 @@ next2968:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2970
+	JNE        within2972
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2970:
+within2972:
 	TESTQ    AX, AX
-	JEQ      written2971
+	JEQ      written2973
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2972
+	JNE      unaligned2974
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2971
+	JMP      written2973
 
-unaligned2972:
+unaligned2974:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2971:
+written2973:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2969:
+check2971:
 	CMPQ DX, R10
-	JB   next2968
+	JB   next2970
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2968
-	JMP  done2967
+	JB   next2970
+	JMP  done2969
 
-fp162965:
+fp162967:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2974
+	JMP  check2976
 
-next2973:
+next2975:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10333,44 +10333,44 @@ next2973:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2975
+	JNE        within2977
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2975:
+within2977:
 	TESTQ    AX, AX
-	JEQ      written2976
+	JEQ      written2978
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2977
+	JNE      unaligned2979
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2976
+	JMP      written2978
 
-unaligned2977:
+unaligned2979:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2976:
+written2978:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2974:
+check2976:
 	CMPQ DX, R10
-	JB   next2973
+	JB   next2975
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2973
-	JMP  done2967
+	JB   next2975
+	JMP  done2969
 
-fp322966:
+fp322968:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2979
+	JMP  check2981
 
-next2978:
+next2980:
 	PREFETCHT0 (BX)(R11*4)
 	VPORD      (BX)(DX*4), Z0, Z2
 	PREFETCHT0 (SI)(R11*1)
@@ -10383,36 +10383,36 @@ next2978:
 	VMOVDQU    X3, (SI)(DX*1)
 	VMOVDQU    X4, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2980
+	JNE        within2982
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2980:
+within2982:
 	TESTQ    AX, AX
-	JEQ      written2981
+	JEQ      written2983
 	TESTQ    $0x0000001f, AX
-	JNE      unaligned2982
+	JNE      unaligned2984
 	VMOVNTDQ Y0, (AX)(DX*2)
-	JMP      written2981
+	JMP      written2983
 
-unaligned2982:
+unaligned2984:
 	VMOVDQU Y0, (AX)(DX*2)
 
-written2981:
+written2983:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2979:
+check2981:
 	CMPQ DX, R10
-	JB   next2978
+	JB   next2980
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2978
+	JB   next2980
 
-done2967:
+done2969:
 	SFENCE
 	VZEROUPPER
 	RET

@@ -638,10 +638,10 @@ TEXT ·adamFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3390
+	JEQ       aligned3394
 	ORQ       $0x04, DI
 
-aligned3390:
+aligned3394:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	MOVQ    a+0(FP), R9
@@ -667,7 +667,7 @@ aligned3390:
 	MOVQ    a+0(FP), R13
 	MOVQ    40(R13), R13
 	TESTQ   R13, R13
-	JEQ     plain3391
+	JEQ     plain3395
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
@@ -675,17 +675,17 @@ aligned3390:
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163394
-	JA      fp323395
+	JE      fp163398
+	JA      fp323399
 	MOVQ    R12, CX
 	MOVQ    a+0(FP), R12
 	MOVQ    16(R12), R12
 	ADDQ    CX, R12
-	JMP     check3398
+	JMP     check3402
 
-next3397:
+next3401:
 	TESTQ     AX, AX
-	JEQ       kept3399
+	JEQ       kept3403
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -697,7 +697,7 @@ next3397:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3399:
+kept3403:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -727,11 +727,11 @@ kept3399:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3400
+	JNE           unusual3404
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3402
+	JEQ           usual3406
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -741,20 +741,20 @@ kept3399:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3402:
+usual3406:
 	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3401
+	JMP      stored3405
 
-unusual3400:
+unusual3404:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163404
-	JA            fp323405
+	JE            fp163408
+	JA            fp323409
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487ea262; WORD $0xca72 // VCVTNEPS2BF16 Z18, Y17
 	KORTESTW      K1, K1
-	JEQ           usual3407
+	JEQ           usual3411
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z17
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -764,57 +764,57 @@ unusual3400:
 	VPMOVDW       Z17, Y17
 	VMOVDQU32     Y17, Y17
 
-usual3407:
+usual3411:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3409
+	JNE      ordinary3413
 	VMOVNTDQ Y17, (BX)(CX*2)
-	JMP      stored3408
+	JMP      stored3412
 
-ordinary3409:
+ordinary3413:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3408:
-	JMP done3406
+stored3412:
+	JMP done3410
 
-fp163404:
+fp163408:
 	VPXORD    Y7, Y7, Y7
 	VCVTPS2PH $0x00, Z18, Y7
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3411
+	JNE       ordinary3415
 	VMOVNTDQ  Y7, (BX)(CX*2)
-	JMP       stored3410
+	JMP       stored3414
 
-ordinary3411:
+ordinary3415:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3410:
-	JMP done3406
+stored3414:
+	JMP done3410
 
-fp323405:
-done3406:
-stored3401:
+fp323409:
+done3410:
+stored3405:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3398:
+check3402:
 	CMPQ CX, R11
-	JB   next3397
+	JB   next3401
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3397
-	JMP  done3396
+	JB   next3401
+	JMP  done3400
 
-fp163394:
+fp163398:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3413
+	JMP  check3417
 
-next3412:
+next3416:
 	TESTQ     AX, AX
-	JEQ       kept3414
+	JEQ       kept3418
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -826,7 +826,7 @@ next3412:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3414:
+kept3418:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -855,11 +855,11 @@ kept3414:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3415
+	JNE           unusual3419
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3417
+	JEQ           usual3421
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -869,20 +869,20 @@ kept3414:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3417:
+usual3421:
 	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3416
+	JMP      stored3420
 
-unusual3415:
+unusual3419:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163419
-	JA            fp323420
+	JE            fp163423
+	JA            fp323424
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3422
+	JEQ           usual3426
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -892,57 +892,57 @@ unusual3415:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3422:
+usual3426:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3424
+	JNE      ordinary3428
 	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3423
+	JMP      stored3427
 
-ordinary3424:
+ordinary3428:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3423:
-	JMP done3421
+stored3427:
+	JMP done3425
 
-fp163419:
+fp163423:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3426
+	JNE       ordinary3430
 	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3425
+	JMP       stored3429
 
-ordinary3426:
+ordinary3430:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3425:
-	JMP done3421
+stored3429:
+	JMP done3425
 
-fp323420:
-done3421:
-stored3416:
+fp323424:
+done3425:
+stored3420:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3413:
+check3417:
 	CMPQ CX, R11
-	JB   next3412
+	JB   next3416
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3412
-	JMP  done3396
+	JB   next3416
+	JMP  done3400
 
-fp323395:
+fp323399:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3428
+	JMP  check3432
 
-next3427:
+next3431:
 	TESTQ     AX, AX
-	JEQ       kept3429
+	JEQ       kept3433
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -954,7 +954,7 @@ next3427:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3429:
+kept3433:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -983,11 +983,11 @@ kept3429:
 	VMOVUPS       Z18, (SI)(CX*4)
 	VPADDQ        Z18, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3430
+	JNE           unusual3434
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3432
+	JEQ           usual3436
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -997,20 +997,20 @@ kept3429:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3432:
+usual3436:
 	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3431
+	JMP      stored3435
 
-unusual3430:
+unusual3434:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163434
-	JA            fp323435
+	JE            fp163438
+	JA            fp323439
 	VCMPPS        $0x03, Z18, Z18, K1
 	LONG $0x487eb262; WORD $0xfa72 // VCVTNEPS2BF16 Z18, Y7
 	KORTESTW      K1, K1
-	JEQ           usual3437
+	JEQ           usual3441
 	VPTESTMD      pattern00010000<>+0(SB), Z18, K1
 	VPADDD        pattern00007fff<>+0(SB), Z18, Z7
 	VCMPPS        $0x03, Z18, Z18, K2
@@ -1020,47 +1020,47 @@ unusual3430:
 	VPMOVDW       Z7, Y7
 	VMOVDQU32     Y7, Y7
 
-usual3437:
+usual3441:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3439
+	JNE      ordinary3443
 	VMOVNTDQ Y7, (BX)(CX*2)
-	JMP      stored3438
+	JMP      stored3442
 
-ordinary3439:
+ordinary3443:
 	VMOVDQU32 Y7, (BX)(CX*2)
 
-stored3438:
-	JMP done3436
+stored3442:
+	JMP done3440
 
-fp163434:
+fp163438:
 	VPXORD    Y17, Y17, Y17
 	VCVTPS2PH $0x00, Z18, Y17
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3441
+	JNE       ordinary3445
 	VMOVNTDQ  Y17, (BX)(CX*2)
-	JMP       stored3440
+	JMP       stored3444
 
-ordinary3441:
+ordinary3445:
 	VMOVDQU32 Y17, (BX)(CX*2)
 
-stored3440:
-	JMP done3436
+stored3444:
+	JMP done3440
 
-fp323435:
-done3436:
-stored3431:
+fp323439:
+done3440:
+stored3435:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3428:
+check3432:
 	CMPQ CX, R11
-	JB   next3427
+	JB   next3431
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3427
+	JB   next3431
 
-done3396:
+done3400:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
@@ -1069,21 +1069,21 @@ done3396:
 	VMOVDQU32 Z4, 320(AX)
 	VMOVDQU32 Z5, 384(AX)
 	VMOVDQU32 Z6, 448(AX)
-	JMP       updated3392
+	JMP       updated3396
 
-plain3391:
+plain3395:
 	CMPQ CX, $0x01
-	JE   fp163443
-	JA   fp323444
+	JE   fp163447
+	JA   fp323448
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3447
+	JMP  check3451
 
-next3446:
+next3450:
 	TESTQ     AX, AX
-	JEQ       kept3448
+	JEQ       kept3452
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1095,7 +1095,7 @@ next3446:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3448:
+kept3452:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1119,11 +1119,11 @@ kept3448:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3449
+	JNE           unusual3453
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3451
+	JEQ           usual3455
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1133,20 +1133,20 @@ kept3448:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3451:
+usual3455:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3450
+	JMP      stored3454
 
-unusual3449:
+unusual3453:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163453
-	JA            fp323454
+	JE            fp163457
+	JA            fp323458
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3456
+	JEQ           usual3460
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1156,57 +1156,57 @@ unusual3449:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3456:
+usual3460:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3458
+	JNE      ordinary3462
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3457
+	JMP      stored3461
 
-ordinary3458:
+ordinary3462:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3457:
-	JMP done3455
+stored3461:
+	JMP done3459
 
-fp163453:
+fp163457:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3460
+	JNE       ordinary3464
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3459
+	JMP       stored3463
 
-ordinary3460:
+ordinary3464:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3459:
-	JMP done3455
+stored3463:
+	JMP done3459
 
-fp323454:
-done3455:
-stored3450:
+fp323458:
+done3459:
+stored3454:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3447:
+check3451:
 	CMPQ CX, R11
-	JB   next3446
+	JB   next3450
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3446
-	JMP  done3445
+	JB   next3450
+	JMP  done3449
 
-fp163443:
+fp163447:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3462
+	JMP  check3466
 
-next3461:
+next3465:
 	TESTQ     AX, AX
-	JEQ       kept3463
+	JEQ       kept3467
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1218,7 +1218,7 @@ next3461:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3463:
+kept3467:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1241,11 +1241,11 @@ kept3463:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3464
+	JNE           unusual3468
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3466
+	JEQ           usual3470
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1255,20 +1255,20 @@ kept3463:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3466:
+usual3470:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3465
+	JMP      stored3469
 
-unusual3464:
+unusual3468:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163468
-	JA            fp323469
+	JE            fp163472
+	JA            fp323473
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3471
+	JEQ           usual3475
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1278,57 +1278,57 @@ unusual3464:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3471:
+usual3475:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3473
+	JNE      ordinary3477
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3472
+	JMP      stored3476
 
-ordinary3473:
+ordinary3477:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3472:
-	JMP done3470
+stored3476:
+	JMP done3474
 
-fp163468:
+fp163472:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3475
+	JNE       ordinary3479
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3474
+	JMP       stored3478
 
-ordinary3475:
+ordinary3479:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3474:
-	JMP done3470
+stored3478:
+	JMP done3474
 
-fp323469:
-done3470:
-stored3465:
+fp323473:
+done3474:
+stored3469:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3462:
+check3466:
 	CMPQ CX, R11
-	JB   next3461
+	JB   next3465
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3461
-	JMP  done3445
+	JB   next3465
+	JMP  done3449
 
-fp323444:
+fp323448:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3477
+	JMP  check3481
 
-next3476:
+next3480:
 	TESTQ     AX, AX
-	JEQ       kept3478
+	JEQ       kept3482
 	MOVQ      CX, R13
 	ANDQ      $0x0000003f, R13
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1340,7 +1340,7 @@ next3476:
 	LEAQ      16(CX), R13
 	MOVQ      R13, (AX)
 
-kept3478:
+kept3482:
 	PREFETCHT0    (SI)(R12*4)
 	PREFETCHT0    (R8)(R12*4)
 	PREFETCHT0    (R9)(R12*4)
@@ -1363,11 +1363,11 @@ kept3478:
 	VFMADD231PS   Z12, Z4, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3479
+	JNE           unusual3483
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3481
+	JEQ           usual3485
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1377,20 +1377,20 @@ kept3478:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3481:
+usual3485:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3480
+	JMP      stored3484
 
-unusual3479:
+unusual3483:
 	MOVQ          DI, R13
 	ANDQ          $0x03, R13
 	CMPQ          R13, $0x01
-	JE            fp163483
-	JA            fp323484
+	JE            fp163487
+	JA            fp323488
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3486
+	JEQ           usual3490
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -1400,48 +1400,48 @@ unusual3479:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3486:
+usual3490:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3488
+	JNE      ordinary3492
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3487
+	JMP      stored3491
 
-ordinary3488:
+ordinary3492:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3487:
-	JMP done3485
+stored3491:
+	JMP done3489
 
-fp163483:
+fp163487:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3490
+	JNE       ordinary3494
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3489
+	JMP       stored3493
 
-ordinary3490:
+ordinary3494:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3489:
-	JMP done3485
+stored3493:
+	JMP done3489
 
-fp323484:
-done3485:
-stored3480:
+fp323488:
+done3489:
+stored3484:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R12
 
-check3477:
+check3481:
 	CMPQ CX, R11
-	JB   next3476
+	JB   next3480
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3476
+	JB   next3480
 
-done3445:
-updated3392:
+done3449:
+updated3396:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -1469,10 +1469,10 @@ TEXT ·lionFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3491
+	JEQ       aligned3495
 	ORQ       $0x04, DI
 
-aligned3491:
+aligned3495:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -1494,23 +1494,23 @@ aligned3491:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3492
+	JEQ     plain3496
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163495
-	JA      fp323496
+	JE      fp163499
+	JA      fp323500
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3499
+	JMP     check3503
 
-next3498:
+next3502:
 	TESTQ     AX, AX
-	JEQ       kept3500
+	JEQ       kept3504
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z14
@@ -1520,7 +1520,7 @@ next3498:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3500:
+kept3504:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1549,11 +1549,11 @@ kept3500:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3501
+	JNE           unusual3505
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3503
+	JEQ           usual3507
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1563,20 +1563,20 @@ kept3500:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3503:
+usual3507:
 	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3502
+	JMP      stored3506
 
-unusual3501:
+unusual3505:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163505
-	JA            fp323506
+	JE            fp163509
+	JA            fp323510
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487e5262; WORD $0xf772 // VCVTNEPS2BF16 Z15, Y14
 	KORTESTW      K1, K1
-	JEQ           usual3508
+	JEQ           usual3512
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z14
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1586,57 +1586,57 @@ unusual3501:
 	VPMOVDW       Z14, Y14
 	VMOVDQU32     Y14, Y14
 
-usual3508:
+usual3512:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3510
+	JNE      ordinary3514
 	VMOVNTDQ Y14, (BX)(CX*2)
-	JMP      stored3509
+	JMP      stored3513
 
-ordinary3510:
+ordinary3514:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3509:
-	JMP done3507
+stored3513:
+	JMP done3511
 
-fp163505:
+fp163509:
 	VPXORD    Y6, Y6, Y6
 	VCVTPS2PH $0x00, Z15, Y6
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3512
+	JNE       ordinary3516
 	VMOVNTDQ  Y6, (BX)(CX*2)
-	JMP       stored3511
+	JMP       stored3515
 
-ordinary3512:
+ordinary3516:
 	VMOVDQU32 Y6, (BX)(CX*2)
 
-stored3511:
-	JMP done3507
+stored3515:
+	JMP done3511
 
-fp323506:
-done3507:
-stored3502:
+fp323510:
+done3511:
+stored3506:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3499:
+check3503:
 	CMPQ CX, R10
-	JB   next3498
+	JB   next3502
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3498
-	JMP  done3497
+	JB   next3502
+	JMP  done3501
 
-fp163495:
+fp163499:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3514
+	JMP  check3518
 
-next3513:
+next3517:
 	TESTQ     AX, AX
-	JEQ       kept3515
+	JEQ       kept3519
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1646,7 +1646,7 @@ next3513:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3515:
+kept3519:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1674,11 +1674,11 @@ kept3515:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3516
+	JNE           unusual3520
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3518
+	JEQ           usual3522
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1688,20 +1688,20 @@ kept3515:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3518:
+usual3522:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3517
+	JMP      stored3521
 
-unusual3516:
+unusual3520:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163520
-	JA            fp323521
+	JE            fp163524
+	JA            fp323525
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3523
+	JEQ           usual3527
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1711,57 +1711,57 @@ unusual3516:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3523:
+usual3527:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3525
+	JNE      ordinary3529
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3524
+	JMP      stored3528
 
-ordinary3525:
+ordinary3529:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3524:
-	JMP done3522
+stored3528:
+	JMP done3526
 
-fp163520:
+fp163524:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3527
+	JNE       ordinary3531
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3526
+	JMP       stored3530
 
-ordinary3527:
+ordinary3531:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3526:
-	JMP done3522
+stored3530:
+	JMP done3526
 
-fp323521:
-done3522:
-stored3517:
+fp323525:
+done3526:
+stored3521:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3514:
+check3518:
 	CMPQ CX, R10
-	JB   next3513
+	JB   next3517
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3513
-	JMP  done3497
+	JB   next3517
+	JMP  done3501
 
-fp323496:
+fp323500:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3529
+	JMP  check3533
 
-next3528:
+next3532:
 	TESTQ     AX, AX
-	JEQ       kept3530
+	JEQ       kept3534
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -1771,7 +1771,7 @@ next3528:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3530:
+kept3534:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -1799,11 +1799,11 @@ kept3530:
 	VMOVUPS       Z15, (SI)(CX*4)
 	VPADDQ        Z15, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3531
+	JNE           unusual3535
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3533
+	JEQ           usual3537
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1813,20 +1813,20 @@ kept3530:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3533:
+usual3537:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3532
+	JMP      stored3536
 
-unusual3531:
+unusual3535:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163535
-	JA            fp323536
+	JE            fp163539
+	JA            fp323540
 	VCMPPS        $0x03, Z15, Z15, K1
 	LONG $0x487ed262; WORD $0xef72 // VCVTNEPS2BF16 Z15, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3538
+	JEQ           usual3542
 	VPTESTMD      pattern00010000<>+0(SB), Z15, K1
 	VPADDD        pattern00007fff<>+0(SB), Z15, Z5
 	VCMPPS        $0x03, Z15, Z15, K2
@@ -1836,68 +1836,68 @@ unusual3531:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3538:
+usual3542:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3540
+	JNE      ordinary3544
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3539
+	JMP      stored3543
 
-ordinary3540:
+ordinary3544:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3539:
-	JMP done3537
+stored3543:
+	JMP done3541
 
-fp163535:
+fp163539:
 	VPXORD    Y14, Y14, Y14
 	VCVTPS2PH $0x00, Z15, Y14
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3542
+	JNE       ordinary3546
 	VMOVNTDQ  Y14, (BX)(CX*2)
-	JMP       stored3541
+	JMP       stored3545
 
-ordinary3542:
+ordinary3546:
 	VMOVDQU32 Y14, (BX)(CX*2)
 
-stored3541:
-	JMP done3537
+stored3545:
+	JMP done3541
 
-fp323536:
-done3537:
-stored3532:
+fp323540:
+done3541:
+stored3536:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3529:
+check3533:
 	CMPQ CX, R10
-	JB   next3528
+	JB   next3532
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3528
+	JB   next3532
 
-done3497:
+done3501:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3493
+	JMP       updated3497
 
-plain3492:
+plain3496:
 	CMPQ CX, $0x01
-	JE   fp163544
-	JA   fp323545
+	JE   fp163548
+	JA   fp323549
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3548
+	JMP  check3552
 
-next3547:
+next3551:
 	TESTQ     AX, AX
-	JEQ       kept3549
+	JEQ       kept3553
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -1907,7 +1907,7 @@ next3547:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3549:
+kept3553:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -1932,11 +1932,11 @@ kept3549:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3550
+	JNE           unusual3554
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3552
+	JEQ           usual3556
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1946,20 +1946,20 @@ kept3549:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3552:
+usual3556:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3551
+	JMP      stored3555
 
-unusual3550:
+unusual3554:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163554
-	JA            fp323555
+	JE            fp163558
+	JA            fp323559
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3557
+	JEQ           usual3561
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -1969,57 +1969,57 @@ unusual3550:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3557:
+usual3561:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3559
+	JNE      ordinary3563
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3558
+	JMP      stored3562
 
-ordinary3559:
+ordinary3563:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3558:
-	JMP done3556
+stored3562:
+	JMP done3560
 
-fp163554:
+fp163558:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3561
+	JNE       ordinary3565
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3560
+	JMP       stored3564
 
-ordinary3561:
+ordinary3565:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3560:
-	JMP done3556
+stored3564:
+	JMP done3560
 
-fp323555:
-done3556:
-stored3551:
+fp323559:
+done3560:
+stored3555:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3548:
+check3552:
 	CMPQ CX, R10
-	JB   next3547
+	JB   next3551
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3547
-	JMP  done3546
+	JB   next3551
+	JMP  done3550
 
-fp163544:
+fp163548:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3563
+	JMP  check3567
 
-next3562:
+next3566:
 	TESTQ     AX, AX
-	JEQ       kept3564
+	JEQ       kept3568
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2029,7 +2029,7 @@ next3562:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3564:
+kept3568:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2053,11 +2053,11 @@ kept3564:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3565
+	JNE           unusual3569
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3567
+	JEQ           usual3571
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2067,20 +2067,20 @@ kept3564:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3567:
+usual3571:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3566
+	JMP      stored3570
 
-unusual3565:
+unusual3569:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163569
-	JA            fp323570
+	JE            fp163573
+	JA            fp323574
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3572
+	JEQ           usual3576
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2090,57 +2090,57 @@ unusual3565:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3572:
+usual3576:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3574
+	JNE      ordinary3578
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3573
+	JMP      stored3577
 
-ordinary3574:
+ordinary3578:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3573:
-	JMP done3571
+stored3577:
+	JMP done3575
 
-fp163569:
+fp163573:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3576
+	JNE       ordinary3580
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3575
+	JMP       stored3579
 
-ordinary3576:
+ordinary3580:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3575:
-	JMP done3571
+stored3579:
+	JMP done3575
 
-fp323570:
-done3571:
-stored3566:
+fp323574:
+done3575:
+stored3570:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3563:
+check3567:
 	CMPQ CX, R10
-	JB   next3562
+	JB   next3566
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3562
-	JMP  done3546
+	JB   next3566
+	JMP  done3550
 
-fp323545:
+fp323549:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3578
+	JMP  check3582
 
-next3577:
+next3581:
 	TESTQ     AX, AX
-	JEQ       kept3579
+	JEQ       kept3583
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2150,7 +2150,7 @@ next3577:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3579:
+kept3583:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2174,11 +2174,11 @@ kept3579:
 	VMOVUPS       Z5, (R8)(CX*4)
 	VMOVUPS       Z4, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3580
+	JNE           unusual3584
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3582
+	JEQ           usual3586
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2188,20 +2188,20 @@ kept3579:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3582:
+usual3586:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3581
+	JMP      stored3585
 
-unusual3580:
+unusual3584:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163584
-	JA            fp323585
+	JE            fp163588
+	JA            fp323589
 	VCMPPS        $0x03, Z4, Z4, K1
 	LONG $0x487ef262; WORD $0xcc72 // VCVTNEPS2BF16 Z4, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3587
+	JEQ           usual3591
 	VPTESTMD      pattern00010000<>+0(SB), Z4, K1
 	VPADDD        pattern00007fff<>+0(SB), Z4, Z1
 	VCMPPS        $0x03, Z4, Z4, K2
@@ -2211,48 +2211,48 @@ unusual3580:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3587:
+usual3591:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3589
+	JNE      ordinary3593
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3588
+	JMP      stored3592
 
-ordinary3589:
+ordinary3593:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3588:
-	JMP done3586
+stored3592:
+	JMP done3590
 
-fp163584:
+fp163588:
 	VPXORD    Y3, Y3, Y3
 	VCVTPS2PH $0x00, Z4, Y3
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3591
+	JNE       ordinary3595
 	VMOVNTDQ  Y3, (BX)(CX*2)
-	JMP       stored3590
+	JMP       stored3594
 
-ordinary3591:
+ordinary3595:
 	VMOVDQU32 Y3, (BX)(CX*2)
 
-stored3590:
-	JMP done3586
+stored3594:
+	JMP done3590
 
-fp323585:
-done3586:
-stored3581:
+fp323589:
+done3590:
+stored3585:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3578:
+check3582:
 	CMPQ CX, R10
-	JB   next3577
+	JB   next3581
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3577
+	JB   next3581
 
-done3546:
-updated3493:
+done3550:
+updated3497:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -2280,10 +2280,10 @@ TEXT ·adagradFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3592
+	JEQ       aligned3596
 	ORQ       $0x04, DI
 
-aligned3592:
+aligned3596:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 448(AX), Z0
@@ -2301,23 +2301,23 @@ aligned3592:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3593
+	JEQ     plain3597
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163596
-	JA      fp323597
+	JE      fp163600
+	JA      fp323601
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3600
+	JMP     check3604
 
-next3599:
+next3603:
 	TESTQ     AX, AX
-	JEQ       kept3601
+	JEQ       kept3605
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z9
@@ -2327,7 +2327,7 @@ next3599:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3601:
+kept3605:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2349,11 +2349,11 @@ kept3601:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3602
+	JNE           unusual3606
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3604
+	JEQ           usual3608
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2363,20 +2363,20 @@ kept3601:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3604:
+usual3608:
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3603
+	JMP      stored3607
 
-unusual3602:
+unusual3606:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163606
-	JA            fp323607
+	JE            fp163610
+	JA            fp323611
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487e5262; WORD $0xca72 // VCVTNEPS2BF16 Z10, Y9
 	KORTESTW      K1, K1
-	JEQ           usual3609
+	JEQ           usual3613
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z9
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2386,57 +2386,57 @@ unusual3602:
 	VPMOVDW       Z9, Y9
 	VMOVDQU32     Y9, Y9
 
-usual3609:
+usual3613:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3611
+	JNE      ordinary3615
 	VMOVNTDQ Y9, (BX)(CX*2)
-	JMP      stored3610
+	JMP      stored3614
 
-ordinary3611:
+ordinary3615:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3610:
-	JMP done3608
+stored3614:
+	JMP done3612
 
-fp163606:
+fp163610:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z10, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3613
+	JNE       ordinary3617
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3612
+	JMP       stored3616
 
-ordinary3613:
+ordinary3617:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3612:
-	JMP done3608
+stored3616:
+	JMP done3612
 
-fp323607:
-done3608:
-stored3603:
+fp323611:
+done3612:
+stored3607:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3600:
+check3604:
 	CMPQ CX, R10
-	JB   next3599
+	JB   next3603
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3599
-	JMP  done3598
+	JB   next3603
+	JMP  done3602
 
-fp163596:
+fp163600:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3615
+	JMP  check3619
 
-next3614:
+next3618:
 	TESTQ     AX, AX
-	JEQ       kept3616
+	JEQ       kept3620
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2446,7 +2446,7 @@ next3614:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3616:
+kept3620:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2467,11 +2467,11 @@ kept3616:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3617
+	JNE           unusual3621
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3619
+	JEQ           usual3623
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2481,20 +2481,20 @@ kept3616:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3619:
+usual3623:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3618
+	JMP      stored3622
 
-unusual3617:
+unusual3621:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163621
-	JA            fp323622
+	JE            fp163625
+	JA            fp323626
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3624
+	JEQ           usual3628
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2504,57 +2504,57 @@ unusual3617:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3624:
+usual3628:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3626
+	JNE      ordinary3630
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3625
+	JMP      stored3629
 
-ordinary3626:
+ordinary3630:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3625:
-	JMP done3623
+stored3629:
+	JMP done3627
 
-fp163621:
+fp163625:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3628
+	JNE       ordinary3632
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3627
+	JMP       stored3631
 
-ordinary3628:
+ordinary3632:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3627:
-	JMP done3623
+stored3631:
+	JMP done3627
 
-fp323622:
-done3623:
-stored3618:
+fp323626:
+done3627:
+stored3622:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3615:
+check3619:
 	CMPQ CX, R10
-	JB   next3614
+	JB   next3618
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3614
-	JMP  done3598
+	JB   next3618
+	JMP  done3602
 
-fp323597:
+fp323601:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3630
+	JMP  check3634
 
-next3629:
+next3633:
 	TESTQ     AX, AX
-	JEQ       kept3631
+	JEQ       kept3635
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -2564,7 +2564,7 @@ next3629:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3631:
+kept3635:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -2585,11 +2585,11 @@ kept3631:
 	VMOVUPS       Z10, (SI)(CX*4)
 	VPADDQ        Z10, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3632
+	JNE           unusual3636
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3634
+	JEQ           usual3638
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2599,20 +2599,20 @@ kept3631:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3634:
+usual3638:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3633
+	JMP      stored3637
 
-unusual3632:
+unusual3636:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163636
-	JA            fp323637
+	JE            fp163640
+	JA            fp323641
 	VCMPPS        $0x03, Z10, Z10, K1
 	LONG $0x487ed262; WORD $0xea72 // VCVTNEPS2BF16 Z10, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3639
+	JEQ           usual3643
 	VPTESTMD      pattern00010000<>+0(SB), Z10, K1
 	VPADDD        pattern00007fff<>+0(SB), Z10, Z5
 	VCMPPS        $0x03, Z10, Z10, K2
@@ -2622,68 +2622,68 @@ unusual3632:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3639:
+usual3643:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3641
+	JNE      ordinary3645
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3640
+	JMP      stored3644
 
-ordinary3641:
+ordinary3645:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3640:
-	JMP done3638
+stored3644:
+	JMP done3642
 
-fp163636:
+fp163640:
 	VPXORD    Y9, Y9, Y9
 	VCVTPS2PH $0x00, Z10, Y9
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3643
+	JNE       ordinary3647
 	VMOVNTDQ  Y9, (BX)(CX*2)
-	JMP       stored3642
+	JMP       stored3646
 
-ordinary3643:
+ordinary3647:
 	VMOVDQU32 Y9, (BX)(CX*2)
 
-stored3642:
-	JMP done3638
+stored3646:
+	JMP done3642
 
-fp323637:
-done3638:
-stored3633:
+fp323641:
+done3642:
+stored3637:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3630:
+check3634:
 	CMPQ CX, R10
-	JB   next3629
+	JB   next3633
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3629
+	JB   next3633
 
-done3598:
+done3602:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3594
+	JMP       updated3598
 
-plain3593:
+plain3597:
 	CMPQ CX, $0x01
-	JE   fp163645
-	JA   fp323646
+	JE   fp163649
+	JA   fp323650
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3649
+	JMP  check3653
 
-next3648:
+next3652:
 	TESTQ     AX, AX
-	JEQ       kept3650
+	JEQ       kept3654
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2693,7 +2693,7 @@ next3648:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3650:
+kept3654:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2711,11 +2711,11 @@ kept3650:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3651
+	JNE           unusual3655
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3653
+	JEQ           usual3657
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2725,20 +2725,20 @@ kept3650:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3653:
+usual3657:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3652
+	JMP      stored3656
 
-unusual3651:
+unusual3655:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163655
-	JA            fp323656
+	JE            fp163659
+	JA            fp323660
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3658
+	JEQ           usual3662
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2748,57 +2748,57 @@ unusual3651:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3658:
+usual3662:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3660
+	JNE      ordinary3664
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3659
+	JMP      stored3663
 
-ordinary3660:
+ordinary3664:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3659:
-	JMP done3657
+stored3663:
+	JMP done3661
 
-fp163655:
+fp163659:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3662
+	JNE       ordinary3666
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3661
+	JMP       stored3665
 
-ordinary3662:
+ordinary3666:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3661:
-	JMP done3657
+stored3665:
+	JMP done3661
 
-fp323656:
-done3657:
-stored3652:
+fp323660:
+done3661:
+stored3656:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3649:
+check3653:
 	CMPQ CX, R10
-	JB   next3648
+	JB   next3652
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3648
-	JMP  done3647
+	JB   next3652
+	JMP  done3651
 
-fp163645:
+fp163649:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3664
+	JMP  check3668
 
-next3663:
+next3667:
 	TESTQ     AX, AX
-	JEQ       kept3665
+	JEQ       kept3669
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2808,7 +2808,7 @@ next3663:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3665:
+kept3669:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -2825,11 +2825,11 @@ kept3665:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3666
+	JNE           unusual3670
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3668
+	JEQ           usual3672
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2839,20 +2839,20 @@ kept3665:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3668:
+usual3672:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3667
+	JMP      stored3671
 
-unusual3666:
+unusual3670:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163670
-	JA            fp323671
+	JE            fp163674
+	JA            fp323675
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3673
+	JEQ           usual3677
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2862,57 +2862,57 @@ unusual3666:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3673:
+usual3677:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3675
+	JNE      ordinary3679
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3674
+	JMP      stored3678
 
-ordinary3675:
+ordinary3679:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3674:
-	JMP done3672
+stored3678:
+	JMP done3676
 
-fp163670:
+fp163674:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3677
+	JNE       ordinary3681
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3676
+	JMP       stored3680
 
-ordinary3677:
+ordinary3681:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3676:
-	JMP done3672
+stored3680:
+	JMP done3676
 
-fp323671:
-done3672:
-stored3667:
+fp323675:
+done3676:
+stored3671:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3664:
+check3668:
 	CMPQ CX, R10
-	JB   next3663
+	JB   next3667
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3663
-	JMP  done3647
+	JB   next3667
+	JMP  done3651
 
-fp323646:
+fp323650:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3679
+	JMP  check3683
 
-next3678:
+next3682:
 	TESTQ     AX, AX
-	JEQ       kept3680
+	JEQ       kept3684
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -2922,7 +2922,7 @@ next3678:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3680:
+kept3684:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -2939,11 +2939,11 @@ kept3680:
 	VFMADD231PS   Z6, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3681
+	JNE           unusual3685
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3683
+	JEQ           usual3687
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2953,20 +2953,20 @@ kept3680:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3683:
+usual3687:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3682
+	JMP      stored3686
 
-unusual3681:
+unusual3685:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163685
-	JA            fp323686
+	JE            fp163689
+	JA            fp323690
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3688
+	JEQ           usual3692
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -2976,48 +2976,48 @@ unusual3681:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3688:
+usual3692:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3690
+	JNE      ordinary3694
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3689
+	JMP      stored3693
 
-ordinary3690:
+ordinary3694:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3689:
-	JMP done3687
+stored3693:
+	JMP done3691
 
-fp163685:
+fp163689:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3692
+	JNE       ordinary3696
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3691
+	JMP       stored3695
 
-ordinary3692:
+ordinary3696:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3691:
-	JMP done3687
+stored3695:
+	JMP done3691
 
-fp323686:
-done3687:
-stored3682:
+fp323690:
+done3691:
+stored3686:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3679:
+check3683:
 	CMPQ CX, R10
-	JB   next3678
+	JB   next3682
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3678
+	JB   next3682
 
-done3647:
-updated3594:
+done3651:
+updated3598:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3045,10 +3045,10 @@ TEXT ·sgdFP32FP32AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000001f, BX
-	JEQ       aligned3693
+	JEQ       aligned3697
 	ORQ       $0x04, DI
 
-aligned3693:
+aligned3697:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z0
@@ -3070,23 +3070,23 @@ aligned3693:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3694
+	JEQ     plain3698
 	VPXORQ  Z1, Z1, Z1
 	VPXORQ  Z2, Z2, Z2
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	CMPQ    CX, $0x01
-	JE      fp163697
-	JA      fp323698
+	JE      fp163701
+	JA      fp323702
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3701
+	JMP     check3705
 
-next3700:
+next3704:
 	TESTQ     AX, AX
-	JEQ       kept3702
+	JEQ       kept3706
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -3096,7 +3096,7 @@ next3700:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3702:
+kept3706:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3118,11 +3118,11 @@ kept3702:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3703
+	JNE           unusual3707
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3705
+	JEQ           usual3709
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3132,20 +3132,20 @@ kept3702:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3705:
+usual3709:
 	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3704
+	JMP      stored3708
 
-unusual3703:
+unusual3707:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163707
-	JA            fp323708
+	JE            fp163711
+	JA            fp323712
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487e5262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y13
 	KORTESTW      K1, K1
-	JEQ           usual3710
+	JEQ           usual3714
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z13
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3155,57 +3155,57 @@ unusual3703:
 	VPMOVDW       Z13, Y13
 	VMOVDQU32     Y13, Y13
 
-usual3710:
+usual3714:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3712
+	JNE      ordinary3716
 	VMOVNTDQ Y13, (BX)(CX*2)
-	JMP      stored3711
+	JMP      stored3715
 
-ordinary3712:
+ordinary3716:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3711:
-	JMP done3709
+stored3715:
+	JMP done3713
 
-fp163707:
+fp163711:
 	VPXORD    Y5, Y5, Y5
 	VCVTPS2PH $0x00, Z14, Y5
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3714
+	JNE       ordinary3718
 	VMOVNTDQ  Y5, (BX)(CX*2)
-	JMP       stored3713
+	JMP       stored3717
 
-ordinary3714:
+ordinary3718:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3713:
-	JMP done3709
+stored3717:
+	JMP done3713
 
-fp323708:
-done3709:
-stored3704:
+fp323712:
+done3713:
+stored3708:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3701:
+check3705:
 	CMPQ CX, R10
-	JB   next3700
+	JB   next3704
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3700
-	JMP  done3699
+	JB   next3704
+	JMP  done3703
 
-fp163697:
+fp163701:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3716
+	JMP  check3720
 
-next3715:
+next3719:
 	TESTQ     AX, AX
-	JEQ       kept3717
+	JEQ       kept3721
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3215,7 +3215,7 @@ next3715:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3717:
+kept3721:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3236,11 +3236,11 @@ kept3717:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3718
+	JNE           unusual3722
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3720
+	JEQ           usual3724
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3250,20 +3250,20 @@ kept3717:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3720:
+usual3724:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3719
+	JMP      stored3723
 
-unusual3718:
+unusual3722:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163722
-	JA            fp323723
+	JE            fp163726
+	JA            fp323727
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3725
+	JEQ           usual3729
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3273,57 +3273,57 @@ unusual3718:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3725:
+usual3729:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3727
+	JNE      ordinary3731
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3726
+	JMP      stored3730
 
-ordinary3727:
+ordinary3731:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3726:
-	JMP done3724
+stored3730:
+	JMP done3728
 
-fp163722:
+fp163726:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3729
+	JNE       ordinary3733
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3728
+	JMP       stored3732
 
-ordinary3729:
+ordinary3733:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3728:
-	JMP done3724
+stored3732:
+	JMP done3728
 
-fp323723:
-done3724:
-stored3719:
+fp323727:
+done3728:
+stored3723:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3716:
+check3720:
 	CMPQ CX, R10
-	JB   next3715
+	JB   next3719
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3715
-	JMP  done3699
+	JB   next3719
+	JMP  done3703
 
-fp323698:
+fp323702:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3731
+	JMP  check3735
 
-next3730:
+next3734:
 	TESTQ     AX, AX
-	JEQ       kept3732
+	JEQ       kept3736
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -3333,7 +3333,7 @@ next3730:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3732:
+kept3736:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	VPADDQ        (SI)(CX*4), Z1, Z1
@@ -3354,11 +3354,11 @@ kept3732:
 	VMOVUPS       Z14, (SI)(CX*4)
 	VPADDQ        Z14, Z2, Z2
 	TESTQ         DI, DI
-	JNE           unusual3733
+	JNE           unusual3737
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3735
+	JEQ           usual3739
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3368,20 +3368,20 @@ kept3732:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3735:
+usual3739:
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3734
+	JMP      stored3738
 
-unusual3733:
+unusual3737:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163737
-	JA            fp323738
+	JE            fp163741
+	JA            fp323742
 	VCMPPS        $0x03, Z14, Z14, K1
 	LONG $0x487ed262; WORD $0xee72 // VCVTNEPS2BF16 Z14, Y5
 	KORTESTW      K1, K1
-	JEQ           usual3740
+	JEQ           usual3744
 	VPTESTMD      pattern00010000<>+0(SB), Z14, K1
 	VPADDD        pattern00007fff<>+0(SB), Z14, Z5
 	VCMPPS        $0x03, Z14, Z14, K2
@@ -3391,68 +3391,68 @@ unusual3733:
 	VPMOVDW       Z5, Y5
 	VMOVDQU32     Y5, Y5
 
-usual3740:
+usual3744:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3742
+	JNE      ordinary3746
 	VMOVNTDQ Y5, (BX)(CX*2)
-	JMP      stored3741
+	JMP      stored3745
 
-ordinary3742:
+ordinary3746:
 	VMOVDQU32 Y5, (BX)(CX*2)
 
-stored3741:
-	JMP done3739
+stored3745:
+	JMP done3743
 
-fp163737:
+fp163741:
 	VPXORD    Y13, Y13, Y13
 	VCVTPS2PH $0x00, Z14, Y13
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3744
+	JNE       ordinary3748
 	VMOVNTDQ  Y13, (BX)(CX*2)
-	JMP       stored3743
+	JMP       stored3747
 
-ordinary3744:
+ordinary3748:
 	VMOVDQU32 Y13, (BX)(CX*2)
 
-stored3743:
-	JMP done3739
+stored3747:
+	JMP done3743
 
-fp323738:
-done3739:
-stored3734:
+fp323742:
+done3743:
+stored3738:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3731:
+check3735:
 	CMPQ CX, R10
-	JB   next3730
+	JB   next3734
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3730
+	JB   next3734
 
-done3699:
+done3703:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3695
+	JMP       updated3699
 
-plain3694:
+plain3698:
 	CMPQ CX, $0x01
-	JE   fp163746
-	JA   fp323747
+	JE   fp163750
+	JA   fp323751
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3750
+	JMP  check3754
 
-next3749:
+next3753:
 	TESTQ     AX, AX
-	JEQ       kept3751
+	JEQ       kept3755
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3462,7 +3462,7 @@ next3749:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3751:
+kept3755:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3480,11 +3480,11 @@ kept3751:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3752
+	JNE           unusual3756
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3754
+	JEQ           usual3758
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3494,20 +3494,20 @@ kept3751:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3754:
+usual3758:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3753
+	JMP      stored3757
 
-unusual3752:
+unusual3756:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163756
-	JA            fp323757
+	JE            fp163760
+	JA            fp323761
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3759
+	JEQ           usual3763
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3517,57 +3517,57 @@ unusual3752:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3759:
+usual3763:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3761
+	JNE      ordinary3765
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3760
+	JMP      stored3764
 
-ordinary3761:
+ordinary3765:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3760:
-	JMP done3758
+stored3764:
+	JMP done3762
 
-fp163756:
+fp163760:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3763
+	JNE       ordinary3767
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3762
+	JMP       stored3766
 
-ordinary3763:
+ordinary3767:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3762:
-	JMP done3758
+stored3766:
+	JMP done3762
 
-fp323757:
-done3758:
-stored3753:
+fp323761:
+done3762:
+stored3757:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3750:
+check3754:
 	CMPQ CX, R10
-	JB   next3749
+	JB   next3753
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3749
-	JMP  done3748
+	JB   next3753
+	JMP  done3752
 
-fp163746:
+fp163750:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3765
+	JMP  check3769
 
-next3764:
+next3768:
 	TESTQ     AX, AX
-	JEQ       kept3766
+	JEQ       kept3770
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3577,7 +3577,7 @@ next3764:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3766:
+kept3770:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*2)
@@ -3594,11 +3594,11 @@ kept3766:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3767
+	JNE           unusual3771
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3769
+	JEQ           usual3773
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3608,20 +3608,20 @@ kept3766:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3769:
+usual3773:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3768
+	JMP      stored3772
 
-unusual3767:
+unusual3771:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163771
-	JA            fp323772
+	JE            fp163775
+	JA            fp323776
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3774
+	JEQ           usual3778
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3631,57 +3631,57 @@ unusual3767:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3774:
+usual3778:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3776
+	JNE      ordinary3780
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3775
+	JMP      stored3779
 
-ordinary3776:
+ordinary3780:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3775:
-	JMP done3773
+stored3779:
+	JMP done3777
 
-fp163771:
+fp163775:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3778
+	JNE       ordinary3782
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3777
+	JMP       stored3781
 
-ordinary3778:
+ordinary3782:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3777:
-	JMP done3773
+stored3781:
+	JMP done3777
 
-fp323772:
-done3773:
-stored3768:
+fp323776:
+done3777:
+stored3772:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3765:
+check3769:
 	CMPQ CX, R10
-	JB   next3764
+	JB   next3768
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3764
-	JMP  done3748
+	JB   next3768
+	JMP  done3752
 
-fp323747:
+fp323751:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3780
+	JMP  check3784
 
-next3779:
+next3783:
 	TESTQ     AX, AX
-	JEQ       kept3781
+	JEQ       kept3785
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -3691,7 +3691,7 @@ next3779:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3781:
+kept3785:
 	PREFETCHT0    (SI)(R11*4)
 	PREFETCHT0    (R8)(R11*4)
 	PREFETCHT0    (DX)(R11*4)
@@ -3708,11 +3708,11 @@ kept3781:
 	VFMADD231PS   Z9, Z1, Z3
 	VMOVUPS       Z3, (SI)(CX*4)
 	TESTQ         DI, DI
-	JNE           unusual3782
+	JNE           unusual3786
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3784
+	JEQ           usual3788
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3722,20 +3722,20 @@ kept3781:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3784:
+usual3788:
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3783
+	JMP      stored3787
 
-unusual3782:
+unusual3786:
 	MOVQ          DI, R12
 	ANDQ          $0x03, R12
 	CMPQ          R12, $0x01
-	JE            fp163786
-	JA            fp323787
+	JE            fp163790
+	JA            fp323791
 	VCMPPS        $0x03, Z3, Z3, K1
 	LONG $0x487ef262; WORD $0xcb72 // VCVTNEPS2BF16 Z3, Y1
 	KORTESTW      K1, K1
-	JEQ           usual3789
+	JEQ           usual3793
 	VPTESTMD      pattern00010000<>+0(SB), Z3, K1
 	VPADDD        pattern00007fff<>+0(SB), Z3, Z1
 	VCMPPS        $0x03, Z3, Z3, K2
@@ -3745,48 +3745,48 @@ unusual3782:
 	VPMOVDW       Z1, Y1
 	VMOVDQU32     Y1, Y1
 
-usual3789:
+usual3793:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3791
+	JNE      ordinary3795
 	VMOVNTDQ Y1, (BX)(CX*2)
-	JMP      stored3790
+	JMP      stored3794
 
-ordinary3791:
+ordinary3795:
 	VMOVDQU32 Y1, (BX)(CX*2)
 
-stored3790:
-	JMP done3788
+stored3794:
+	JMP done3792
 
-fp163786:
+fp163790:
 	VPXORD    Y2, Y2, Y2
 	VCVTPS2PH $0x00, Z3, Y2
 	TESTQ     $0x00000004, DI
-	JNE       ordinary3793
+	JNE       ordinary3797
 	VMOVNTDQ  Y2, (BX)(CX*2)
-	JMP       stored3792
+	JMP       stored3796
 
-ordinary3793:
+ordinary3797:
 	VMOVDQU32 Y2, (BX)(CX*2)
 
-stored3792:
-	JMP done3788
+stored3796:
+	JMP done3792
 
-fp323787:
-done3788:
-stored3783:
+fp323791:
+done3792:
+stored3787:
 	ADDQ $0x00000010, CX
 	ADDQ $0x00000010, R11
 
-check3780:
+check3784:
 	CMPQ CX, R10
-	JB   next3779
+	JB   next3783
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3779
+	JB   next3783
 
-done3748:
-updated3695:
+done3752:
+updated3699:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -3817,10 +3817,10 @@ TEXT ·adamFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3794
+	JEQ       aligned3798
 	ORQ       $0x04, DI
 
-aligned3794:
+aligned3798:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -3849,7 +3849,7 @@ aligned3794:
 	MOVQ         a+0(FP), R13
 	MOVQ         40(R13), R13
 	TESTQ        R13, R13
-	JEQ          plain3795
+	JEQ          plain3799
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -3857,17 +3857,17 @@ aligned3794:
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp163798
-	JA           fp323799
+	JE           fp163802
+	JA           fp323803
 	MOVQ         R12, CX
 	MOVQ         a+0(FP), R12
 	MOVQ         16(R12), R12
 	ADDQ         CX, R12
-	JMP          check3802
+	JMP          check3806
 
-next3801:
+next3805:
 	TESTQ     AX, AX
-	JEQ       kept3803
+	JEQ       kept3807
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -3881,7 +3881,7 @@ next3801:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3803:
+kept3807:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -3957,11 +3957,11 @@ kept3803:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3804
+	JNE            unusual3808
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3806
+	JEQ            usual3810
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -3976,20 +3976,20 @@ kept3803:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3806:
+usual3810:
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3805
+	JMP      stored3809
 
-unusual3804:
+unusual3808:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163808
-	JA             fp323809
+	JE             fp163812
+	JA             fp323813
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3811
+	JEQ            usual3815
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4004,19 +4004,19 @@ unusual3804:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3811:
+usual3815:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3813
+	JNE      ordinary3817
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3812
+	JMP      stored3816
 
-ordinary3813:
+ordinary3817:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3812:
-	JMP done3810
+stored3816:
+	JMP done3814
 
-fp163808:
+fp163812:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
 	VPERMI2PS    Z27, Z26, Z21
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
@@ -4026,41 +4026,41 @@ fp163808:
 	VCVTPS2PH    $0x00, Z23, Y21
 	VINSERTI64X4 $0x01, Y21, Z22, Z22
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3815
+	JNE          ordinary3819
 	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3814
+	JMP          stored3818
 
-ordinary3815:
+ordinary3819:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3814:
-	JMP done3810
+stored3818:
+	JMP done3814
 
-fp323809:
-done3810:
-stored3805:
+fp323813:
+done3814:
+stored3809:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3802:
+check3806:
 	CMPQ CX, R11
-	JB   next3801
+	JB   next3805
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3801
-	JMP  done3800
+	JB   next3805
+	JMP  done3804
 
-fp163798:
+fp163802:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3817
+	JMP  check3821
 
-next3816:
+next3820:
 	TESTQ     AX, AX
-	JEQ       kept3818
+	JEQ       kept3822
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4074,7 +4074,7 @@ next3816:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3818:
+kept3822:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4153,11 +4153,11 @@ kept3818:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3819
+	JNE            unusual3823
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3821
+	JEQ            usual3825
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4172,20 +4172,20 @@ kept3818:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3821:
+usual3825:
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3820
+	JMP      stored3824
 
-unusual3819:
+unusual3823:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163823
-	JA             fp323824
+	JE             fp163827
+	JA             fp323828
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3826
+	JEQ            usual3830
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4200,19 +4200,19 @@ unusual3819:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3826:
+usual3830:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3828
+	JNE      ordinary3832
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3827
+	JMP      stored3831
 
-ordinary3828:
+ordinary3832:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3827:
-	JMP done3825
+stored3831:
+	JMP done3829
 
-fp163823:
+fp163827:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
 	VPERMI2PS    Z27, Z26, Z21
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
@@ -4222,41 +4222,41 @@ fp163823:
 	VCVTPS2PH    $0x00, Z23, Y21
 	VINSERTI64X4 $0x01, Y21, Z22, Z22
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3830
+	JNE          ordinary3834
 	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3829
+	JMP          stored3833
 
-ordinary3830:
+ordinary3834:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3829:
-	JMP done3825
+stored3833:
+	JMP done3829
 
-fp323824:
-done3825:
-stored3820:
+fp323828:
+done3829:
+stored3824:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3817:
+check3821:
 	CMPQ CX, R11
-	JB   next3816
+	JB   next3820
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3816
-	JMP  done3800
+	JB   next3820
+	JMP  done3804
 
-fp323799:
+fp323803:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3832
+	JMP  check3836
 
-next3831:
+next3835:
 	TESTQ     AX, AX
-	JEQ       kept3833
+	JEQ       kept3837
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z21
@@ -4270,7 +4270,7 @@ next3831:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3833:
+kept3837:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4350,11 +4350,11 @@ kept3833:
 	VMOVUPS        Z23, 64(SI)(CX*4)
 	VPADDQ         Z23, Z16, Z16
 	TESTQ          DI, DI
-	JNE            unusual3834
+	JNE            unusual3838
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3836
+	JEQ            usual3840
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4369,20 +4369,20 @@ kept3833:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3836:
+usual3840:
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3835
+	JMP      stored3839
 
-unusual3834:
+unusual3838:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163838
-	JA             fp323839
+	JE             fp163842
+	JA             fp323843
 	VCMPPS         $0x03, Z21, Z23, K1
 	LONG $0x4047a262; WORD $0xed72 // VCVTNE2PS2BF16 Z21, Z23, Z21
 	KORTESTW       K1, K1
-	JEQ            usual3841
+	JEQ            usual3845
 	VPTESTMD       pattern00010000<>+0(SB), Z26, K1
 	VPADDD         pattern00007fff<>+0(SB), Z26, Z21
 	VCMPPS         $0x03, Z26, Z26, K2
@@ -4397,19 +4397,19 @@ unusual3834:
 	VPTERNLOGD     $0xf8, Z23, Z1, Z21
 	VMOVDQU32      Z21, Z21
 
-usual3841:
+usual3845:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3843
+	JNE      ordinary3847
 	VMOVNTDQ Z21, (BX)(CX*2)
-	JMP      stored3842
+	JMP      stored3846
 
-ordinary3843:
+ordinary3847:
 	VMOVDQU32 Z21, (BX)(CX*2)
 
-stored3842:
-	JMP done3840
+stored3846:
+	JMP done3844
 
-fp163838:
+fp163842:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z21
 	VPERMI2PS    Z27, Z26, Z21
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z23
@@ -4419,31 +4419,31 @@ fp163838:
 	VCVTPS2PH    $0x00, Z23, Y21
 	VINSERTI64X4 $0x01, Y21, Z22, Z22
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3845
+	JNE          ordinary3849
 	VMOVNTDQ     Z22, (BX)(CX*2)
-	JMP          stored3844
+	JMP          stored3848
 
-ordinary3845:
+ordinary3849:
 	VMOVDQU32 Z22, (BX)(CX*2)
 
-stored3844:
-	JMP done3840
+stored3848:
+	JMP done3844
 
-fp323839:
-done3840:
-stored3835:
+fp323843:
+done3844:
+stored3839:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3832:
+check3836:
 	CMPQ CX, R11
-	JB   next3831
+	JB   next3835
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3831
+	JB   next3835
 
-done3800:
+done3804:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, (AX)
@@ -4452,21 +4452,21 @@ done3800:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated3796
+	JMP       updated3800
 
-plain3795:
+plain3799:
 	CMPQ CX, $0x01
-	JE   fp163847
-	JA   fp323848
+	JE   fp163851
+	JA   fp323852
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3851
+	JMP  check3855
 
-next3850:
+next3854:
 	TESTQ     AX, AX
-	JEQ       kept3852
+	JEQ       kept3856
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4480,7 +4480,7 @@ next3850:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3852:
+kept3856:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4548,11 +4548,11 @@ kept3852:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3853
+	JNE            unusual3857
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3855
+	JEQ            usual3859
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4567,20 +4567,20 @@ kept3852:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3855:
+usual3859:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3854
+	JMP      stored3858
 
-unusual3853:
+unusual3857:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163857
-	JA             fp323858
+	JE             fp163861
+	JA             fp323862
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3860
+	JEQ            usual3864
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4595,19 +4595,19 @@ unusual3853:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3860:
+usual3864:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3862
+	JNE      ordinary3866
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3861
+	JMP      stored3865
 
-ordinary3862:
+ordinary3866:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3861:
-	JMP done3859
+stored3865:
+	JMP done3863
 
-fp163857:
+fp163861:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -4617,41 +4617,41 @@ fp163857:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3864
+	JNE          ordinary3868
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3863
+	JMP          stored3867
 
-ordinary3864:
+ordinary3868:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3863:
-	JMP done3859
+stored3867:
+	JMP done3863
 
-fp323858:
-done3859:
-stored3854:
+fp323862:
+done3863:
+stored3858:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3851:
+check3855:
 	CMPQ CX, R11
-	JB   next3850
+	JB   next3854
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3850
-	JMP  done3849
+	JB   next3854
+	JMP  done3853
 
-fp163847:
+fp163851:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3866
+	JMP  check3870
 
-next3865:
+next3869:
 	TESTQ     AX, AX
-	JEQ       kept3867
+	JEQ       kept3871
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4665,7 +4665,7 @@ next3865:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3867:
+kept3871:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4736,11 +4736,11 @@ kept3867:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3868
+	JNE            unusual3872
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3870
+	JEQ            usual3874
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4755,20 +4755,20 @@ kept3867:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3870:
+usual3874:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3869
+	JMP      stored3873
 
-unusual3868:
+unusual3872:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163872
-	JA             fp323873
+	JE             fp163876
+	JA             fp323877
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3875
+	JEQ            usual3879
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4783,19 +4783,19 @@ unusual3868:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3875:
+usual3879:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3877
+	JNE      ordinary3881
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3876
+	JMP      stored3880
 
-ordinary3877:
+ordinary3881:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3876:
-	JMP done3874
+stored3880:
+	JMP done3878
 
-fp163872:
+fp163876:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -4805,41 +4805,41 @@ fp163872:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3879
+	JNE          ordinary3883
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3878
+	JMP          stored3882
 
-ordinary3879:
+ordinary3883:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3878:
-	JMP done3874
+stored3882:
+	JMP done3878
 
-fp323873:
-done3874:
-stored3869:
+fp323877:
+done3878:
+stored3873:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3866:
+check3870:
 	CMPQ CX, R11
-	JB   next3865
+	JB   next3869
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3865
-	JMP  done3849
+	JB   next3869
+	JMP  done3853
 
-fp323848:
+fp323852:
 	MOVQ R12, CX
 	MOVQ a+0(FP), R12
 	MOVQ 16(R12), R12
 	ADDQ CX, R12
-	JMP  check3881
+	JMP  check3885
 
-next3880:
+next3884:
 	TESTQ     AX, AX
-	JEQ       kept3882
+	JEQ       kept3886
 	MOVQ      CX, R13
 	ANDQ      $0x0000007f, R13
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -4853,7 +4853,7 @@ next3880:
 	LEAQ      32(CX), R13
 	MOVQ      R13, (AX)
 
-kept3882:
+kept3886:
 	PREFETCHT0     (SI)(R12*4)
 	PREFETCHT0     64(SI)(R12*4)
 	PREFETCHT0     (R8)(R12*2)
@@ -4925,11 +4925,11 @@ kept3882:
 	VMOVUPS        Z15, (SI)(CX*4)
 	VMOVUPS        Z17, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3883
+	JNE            unusual3887
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3885
+	JEQ            usual3889
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4944,20 +4944,20 @@ kept3882:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3885:
+usual3889:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3884
+	JMP      stored3888
 
-unusual3883:
+unusual3887:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp163887
-	JA             fp323888
+	JE             fp163891
+	JA             fp323892
 	VCMPPS         $0x03, Z15, Z17, K1
 	LONG $0x40775262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z17, Z15
 	KORTESTW       K1, K1
-	JEQ            usual3890
+	JEQ            usual3894
 	VPTESTMD       pattern00010000<>+0(SB), Z20, K1
 	VPADDD         pattern00007fff<>+0(SB), Z20, Z15
 	VCMPPS         $0x03, Z20, Z20, K2
@@ -4972,19 +4972,19 @@ unusual3883:
 	VPTERNLOGD     $0xf8, Z17, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual3890:
+usual3894:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3892
+	JNE      ordinary3896
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored3891
+	JMP      stored3895
 
-ordinary3892:
+ordinary3896:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored3891:
-	JMP done3889
+stored3895:
+	JMP done3893
 
-fp163887:
+fp163891:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z21, Z20, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z17
@@ -4994,32 +4994,32 @@ fp163887:
 	VCVTPS2PH    $0x00, Z17, Y15
 	VINSERTI64X4 $0x01, Y15, Z16, Z16
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3894
+	JNE          ordinary3898
 	VMOVNTDQ     Z16, (BX)(CX*2)
-	JMP          stored3893
+	JMP          stored3897
 
-ordinary3894:
+ordinary3898:
 	VMOVDQU32 Z16, (BX)(CX*2)
 
-stored3893:
-	JMP done3889
+stored3897:
+	JMP done3893
 
-fp323888:
-done3889:
-stored3884:
+fp323892:
+done3893:
+stored3888:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R12
 
-check3881:
+check3885:
 	CMPQ CX, R11
-	JB   next3880
+	JB   next3884
 	MOVQ CX, R12
 	CMPQ R11, R10
 	MOVQ R10, R11
-	JB   next3880
+	JB   next3884
 
-done3849:
-updated3796:
+done3853:
+updated3800:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -5050,10 +5050,10 @@ TEXT ·lionFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3895
+	JEQ       aligned3899
 	ORQ       $0x04, DI
 
-aligned3895:
+aligned3899:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -5075,23 +5075,23 @@ aligned3895:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain3896
+	JEQ     plain3900
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp163899
-	JA      fp323900
+	JE      fp163903
+	JA      fp323904
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check3903
+	JMP     check3907
 
-next3902:
+next3906:
 	TESTQ     AX, AX
-	JEQ       kept3904
+	JEQ       kept3908
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z17
@@ -5103,7 +5103,7 @@ next3902:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3904:
+kept3908:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5168,11 +5168,11 @@ kept3904:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3905
+	JNE            unusual3909
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3907
+	JEQ            usual3911
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5187,20 +5187,20 @@ kept3904:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3907:
+usual3911:
 	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3906
+	JMP      stored3910
 
-unusual3905:
+unusual3909:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163909
-	JA             fp323910
+	JE             fp163913
+	JA             fp323914
 	VCMPPS         $0x03, Z17, Z18, K1
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K1, K1
-	JEQ            usual3912
+	JEQ            usual3916
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z17
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5215,19 +5215,19 @@ unusual3905:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z17
 	VMOVDQU32      Z17, Z17
 
-usual3912:
+usual3916:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3914
+	JNE      ordinary3918
 	VMOVNTDQ Z17, (BX)(CX*2)
-	JMP      stored3913
+	JMP      stored3917
 
-ordinary3914:
+ordinary3918:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3913:
-	JMP done3911
+stored3917:
+	JMP done3915
 
-fp163909:
+fp163913:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z22, Z21, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5237,41 +5237,41 @@ fp163909:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z9, Z9
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3916
+	JNE          ordinary3920
 	VMOVNTDQ     Z9, (BX)(CX*2)
-	JMP          stored3915
+	JMP          stored3919
 
-ordinary3916:
+ordinary3920:
 	VMOVDQU32 Z9, (BX)(CX*2)
 
-stored3915:
-	JMP done3911
+stored3919:
+	JMP done3915
 
-fp323910:
-done3911:
-stored3906:
+fp323914:
+done3915:
+stored3910:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3903:
+check3907:
 	CMPQ CX, R10
-	JB   next3902
+	JB   next3906
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3902
-	JMP  done3901
+	JB   next3906
+	JMP  done3905
 
-fp163899:
+fp163903:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3918
+	JMP  check3922
 
-next3917:
+next3921:
 	TESTQ     AX, AX
-	JEQ       kept3919
+	JEQ       kept3923
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5283,7 +5283,7 @@ next3917:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3919:
+kept3923:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5351,11 +5351,11 @@ kept3919:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3920
+	JNE            unusual3924
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3922
+	JEQ            usual3926
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5370,20 +5370,20 @@ kept3919:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3922:
+usual3926:
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3921
+	JMP      stored3925
 
-unusual3920:
+unusual3924:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163924
-	JA             fp323925
+	JE             fp163928
+	JA             fp323929
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3927
+	JEQ            usual3931
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5398,19 +5398,19 @@ unusual3920:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3927:
+usual3931:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3929
+	JNE      ordinary3933
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3928
+	JMP      stored3932
 
-ordinary3929:
+ordinary3933:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3928:
-	JMP done3926
+stored3932:
+	JMP done3930
 
-fp163924:
+fp163928:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
 	VPERMI2PS    Z22, Z21, Z7
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5420,41 +5420,41 @@ fp163924:
 	VCVTPS2PH    $0x00, Z18, Y7
 	VINSERTI64X4 $0x01, Y7, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3931
+	JNE          ordinary3935
 	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3930
+	JMP          stored3934
 
-ordinary3931:
+ordinary3935:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3930:
-	JMP done3926
+stored3934:
+	JMP done3930
 
-fp323925:
-done3926:
-stored3921:
+fp323929:
+done3930:
+stored3925:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3918:
+check3922:
 	CMPQ CX, R10
-	JB   next3917
+	JB   next3921
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3917
-	JMP  done3901
+	JB   next3921
+	JMP  done3905
 
-fp323900:
+fp323904:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3933
+	JMP  check3937
 
-next3932:
+next3936:
 	TESTQ     AX, AX
-	JEQ       kept3934
+	JEQ       kept3938
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -5466,7 +5466,7 @@ next3932:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3934:
+kept3938:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5535,11 +5535,11 @@ kept3934:
 	VMOVUPS        Z18, 64(SI)(CX*4)
 	VPADDQ         Z18, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual3935
+	JNE            unusual3939
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3937
+	JEQ            usual3941
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5554,20 +5554,20 @@ kept3934:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3937:
+usual3941:
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3936
+	JMP      stored3940
 
-unusual3935:
+unusual3939:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163939
-	JA             fp323940
+	JE             fp163943
+	JA             fp323944
 	VCMPPS         $0x03, Z7, Z18, K1
 	LONG $0x406ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z18, Z7
 	KORTESTW       K1, K1
-	JEQ            usual3942
+	JEQ            usual3946
 	VPTESTMD       pattern00010000<>+0(SB), Z21, K1
 	VPADDD         pattern00007fff<>+0(SB), Z21, Z7
 	VCMPPS         $0x03, Z21, Z21, K2
@@ -5582,19 +5582,19 @@ unusual3935:
 	VPTERNLOGD     $0xf8, Z18, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual3942:
+usual3946:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3944
+	JNE      ordinary3948
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored3943
+	JMP      stored3947
 
-ordinary3944:
+ordinary3948:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored3943:
-	JMP done3941
+stored3947:
+	JMP done3945
 
-fp163939:
+fp163943:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
 	VPERMI2PS    Z22, Z21, Z7
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -5604,52 +5604,52 @@ fp163939:
 	VCVTPS2PH    $0x00, Z18, Y7
 	VINSERTI64X4 $0x01, Y7, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3946
+	JNE          ordinary3950
 	VMOVNTDQ     Z17, (BX)(CX*2)
-	JMP          stored3945
+	JMP          stored3949
 
-ordinary3946:
+ordinary3950:
 	VMOVDQU32 Z17, (BX)(CX*2)
 
-stored3945:
-	JMP done3941
+stored3949:
+	JMP done3945
 
-fp323940:
-done3941:
-stored3936:
+fp323944:
+done3945:
+stored3940:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3933:
+check3937:
 	CMPQ CX, R10
-	JB   next3932
+	JB   next3936
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3932
+	JB   next3936
 
-done3901:
+done3905:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated3897
+	JMP       updated3901
 
-plain3896:
+plain3900:
 	CMPQ CX, $0x01
-	JE   fp163948
-	JA   fp323949
+	JE   fp163952
+	JA   fp323953
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3952
+	JMP  check3956
 
-next3951:
+next3955:
 	TESTQ     AX, AX
-	JEQ       kept3953
+	JEQ       kept3957
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5661,7 +5661,7 @@ next3951:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3953:
+kept3957:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5720,11 +5720,11 @@ kept3953:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3954
+	JNE            unusual3958
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3956
+	JEQ            usual3960
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5739,20 +5739,20 @@ kept3953:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3956:
+usual3960:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3955
+	JMP      stored3959
 
-unusual3954:
+unusual3958:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163958
-	JA             fp323959
+	JE             fp163962
+	JA             fp323963
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3961
+	JEQ            usual3965
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5767,19 +5767,19 @@ unusual3954:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3961:
+usual3965:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3963
+	JNE      ordinary3967
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3962
+	JMP      stored3966
 
-ordinary3963:
+ordinary3967:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3962:
-	JMP done3960
+stored3966:
+	JMP done3964
 
-fp163958:
+fp163962:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
@@ -5789,41 +5789,41 @@ fp163958:
 	VCVTPS2PH    $0x00, Z7, Y3
 	VINSERTI64X4 $0x01, Y3, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3965
+	JNE          ordinary3969
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3964
+	JMP          stored3968
 
-ordinary3965:
+ordinary3969:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3964:
-	JMP done3960
+stored3968:
+	JMP done3964
 
-fp323959:
-done3960:
-stored3955:
+fp323963:
+done3964:
+stored3959:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3952:
+check3956:
 	CMPQ CX, R10
-	JB   next3951
+	JB   next3955
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3951
-	JMP  done3950
+	JB   next3955
+	JMP  done3954
 
-fp163948:
+fp163952:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3967
+	JMP  check3971
 
-next3966:
+next3970:
 	TESTQ     AX, AX
-	JEQ       kept3968
+	JEQ       kept3972
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -5835,7 +5835,7 @@ next3966:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3968:
+kept3972:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -5897,11 +5897,11 @@ kept3968:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3969
+	JNE            unusual3973
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3971
+	JEQ            usual3975
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5916,20 +5916,20 @@ kept3968:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3971:
+usual3975:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3970
+	JMP      stored3974
 
-unusual3969:
+unusual3973:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163973
-	JA             fp323974
+	JE             fp163977
+	JA             fp323978
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3976
+	JEQ            usual3980
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -5944,19 +5944,19 @@ unusual3969:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3976:
+usual3980:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3978
+	JNE      ordinary3982
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3977
+	JMP      stored3981
 
-ordinary3978:
+ordinary3982:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3977:
-	JMP done3975
+stored3981:
+	JMP done3979
 
-fp163973:
+fp163977:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
@@ -5966,41 +5966,41 @@ fp163973:
 	VCVTPS2PH    $0x00, Z7, Y3
 	VINSERTI64X4 $0x01, Y3, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3980
+	JNE          ordinary3984
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3979
+	JMP          stored3983
 
-ordinary3980:
+ordinary3984:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3979:
-	JMP done3975
+stored3983:
+	JMP done3979
 
-fp323974:
-done3975:
-stored3970:
+fp323978:
+done3979:
+stored3974:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3967:
+check3971:
 	CMPQ CX, R10
-	JB   next3966
+	JB   next3970
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3966
-	JMP  done3950
+	JB   next3970
+	JMP  done3954
 
-fp323949:
+fp323953:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3982
+	JMP  check3986
 
-next3981:
+next3985:
 	TESTQ     AX, AX
-	JEQ       kept3983
+	JEQ       kept3987
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -6012,7 +6012,7 @@ next3981:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3983:
+kept3987:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6075,11 +6075,11 @@ kept3983:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z7, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual3984
+	JNE            unusual3988
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3986
+	JEQ            usual3990
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6094,20 +6094,20 @@ kept3983:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3986:
+usual3990:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3985
+	JMP      stored3989
 
-unusual3984:
+unusual3988:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp163988
-	JA             fp323989
+	JE             fp163992
+	JA             fp323993
 	VCMPPS         $0x03, Z3, Z7, K1
 	LONG $0x4847f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z7, Z3
 	KORTESTW       K1, K1
-	JEQ            usual3991
+	JEQ            usual3995
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z3
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6122,19 +6122,19 @@ unusual3984:
 	VPTERNLOGD     $0xf8, Z7, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual3991:
+usual3995:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary3993
+	JNE      ordinary3997
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored3992
+	JMP      stored3996
 
-ordinary3993:
+ordinary3997:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored3992:
-	JMP done3990
+stored3996:
+	JMP done3994
 
-fp163988:
+fp163992:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z18, Z17, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z7
@@ -6144,32 +6144,32 @@ fp163988:
 	VCVTPS2PH    $0x00, Z7, Y3
 	VINSERTI64X4 $0x01, Y3, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary3995
+	JNE          ordinary3999
 	VMOVNTDQ     Z6, (BX)(CX*2)
-	JMP          stored3994
+	JMP          stored3998
 
-ordinary3995:
+ordinary3999:
 	VMOVDQU32 Z6, (BX)(CX*2)
 
-stored3994:
-	JMP done3990
+stored3998:
+	JMP done3994
 
-fp323989:
-done3990:
-stored3985:
+fp323993:
+done3994:
+stored3989:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check3982:
+check3986:
 	CMPQ CX, R10
-	JB   next3981
+	JB   next3985
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3981
+	JB   next3985
 
-done3950:
-updated3897:
+done3954:
+updated3901:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -6200,10 +6200,10 @@ TEXT ·adagradFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned3996
+	JEQ       aligned4000
 	ORQ       $0x04, DI
 
-aligned3996:
+aligned4000:
 	MOVQ         a+0(FP), R8
 	MOVQ         112(R8), R8
 	MOVQ         a+0(FP), R9
@@ -6224,23 +6224,23 @@ aligned3996:
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain3997
+	JEQ          plain4001
 	VPXORQ       Z1, Z1, Z1
 	VPXORQ       Z2, Z2, Z2
 	VPXORQ       Z3, Z3, Z3
 	VPXORQ       Z4, Z4, Z4
 	CMPQ         CX, $0x01
-	JE           fp164000
-	JA           fp324001
+	JE           fp164004
+	JA           fp324005
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check4004
+	JMP          check4008
 
-next4003:
+next4007:
 	TESTQ     AX, AX
-	JEQ       kept4005
+	JEQ       kept4009
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z13
@@ -6252,7 +6252,7 @@ next4003:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4005:
+kept4009:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6307,11 +6307,11 @@ kept4005:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4006
+	JNE            unusual4010
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4008
+	JEQ            usual4012
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6326,20 +6326,20 @@ kept4005:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4008:
+usual4012:
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4007
+	JMP      stored4011
 
-unusual4006:
+unusual4010:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164010
-	JA             fp324011
+	JE             fp164014
+	JA             fp324015
 	VCMPPS         $0x03, Z13, Z14, K1
 	LONG $0x480f5262; WORD $0xed72 // VCVTNE2PS2BF16 Z13, Z14, Z13
 	KORTESTW       K1, K1
-	JEQ            usual4013
+	JEQ            usual4017
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z13
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6354,19 +6354,19 @@ unusual4006:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z13
 	VMOVDQU32      Z13, Z13
 
-usual4013:
+usual4017:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4015
+	JNE      ordinary4019
 	VMOVNTDQ Z13, (BX)(CX*2)
-	JMP      stored4014
+	JMP      stored4018
 
-ordinary4015:
+ordinary4019:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4014:
-	JMP done4012
+stored4018:
+	JMP done4016
 
-fp164010:
+fp164014:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z13
 	VPERMI2PS    Z18, Z17, Z13
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -6376,41 +6376,41 @@ fp164010:
 	VCVTPS2PH    $0x00, Z14, Y13
 	VINSERTI64X4 $0x01, Y13, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4017
+	JNE          ordinary4021
 	VMOVNTDQ     Z5, (BX)(CX*2)
-	JMP          stored4016
+	JMP          stored4020
 
-ordinary4017:
+ordinary4021:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4016:
-	JMP done4012
+stored4020:
+	JMP done4016
 
-fp324011:
-done4012:
-stored4007:
+fp324015:
+done4016:
+stored4011:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4004:
+check4008:
 	CMPQ CX, R10
-	JB   next4003
+	JB   next4007
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4003
-	JMP  done4002
+	JB   next4007
+	JMP  done4006
 
-fp164000:
+fp164004:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4019
+	JMP  check4023
 
-next4018:
+next4022:
 	TESTQ     AX, AX
-	JEQ       kept4020
+	JEQ       kept4024
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6422,7 +6422,7 @@ next4018:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4020:
+kept4024:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6480,11 +6480,11 @@ kept4020:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4021
+	JNE            unusual4025
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4023
+	JEQ            usual4027
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6499,20 +6499,20 @@ kept4020:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4023:
+usual4027:
 	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4022
+	JMP      stored4026
 
-unusual4021:
+unusual4025:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164025
-	JA             fp324026
+	JE             fp164029
+	JA             fp324030
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4028
+	JEQ            usual4032
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6527,19 +6527,19 @@ unusual4021:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4028:
+usual4032:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4030
+	JNE      ordinary4034
 	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4029
+	JMP      stored4033
 
-ordinary4030:
+ordinary4034:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4029:
-	JMP done4027
+stored4033:
+	JMP done4031
 
-fp164025:
+fp164029:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z18, Z17, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -6549,41 +6549,41 @@ fp164025:
 	VCVTPS2PH    $0x00, Z14, Y5
 	VINSERTI64X4 $0x01, Y5, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4032
+	JNE          ordinary4036
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4031
+	JMP          stored4035
 
-ordinary4032:
+ordinary4036:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4031:
-	JMP done4027
+stored4035:
+	JMP done4031
 
-fp324026:
-done4027:
-stored4022:
+fp324030:
+done4031:
+stored4026:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4019:
+check4023:
 	CMPQ CX, R10
-	JB   next4018
+	JB   next4022
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4018
-	JMP  done4002
+	JB   next4022
+	JMP  done4006
 
-fp324001:
+fp324005:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4034
+	JMP  check4038
 
-next4033:
+next4037:
 	TESTQ     AX, AX
-	JEQ       kept4035
+	JEQ       kept4039
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z5
@@ -6595,7 +6595,7 @@ next4033:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4035:
+kept4039:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6654,11 +6654,11 @@ kept4035:
 	VMOVUPS        Z14, 64(SI)(CX*4)
 	VPADDQ         Z14, Z2, Z2
 	TESTQ          DI, DI
-	JNE            unusual4036
+	JNE            unusual4040
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4038
+	JEQ            usual4042
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6673,20 +6673,20 @@ kept4035:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4038:
+usual4042:
 	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4037
+	JMP      stored4041
 
-unusual4036:
+unusual4040:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164040
-	JA             fp324041
+	JE             fp164044
+	JA             fp324045
 	VCMPPS         $0x03, Z5, Z14, K1
 	LONG $0x480ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z14, Z5
 	KORTESTW       K1, K1
-	JEQ            usual4043
+	JEQ            usual4047
 	VPTESTMD       pattern00010000<>+0(SB), Z17, K1
 	VPADDD         pattern00007fff<>+0(SB), Z17, Z5
 	VCMPPS         $0x03, Z17, Z17, K2
@@ -6701,19 +6701,19 @@ unusual4036:
 	VPTERNLOGD     $0xf8, Z14, Z0, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4043:
+usual4047:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4045
+	JNE      ordinary4049
 	VMOVNTDQ Z5, (BX)(CX*2)
-	JMP      stored4044
+	JMP      stored4048
 
-ordinary4045:
+ordinary4049:
 	VMOVDQU32 Z5, (BX)(CX*2)
 
-stored4044:
-	JMP done4042
+stored4048:
+	JMP done4046
 
-fp164040:
+fp164044:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z18, Z17, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z14
@@ -6723,52 +6723,52 @@ fp164040:
 	VCVTPS2PH    $0x00, Z14, Y5
 	VINSERTI64X4 $0x01, Y5, Z13, Z13
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4047
+	JNE          ordinary4051
 	VMOVNTDQ     Z13, (BX)(CX*2)
-	JMP          stored4046
+	JMP          stored4050
 
-ordinary4047:
+ordinary4051:
 	VMOVDQU32 Z13, (BX)(CX*2)
 
-stored4046:
-	JMP done4042
+stored4050:
+	JMP done4046
 
-fp324041:
-done4042:
-stored4037:
+fp324045:
+done4046:
+stored4041:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4034:
+check4038:
 	CMPQ CX, R10
-	JB   next4033
+	JB   next4037
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4033
+	JB   next4037
 
-done4002:
+done4006:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z1, (AX)
 	VMOVDQU32 Z2, 64(AX)
 	VMOVDQU32 Z3, 256(AX)
 	VMOVDQU32 Z4, 320(AX)
-	JMP       updated3998
+	JMP       updated4002
 
-plain3997:
+plain4001:
 	CMPQ CX, $0x01
-	JE   fp164049
-	JA   fp324050
+	JE   fp164053
+	JA   fp324054
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4053
+	JMP  check4057
 
-next4052:
+next4056:
 	TESTQ     AX, AX
-	JEQ       kept4054
+	JEQ       kept4058
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6780,7 +6780,7 @@ next4052:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4054:
+kept4058:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6829,11 +6829,11 @@ kept4054:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4055
+	JNE            unusual4059
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4057
+	JEQ            usual4061
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6848,20 +6848,20 @@ kept4054:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4057:
+usual4061:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4056
+	JMP      stored4060
 
-unusual4055:
+unusual4059:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164059
-	JA             fp324060
+	JE             fp164063
+	JA             fp324064
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4062
+	JEQ            usual4066
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -6876,19 +6876,19 @@ unusual4055:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4062:
+usual4066:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4064
+	JNE      ordinary4068
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4063
+	JMP      stored4067
 
-ordinary4064:
+ordinary4068:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4063:
-	JMP done4061
+stored4067:
+	JMP done4065
 
-fp164059:
+fp164063:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
@@ -6898,41 +6898,41 @@ fp164059:
 	VCVTPS2PH    $0x00, Z3, Y1
 	VINSERTI64X4 $0x01, Y1, Z2, Z2
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4066
+	JNE          ordinary4070
 	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4065
+	JMP          stored4069
 
-ordinary4066:
+ordinary4070:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4065:
-	JMP done4061
+stored4069:
+	JMP done4065
 
-fp324060:
-done4061:
-stored4056:
+fp324064:
+done4065:
+stored4060:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4053:
+check4057:
 	CMPQ CX, R10
-	JB   next4052
+	JB   next4056
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4052
-	JMP  done4051
+	JB   next4056
+	JMP  done4055
 
-fp164049:
+fp164053:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4068
+	JMP  check4072
 
-next4067:
+next4071:
 	TESTQ     AX, AX
-	JEQ       kept4069
+	JEQ       kept4073
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -6944,7 +6944,7 @@ next4067:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4069:
+kept4073:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -6996,11 +6996,11 @@ kept4069:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4070
+	JNE            unusual4074
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4072
+	JEQ            usual4076
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7015,20 +7015,20 @@ kept4069:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4072:
+usual4076:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4071
+	JMP      stored4075
 
-unusual4070:
+unusual4074:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164074
-	JA             fp324075
+	JE             fp164078
+	JA             fp324079
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4077
+	JEQ            usual4081
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7043,19 +7043,19 @@ unusual4070:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4077:
+usual4081:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4079
+	JNE      ordinary4083
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4078
+	JMP      stored4082
 
-ordinary4079:
+ordinary4083:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4078:
-	JMP done4076
+stored4082:
+	JMP done4080
 
-fp164074:
+fp164078:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
@@ -7065,41 +7065,41 @@ fp164074:
 	VCVTPS2PH    $0x00, Z3, Y1
 	VINSERTI64X4 $0x01, Y1, Z2, Z2
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4081
+	JNE          ordinary4085
 	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4080
+	JMP          stored4084
 
-ordinary4081:
+ordinary4085:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4080:
-	JMP done4076
+stored4084:
+	JMP done4080
 
-fp324075:
-done4076:
-stored4071:
+fp324079:
+done4080:
+stored4075:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4068:
+check4072:
 	CMPQ CX, R10
-	JB   next4067
+	JB   next4071
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4067
-	JMP  done4051
+	JB   next4071
+	JMP  done4055
 
-fp324050:
+fp324054:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4083
+	JMP  check4087
 
-next4082:
+next4086:
 	TESTQ     AX, AX
-	JEQ       kept4084
+	JEQ       kept4088
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z1
@@ -7111,7 +7111,7 @@ next4082:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4084:
+kept4088:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7164,11 +7164,11 @@ kept4084:
 	VMOVUPS        Z1, (SI)(CX*4)
 	VMOVUPS        Z3, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4085
+	JNE            unusual4089
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4087
+	JEQ            usual4091
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7183,20 +7183,20 @@ kept4084:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4087:
+usual4091:
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4086
+	JMP      stored4090
 
-unusual4085:
+unusual4089:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164089
-	JA             fp324090
+	JE             fp164093
+	JA             fp324094
 	VCMPPS         $0x03, Z1, Z3, K1
 	LONG $0x4867f262; WORD $0xc972 // VCVTNE2PS2BF16 Z1, Z3, Z1
 	KORTESTW       K1, K1
-	JEQ            usual4092
+	JEQ            usual4096
 	VPTESTMD       pattern00010000<>+0(SB), Z13, K1
 	VPADDD         pattern00007fff<>+0(SB), Z13, Z1
 	VCMPPS         $0x03, Z13, Z13, K2
@@ -7211,19 +7211,19 @@ unusual4085:
 	VPTERNLOGD     $0xf8, Z3, Z0, Z1
 	VMOVDQU32      Z1, Z1
 
-usual4092:
+usual4096:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4094
+	JNE      ordinary4098
 	VMOVNTDQ Z1, (BX)(CX*2)
-	JMP      stored4093
+	JMP      stored4097
 
-ordinary4094:
+ordinary4098:
 	VMOVDQU32 Z1, (BX)(CX*2)
 
-stored4093:
-	JMP done4091
+stored4097:
+	JMP done4095
 
-fp164089:
+fp164093:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z1
 	VPERMI2PS    Z14, Z13, Z1
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z3
@@ -7233,32 +7233,32 @@ fp164089:
 	VCVTPS2PH    $0x00, Z3, Y1
 	VINSERTI64X4 $0x01, Y1, Z2, Z2
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4096
+	JNE          ordinary4100
 	VMOVNTDQ     Z2, (BX)(CX*2)
-	JMP          stored4095
+	JMP          stored4099
 
-ordinary4096:
+ordinary4100:
 	VMOVDQU32 Z2, (BX)(CX*2)
 
-stored4095:
-	JMP done4091
+stored4099:
+	JMP done4095
 
-fp324090:
-done4091:
-stored4086:
+fp324094:
+done4095:
+stored4090:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4083:
+check4087:
 	CMPQ CX, R10
-	JB   next4082
+	JB   next4086
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4082
+	JB   next4086
 
-done4051:
-updated3998:
+done4055:
+updated4002:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -7289,10 +7289,10 @@ TEXT ·sgdFP32BF16AVX512BF16(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), DI
 	MOVQ      64(DI), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4097
+	JEQ       aligned4101
 	ORQ       $0x04, DI
 
-aligned4097:
+aligned4101:
 	MOVQ    a+0(FP), R8
 	MOVQ    112(R8), R8
 	VMOVUPS 128(AX), Z2
@@ -7314,23 +7314,23 @@ aligned4097:
 	MOVQ    a+0(FP), R12
 	MOVQ    40(R12), R12
 	TESTQ   R12, R12
-	JEQ     plain4098
+	JEQ     plain4102
 	VPXORQ  Z3, Z3, Z3
 	VPXORQ  Z4, Z4, Z4
 	VPXORQ  Z5, Z5, Z5
 	VPXORQ  Z6, Z6, Z6
 	CMPQ    CX, $0x01
-	JE      fp164101
-	JA      fp324102
+	JE      fp164105
+	JA      fp324106
 	MOVQ    R11, CX
 	MOVQ    a+0(FP), R11
 	MOVQ    16(R11), R11
 	ADDQ    CX, R11
-	JMP     check4105
+	JMP     check4109
 
-next4104:
+next4108:
 	TESTQ     AX, AX
-	JEQ       kept4106
+	JEQ       kept4110
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z15
@@ -7342,7 +7342,7 @@ next4104:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4106:
+kept4110:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7393,11 +7393,11 @@ kept4106:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4107
+	JNE            unusual4111
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4109
+	JEQ            usual4113
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7412,20 +7412,20 @@ kept4106:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4109:
+usual4113:
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4108
+	JMP      stored4112
 
-unusual4107:
+unusual4111:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164111
-	JA             fp324112
+	JE             fp164115
+	JA             fp324116
 	VCMPPS         $0x03, Z15, Z16, K1
 	LONG $0x407f5262; WORD $0xff72 // VCVTNE2PS2BF16 Z15, Z16, Z15
 	KORTESTW       K1, K1
-	JEQ            usual4114
+	JEQ            usual4118
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z15
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7440,19 +7440,19 @@ unusual4107:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z15
 	VMOVDQU32      Z15, Z15
 
-usual4114:
+usual4118:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4116
+	JNE      ordinary4120
 	VMOVNTDQ Z15, (BX)(CX*2)
-	JMP      stored4115
+	JMP      stored4119
 
-ordinary4116:
+ordinary4120:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4115:
-	JMP done4113
+stored4119:
+	JMP done4117
 
-fp164111:
+fp164115:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z15
 	VPERMI2PS    Z20, Z19, Z15
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7462,41 +7462,41 @@ fp164111:
 	VCVTPS2PH    $0x00, Z16, Y15
 	VINSERTI64X4 $0x01, Y15, Z7, Z7
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4118
+	JNE          ordinary4122
 	VMOVNTDQ     Z7, (BX)(CX*2)
-	JMP          stored4117
+	JMP          stored4121
 
-ordinary4118:
+ordinary4122:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4117:
-	JMP done4113
+stored4121:
+	JMP done4117
 
-fp324112:
-done4113:
-stored4108:
+fp324116:
+done4117:
+stored4112:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4105:
+check4109:
 	CMPQ CX, R10
-	JB   next4104
+	JB   next4108
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4104
-	JMP  done4103
+	JB   next4108
+	JMP  done4107
 
-fp164101:
+fp164105:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4120
+	JMP  check4124
 
-next4119:
+next4123:
 	TESTQ     AX, AX
-	JEQ       kept4121
+	JEQ       kept4125
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7508,7 +7508,7 @@ next4119:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4121:
+kept4125:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7562,11 +7562,11 @@ kept4121:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4122
+	JNE            unusual4126
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4124
+	JEQ            usual4128
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7581,20 +7581,20 @@ kept4121:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4124:
+usual4128:
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4123
+	JMP      stored4127
 
-unusual4122:
+unusual4126:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164126
-	JA             fp324127
+	JE             fp164130
+	JA             fp324131
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4129
+	JEQ            usual4133
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7609,19 +7609,19 @@ unusual4122:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4129:
+usual4133:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4131
+	JNE      ordinary4135
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4130
+	JMP      stored4134
 
-ordinary4131:
+ordinary4135:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4130:
-	JMP done4128
+stored4134:
+	JMP done4132
 
-fp164126:
+fp164130:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
 	VPERMI2PS    Z20, Z19, Z7
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7631,41 +7631,41 @@ fp164126:
 	VCVTPS2PH    $0x00, Z16, Y7
 	VINSERTI64X4 $0x01, Y7, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4133
+	JNE          ordinary4137
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4132
+	JMP          stored4136
 
-ordinary4133:
+ordinary4137:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4132:
-	JMP done4128
+stored4136:
+	JMP done4132
 
-fp324127:
-done4128:
-stored4123:
+fp324131:
+done4132:
+stored4127:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4120:
+check4124:
 	CMPQ CX, R10
-	JB   next4119
+	JB   next4123
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4119
-	JMP  done4103
+	JB   next4123
+	JMP  done4107
 
-fp324102:
+fp324106:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4135
+	JMP  check4139
 
-next4134:
+next4138:
 	TESTQ     AX, AX
-	JEQ       kept4136
+	JEQ       kept4140
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z7
@@ -7677,7 +7677,7 @@ next4134:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4136:
+kept4140:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7732,11 +7732,11 @@ kept4136:
 	VMOVUPS        Z16, 64(SI)(CX*4)
 	VPADDQ         Z16, Z4, Z4
 	TESTQ          DI, DI
-	JNE            unusual4137
+	JNE            unusual4141
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4139
+	JEQ            usual4143
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7751,20 +7751,20 @@ kept4136:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4139:
+usual4143:
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4138
+	JMP      stored4142
 
-unusual4137:
+unusual4141:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164141
-	JA             fp324142
+	JE             fp164145
+	JA             fp324146
 	VCMPPS         $0x03, Z7, Z16, K1
 	LONG $0x407ff262; WORD $0xff72 // VCVTNE2PS2BF16 Z7, Z16, Z7
 	KORTESTW       K1, K1
-	JEQ            usual4144
+	JEQ            usual4148
 	VPTESTMD       pattern00010000<>+0(SB), Z19, K1
 	VPADDD         pattern00007fff<>+0(SB), Z19, Z7
 	VCMPPS         $0x03, Z19, Z19, K2
@@ -7779,19 +7779,19 @@ unusual4137:
 	VPTERNLOGD     $0xf8, Z16, Z1, Z7
 	VMOVDQU32      Z7, Z7
 
-usual4144:
+usual4148:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4146
+	JNE      ordinary4150
 	VMOVNTDQ Z7, (BX)(CX*2)
-	JMP      stored4145
+	JMP      stored4149
 
-ordinary4146:
+ordinary4150:
 	VMOVDQU32 Z7, (BX)(CX*2)
 
-stored4145:
-	JMP done4143
+stored4149:
+	JMP done4147
 
-fp164141:
+fp164145:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z7
 	VPERMI2PS    Z20, Z19, Z7
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z16
@@ -7801,52 +7801,52 @@ fp164141:
 	VCVTPS2PH    $0x00, Z16, Y7
 	VINSERTI64X4 $0x01, Y7, Z15, Z15
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4148
+	JNE          ordinary4152
 	VMOVNTDQ     Z15, (BX)(CX*2)
-	JMP          stored4147
+	JMP          stored4151
 
-ordinary4148:
+ordinary4152:
 	VMOVDQU32 Z15, (BX)(CX*2)
 
-stored4147:
-	JMP done4143
+stored4151:
+	JMP done4147
 
-fp324142:
-done4143:
-stored4138:
+fp324146:
+done4147:
+stored4142:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4135:
+check4139:
 	CMPQ CX, R10
-	JB   next4134
+	JB   next4138
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4134
+	JB   next4138
 
-done4103:
+done4107:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, (AX)
 	VMOVDQU32 Z4, 64(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated4099
+	JMP       updated4103
 
-plain4098:
+plain4102:
 	CMPQ CX, $0x01
-	JE   fp164150
-	JA   fp324151
+	JE   fp164154
+	JA   fp324155
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4154
+	JMP  check4158
 
-next4153:
+next4157:
 	TESTQ     AX, AX
-	JEQ       kept4155
+	JEQ       kept4159
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -7858,7 +7858,7 @@ next4153:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4155:
+kept4159:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -7903,11 +7903,11 @@ kept4155:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4156
+	JNE            unusual4160
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4158
+	JEQ            usual4162
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7922,20 +7922,20 @@ kept4155:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4158:
+usual4162:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4157
+	JMP      stored4161
 
-unusual4156:
+unusual4160:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164160
-	JA             fp324161
+	JE             fp164164
+	JA             fp324165
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4163
+	JEQ            usual4167
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -7950,19 +7950,19 @@ unusual4156:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4163:
+usual4167:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4165
+	JNE      ordinary4169
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4164
+	JMP      stored4168
 
-ordinary4165:
+ordinary4169:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4164:
-	JMP done4162
+stored4168:
+	JMP done4166
 
-fp164160:
+fp164164:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
@@ -7972,41 +7972,41 @@ fp164160:
 	VCVTPS2PH    $0x00, Z5, Y3
 	VINSERTI64X4 $0x01, Y3, Z4, Z4
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4167
+	JNE          ordinary4171
 	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4166
+	JMP          stored4170
 
-ordinary4167:
+ordinary4171:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4166:
-	JMP done4162
+stored4170:
+	JMP done4166
 
-fp324161:
-done4162:
-stored4157:
+fp324165:
+done4166:
+stored4161:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4154:
+check4158:
 	CMPQ CX, R10
-	JB   next4153
+	JB   next4157
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4153
-	JMP  done4152
+	JB   next4157
+	JMP  done4156
 
-fp164150:
+fp164154:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4169
+	JMP  check4173
 
-next4168:
+next4172:
 	TESTQ     AX, AX
-	JEQ       kept4170
+	JEQ       kept4174
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8018,7 +8018,7 @@ next4168:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4170:
+kept4174:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8066,11 +8066,11 @@ kept4170:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4171
+	JNE            unusual4175
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4173
+	JEQ            usual4177
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8085,20 +8085,20 @@ kept4170:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4173:
+usual4177:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4172
+	JMP      stored4176
 
-unusual4171:
+unusual4175:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164175
-	JA             fp324176
+	JE             fp164179
+	JA             fp324180
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4178
+	JEQ            usual4182
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8113,19 +8113,19 @@ unusual4171:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4178:
+usual4182:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4180
+	JNE      ordinary4184
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4179
+	JMP      stored4183
 
-ordinary4180:
+ordinary4184:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4179:
-	JMP done4177
+stored4183:
+	JMP done4181
 
-fp164175:
+fp164179:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
@@ -8135,41 +8135,41 @@ fp164175:
 	VCVTPS2PH    $0x00, Z5, Y3
 	VINSERTI64X4 $0x01, Y3, Z4, Z4
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4182
+	JNE          ordinary4186
 	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4181
+	JMP          stored4185
 
-ordinary4182:
+ordinary4186:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4181:
-	JMP done4177
+stored4185:
+	JMP done4181
 
-fp324176:
-done4177:
-stored4172:
+fp324180:
+done4181:
+stored4176:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4169:
+check4173:
 	CMPQ CX, R10
-	JB   next4168
+	JB   next4172
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4168
-	JMP  done4152
+	JB   next4172
+	JMP  done4156
 
-fp324151:
+fp324155:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check4184
+	JMP  check4188
 
-next4183:
+next4187:
 	TESTQ     AX, AX
-	JEQ       kept4185
+	JEQ       kept4189
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*4), Z3
@@ -8181,7 +8181,7 @@ next4183:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept4185:
+kept4189:
 	PREFETCHT0     (SI)(R11*4)
 	PREFETCHT0     64(SI)(R11*4)
 	PREFETCHT0     (R8)(R11*2)
@@ -8230,11 +8230,11 @@ kept4185:
 	VMOVUPS        Z3, (SI)(CX*4)
 	VMOVUPS        Z5, 64(SI)(CX*4)
 	TESTQ          DI, DI
-	JNE            unusual4186
+	JNE            unusual4190
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4188
+	JEQ            usual4192
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8249,20 +8249,20 @@ kept4185:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4188:
+usual4192:
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4187
+	JMP      stored4191
 
-unusual4186:
+unusual4190:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164190
-	JA             fp324191
+	JE             fp164194
+	JA             fp324195
 	VCMPPS         $0x03, Z3, Z5, K1
 	LONG $0x4857f262; WORD $0xdb72 // VCVTNE2PS2BF16 Z3, Z5, Z3
 	KORTESTW       K1, K1
-	JEQ            usual4193
+	JEQ            usual4197
 	VPTESTMD       pattern00010000<>+0(SB), Z15, K1
 	VPADDD         pattern00007fff<>+0(SB), Z15, Z3
 	VCMPPS         $0x03, Z15, Z15, K2
@@ -8277,19 +8277,19 @@ unusual4186:
 	VPTERNLOGD     $0xf8, Z5, Z1, Z3
 	VMOVDQU32      Z3, Z3
 
-usual4193:
+usual4197:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4195
+	JNE      ordinary4199
 	VMOVNTDQ Z3, (BX)(CX*2)
-	JMP      stored4194
+	JMP      stored4198
 
-ordinary4195:
+ordinary4199:
 	VMOVDQU32 Z3, (BX)(CX*2)
 
-stored4194:
-	JMP done4192
+stored4198:
+	JMP done4196
 
-fp164190:
+fp164194:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z3
 	VPERMI2PS    Z16, Z15, Z3
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z5
@@ -8299,32 +8299,32 @@ fp164190:
 	VCVTPS2PH    $0x00, Z5, Y3
 	VINSERTI64X4 $0x01, Y3, Z4, Z4
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4197
+	JNE          ordinary4201
 	VMOVNTDQ     Z4, (BX)(CX*2)
-	JMP          stored4196
+	JMP          stored4200
 
-ordinary4197:
+ordinary4201:
 	VMOVDQU32 Z4, (BX)(CX*2)
 
-stored4196:
-	JMP done4192
+stored4200:
+	JMP done4196
 
-fp324191:
-done4192:
-stored4187:
+fp324195:
+done4196:
+stored4191:
 	ADDQ $0x00000020, CX
 	ADDQ $0x00000020, R11
 
-check4184:
+check4188:
 	CMPQ CX, R10
-	JB   next4183
+	JB   next4187
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next4183
+	JB   next4187
 
-done4152:
-updated4099:
+done4156:
+updated4103:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER
@@ -8407,10 +8407,10 @@ TEXT ·adamFP32INT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      64(AX), DI
 	TESTQ     $0x0000003f, BX
-	JEQ       aligned4198
+	JEQ       aligned4202
 	ORQ       $0x04, DI
 
-aligned4198:
+aligned4202:
 	MOVQ a+0(FP), AX
 	MOVQ 136(AX), R8
 	MOVQ a+0(FP), AX
@@ -8422,12 +8422,12 @@ aligned4198:
 	MOVQ a+0(FP), AX
 	MOVQ 24(AX), AX
 	CMPQ CX, $0x01
-	JE   fp164200
-	JA   fp324201
+	JE   fp164204
+	JA   fp324205
 
-block4203:
+block4207:
 	TESTQ   R11, R11
-	JEQ     kept4206
+	JEQ     kept4210
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -8436,7 +8436,7 @@ block4203:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4206:
+kept4210:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -8456,9 +8456,9 @@ kept4206:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4204:
+tile4208:
 	TESTQ     R11, R11
-	JEQ       kept4207
+	JEQ       kept4211
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z17
@@ -8476,7 +8476,7 @@ tile4204:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4207:
+kept4211:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -8587,11 +8587,11 @@ kept4207:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4208
+	JNE            unusual4212
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4210
+	JEQ            usual4214
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8606,20 +8606,20 @@ kept4207:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4210:
+usual4214:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4209
+	JMP      stored4213
 
-unusual4208:
+unusual4212:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164212
-	JA             fp324213
+	JE             fp164216
+	JA             fp324217
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4215
+	JEQ            usual4219
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z17
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -8634,19 +8634,19 @@ unusual4208:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4215:
+usual4219:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4217
+	JNE      ordinary4221
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4216
+	JMP      stored4220
 
-ordinary4217:
+ordinary4221:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4216:
-	JMP done4214
+stored4220:
+	JMP done4218
 
-fp164212:
+fp164216:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z26, Z25, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -8656,19 +8656,19 @@ fp164212:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z5, Z5
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4219
+	JNE          ordinary4223
 	VMOVNTDQ     Z5, (BX)(AX*2)
-	JMP          stored4218
+	JMP          stored4222
 
-ordinary4219:
+ordinary4223:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4218:
-	JMP done4214
+stored4222:
+	JMP done4218
 
-fp324213:
-done4214:
-stored4209:
+fp324217:
+done4218:
+stored4213:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -8784,11 +8784,11 @@ stored4209:
 	VMOVUPS        Z17, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4220
+	JNE            unusual4224
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4222
+	JEQ            usual4226
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8803,20 +8803,20 @@ stored4209:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4222:
+usual4226:
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4221
+	JMP      stored4225
 
-unusual4220:
+unusual4224:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164224
-	JA             fp324225
+	JE             fp164228
+	JA             fp324229
 	VCMPPS         $0x03, Z17, Z18, K6
 	LONG $0x406fa262; WORD $0xc972 // VCVTNE2PS2BF16 Z17, Z18, Z17
 	KORTESTW       K6, K6
-	JEQ            usual4227
+	JEQ            usual4231
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z17
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -8831,19 +8831,19 @@ unusual4220:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z17
 	VMOVDQU32      Z17, Z17
 
-usual4227:
+usual4231:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4229
+	JNE      ordinary4233
 	VMOVNTDQ Z17, (BX)(AX*2)
-	JMP      stored4228
+	JMP      stored4232
 
-ordinary4229:
+ordinary4233:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4228:
-	JMP done4226
+stored4232:
+	JMP done4230
 
-fp164224:
+fp164228:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z17
 	VPERMI2PS    Z29, Z28, Z17
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -8853,28 +8853,28 @@ fp164224:
 	VCVTPS2PH    $0x00, Z18, Y17
 	VINSERTI64X4 $0x01, Y17, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4231
+	JNE          ordinary4235
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4230
+	JMP          stored4234
 
-ordinary4231:
+ordinary4235:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4230:
-	JMP done4226
+stored4234:
+	JMP done4230
 
-fp324225:
-done4226:
-stored4221:
+fp324229:
+done4230:
+stored4225:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4204
+	JNE   tile4208
 	CMPL  5120(DX), $0x00
-	JEQ   done4233
+	JEQ   done4237
 	SUBQ  $0x00000100, AX
 
-next4232:
+next4236:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -8893,9 +8893,9 @@ next4232:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4232
+	JNE        next4236
 
-done4233:
+done4237:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -8920,11 +8920,11 @@ done4233:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4234
+	JEQ           unusual4238
 	CMPL          R14, $0x5f000000
-	JBE           usual4235
+	JBE           usual4239
 
-unusual4234:
+unusual4238:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -8933,7 +8933,7 @@ unusual4234:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4236:
+next4240:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -8942,7 +8942,7 @@ next4236:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4236
+	JB            next4240
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -8964,7 +8964,7 @@ next4236:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4235:
+usual4239:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9079,13 +9079,13 @@ usual4235:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4203
-	JMP          done4202
+	JB           block4207
+	JMP          done4206
 
-fp164200:
-block4237:
+fp164204:
+block4241:
 	TESTQ   R11, R11
-	JEQ     kept4240
+	JEQ     kept4244
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9094,7 +9094,7 @@ block4237:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4240:
+kept4244:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9114,9 +9114,9 @@ kept4240:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4238:
+tile4242:
 	TESTQ     R11, R11
-	JEQ       kept4241
+	JEQ       kept4245
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9134,7 +9134,7 @@ tile4238:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4241:
+kept4245:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9248,11 +9248,11 @@ kept4241:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4242
+	JNE            unusual4246
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4244
+	JEQ            usual4248
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9267,20 +9267,20 @@ kept4241:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4244:
+usual4248:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4243
+	JMP      stored4247
 
-unusual4242:
+unusual4246:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164246
-	JA             fp324247
+	JE             fp164250
+	JA             fp324251
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4249
+	JEQ            usual4253
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9295,19 +9295,19 @@ unusual4242:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4249:
+usual4253:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4251
+	JNE      ordinary4255
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4250
+	JMP      stored4254
 
-ordinary4251:
+ordinary4255:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4250:
-	JMP done4248
+stored4254:
+	JMP done4252
 
-fp164246:
+fp164250:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9317,19 +9317,19 @@ fp164246:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4253
+	JNE          ordinary4257
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4252
+	JMP          stored4256
 
-ordinary4253:
+ordinary4257:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4252:
-	JMP done4248
+stored4256:
+	JMP done4252
 
-fp324247:
-done4248:
-stored4243:
+fp324251:
+done4252:
+stored4247:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -9448,11 +9448,11 @@ stored4243:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4254
+	JNE            unusual4258
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4256
+	JEQ            usual4260
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9467,20 +9467,20 @@ stored4243:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4256:
+usual4260:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4255
+	JMP      stored4259
 
-unusual4254:
+unusual4258:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164258
-	JA             fp324259
+	JE             fp164262
+	JA             fp324263
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4261
+	JEQ            usual4265
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -9495,19 +9495,19 @@ unusual4254:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4261:
+usual4265:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4263
+	JNE      ordinary4267
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4262
+	JMP      stored4266
 
-ordinary4263:
+ordinary4267:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4262:
-	JMP done4260
+stored4266:
+	JMP done4264
 
-fp164258:
+fp164262:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9517,28 +9517,28 @@ fp164258:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4265
+	JNE          ordinary4269
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4264
+	JMP          stored4268
 
-ordinary4265:
+ordinary4269:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4264:
-	JMP done4260
+stored4268:
+	JMP done4264
 
-fp324259:
-done4260:
-stored4255:
+fp324263:
+done4264:
+stored4259:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4238
+	JNE   tile4242
 	CMPL  5120(DX), $0x00
-	JEQ   done4267
+	JEQ   done4271
 	SUBQ  $0x00000100, AX
 
-next4266:
+next4270:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -9557,9 +9557,9 @@ next4266:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4266
+	JNE        next4270
 
-done4267:
+done4271:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -9584,11 +9584,11 @@ done4267:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4268
+	JEQ           unusual4272
 	CMPL          R14, $0x5f000000
-	JBE           usual4269
+	JBE           usual4273
 
-unusual4268:
+unusual4272:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -9597,7 +9597,7 @@ unusual4268:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4270:
+next4274:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -9606,7 +9606,7 @@ next4270:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4270
+	JB            next4274
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -9628,7 +9628,7 @@ next4270:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4269:
+usual4273:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -9743,13 +9743,13 @@ usual4269:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4237
-	JMP          done4202
+	JB           block4241
+	JMP          done4206
 
-fp324201:
-block4271:
+fp324205:
+block4275:
 	TESTQ   R11, R11
-	JEQ     kept4274
+	JEQ     kept4278
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R12
@@ -9758,7 +9758,7 @@ block4271:
 	ANDQ    $0x07, CX
 	MOVW    R12, 6208(R11)(CX*1)
 
-kept4274:
+kept4278:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R12
 	MOVQ         AX, CX
@@ -9778,9 +9778,9 @@ kept4274:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4272:
+tile4276:
 	TESTQ     R11, R11
-	JEQ       kept4275
+	JEQ       kept4279
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*4), Z5
@@ -9798,7 +9798,7 @@ tile4272:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R11)
 
-kept4275:
+kept4279:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R12
 	MOVQ           8(R12), R12
@@ -9913,11 +9913,11 @@ kept4275:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4276
+	JNE            unusual4280
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4278
+	JEQ            usual4282
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9932,20 +9932,20 @@ kept4275:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4278:
+usual4282:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4277
+	JMP      stored4281
 
-unusual4276:
+unusual4280:
 	MOVQ           DI, R13
 	ANDQ           $0x03, R13
 	CMPQ           R13, $0x01
-	JE             fp164280
-	JA             fp324281
+	JE             fp164284
+	JA             fp324285
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4283
+	JEQ            usual4287
 	VPTESTMD       pattern00010000<>+0(SB), Z25, K6
 	VPADDD         pattern00007fff<>+0(SB), Z25, Z5
 	VCMPPS         $0x03, Z25, Z25, K7
@@ -9960,19 +9960,19 @@ unusual4276:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4283:
+usual4287:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4285
+	JNE      ordinary4289
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4284
+	JMP      stored4288
 
-ordinary4285:
+ordinary4289:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4284:
-	JMP done4282
+stored4288:
+	JMP done4286
 
-fp164280:
+fp164284:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z26, Z25, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -9982,19 +9982,19 @@ fp164280:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z6, Z6
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4287
+	JNE          ordinary4291
 	VMOVNTDQ     Z6, (BX)(AX*2)
-	JMP          stored4286
+	JMP          stored4290
 
-ordinary4287:
+ordinary4291:
 	VMOVDQU32 Z6, (BX)(AX*2)
 
-stored4286:
-	JMP done4282
+stored4290:
+	JMP done4286
 
-fp324281:
-done4282:
-stored4277:
+fp324285:
+done4286:
+stored4281:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	PREFETCHT0     (SI)(CX*4)
@@ -10114,11 +10114,11 @@ stored4277:
 	VMOVUPS        Z5, (SI)(AX*4)
 	VMOVUPS        Z18, 64(SI)(AX*4)
 	TESTQ          DI, DI
-	JNE            unusual4288
+	JNE            unusual4292
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4290
+	JEQ            usual4294
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10133,20 +10133,20 @@ stored4277:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4290:
+usual4294:
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4289
+	JMP      stored4293
 
-unusual4288:
+unusual4292:
 	MOVQ           DI, R12
 	ANDQ           $0x03, R12
 	CMPQ           R12, $0x01
-	JE             fp164292
-	JA             fp324293
+	JE             fp164296
+	JA             fp324297
 	VCMPPS         $0x03, Z5, Z18, K6
 	LONG $0x406ff262; WORD $0xed72 // VCVTNE2PS2BF16 Z5, Z18, Z5
 	KORTESTW       K6, K6
-	JEQ            usual4295
+	JEQ            usual4299
 	VPTESTMD       pattern00010000<>+0(SB), Z28, K6
 	VPADDD         pattern00007fff<>+0(SB), Z28, Z5
 	VCMPPS         $0x03, Z28, Z28, K7
@@ -10161,19 +10161,19 @@ unusual4288:
 	VPTERNLOGD     $0xf8, Z18, Z8, Z5
 	VMOVDQU32      Z5, Z5
 
-usual4295:
+usual4299:
 	TESTQ    $0x00000004, DI
-	JNE      ordinary4297
+	JNE      ordinary4301
 	VMOVNTDQ Z5, (BX)(AX*2)
-	JMP      stored4296
+	JMP      stored4300
 
-ordinary4297:
+ordinary4301:
 	VMOVDQU32 Z5, (BX)(AX*2)
 
-stored4296:
-	JMP done4294
+stored4300:
+	JMP done4298
 
-fp164292:
+fp164296:
 	VMOVDQU32    pickx0x16x1x17x2x18x3x19x4x20x5x21x6x22x7x23<>+0(SB), Z5
 	VPERMI2PS    Z29, Z28, Z5
 	VMOVDQU32    pickx8x24x9x25x10x26x11x27x12x28x13x29x14x30x15x31<>+0(SB), Z18
@@ -10183,28 +10183,28 @@ fp164292:
 	VCVTPS2PH    $0x00, Z18, Y5
 	VINSERTI64X4 $0x01, Y5, Z17, Z17
 	TESTQ        $0x00000004, DI
-	JNE          ordinary4299
+	JNE          ordinary4303
 	VMOVNTDQ     Z17, (BX)(AX*2)
-	JMP          stored4298
+	JMP          stored4302
 
-ordinary4299:
+ordinary4303:
 	VMOVDQU32 Z17, (BX)(AX*2)
 
-stored4298:
-	JMP done4294
+stored4302:
+	JMP done4298
 
-fp324293:
-done4294:
-stored4289:
+fp324297:
+done4298:
+stored4293:
 	ADDQ  $0x20, AX
 	ADDQ  $0x20, CX
 	TESTQ $0x000000ff, AX
-	JNE   tile4272
+	JNE   tile4276
 	CMPL  5120(DX), $0x00
-	JEQ   done4301
+	JEQ   done4305
 	SUBQ  $0x00000100, AX
 
-next4300:
+next4304:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10223,9 +10223,9 @@ next4300:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4300
+	JNE        next4304
 
-done4301:
+done4305:
 	LEAQ          -256(R9), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R10), CX
@@ -10250,11 +10250,11 @@ done4301:
 	VMOVD         X2, R14
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4302
+	JEQ           unusual4306
 	CMPL          R14, $0x5f000000
-	JBE           usual4303
+	JBE           usual4307
 
-unusual4302:
+unusual4306:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -10263,7 +10263,7 @@ unusual4302:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R12
 
-next4304:
+next4308:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -10272,7 +10272,7 @@ next4304:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R12
-	JB            next4304
+	JB            next4308
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -10294,7 +10294,7 @@ next4304:
 	VMOVD         X2, R12
 	MOVL          R12, R14
 
-usual4303:
+usual4307:
 	MOVL         R14, BP
 	ADDL         $0x000fffff, BP
 	SHRL         $0x17, BP
@@ -10409,10 +10409,10 @@ usual4303:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4271
+	JB           block4275
 
-done4202:
-tile4305:
+done4206:
+tile4309:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -10489,12 +10489,12 @@ tile4305:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4305
+	JNE            tile4309
 	CMPL           5120(DX), $0x00
-	JEQ            done4307
+	JEQ            done4311
 	SUBQ           $0x00000100, AX
 
-next4306:
+next4310:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -10513,9 +10513,9 @@ next4306:
 	VMOVDQU32  Y0, -256(R10)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4306
+	JNE        next4310
 
-done4307:
+done4311:
 	SFENCE
 	LDMXCSR (SP)
 	VZEROUPPER

@@ -465,7 +465,7 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain2983
+	JEQ          plain2985
 	VPXORQ       X12, X12, X12
 	VPXORQ       X13, X13, X13
 	VPXORQ       Z14, Z14, Z14
@@ -473,17 +473,17 @@ TEXT ·adamSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
 	CMPQ         CX, $0x01
-	JE           fp162986
-	JA           fp322987
+	JE           fp162988
+	JA           fp322989
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check2990
+	JMP          check2992
 
-next2989:
+next2991:
 	TESTQ     AX, AX
-	JEQ       kept2991
+	JEQ       kept2993
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -497,7 +497,7 @@ next2989:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2991:
+kept2993:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -543,25 +543,25 @@ kept2991:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check2990:
+check2992:
 	CMPQ CX, R10
-	JB   next2989
+	JB   next2991
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2989
-	JMP  done2988
+	JB   next2991
+	JMP  done2990
 
-fp162986:
+fp162988:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2993
+	JMP  check2995
 
-next2992:
+next2994:
 	TESTQ     AX, AX
-	JEQ       kept2994
+	JEQ       kept2996
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -575,7 +575,7 @@ next2992:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2994:
+kept2996:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -620,25 +620,25 @@ kept2994:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check2993:
+check2995:
 	CMPQ CX, R10
-	JB   next2992
+	JB   next2994
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2992
-	JMP  done2988
+	JB   next2994
+	JMP  done2990
 
-fp322987:
+fp322989:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check2996
+	JMP  check2998
 
-next2995:
+next2997:
 	TESTQ     AX, AX
-	JEQ       kept2997
+	JEQ       kept2999
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y18
@@ -652,7 +652,7 @@ next2995:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept2997:
+kept2999:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -697,15 +697,15 @@ kept2997:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check2996:
+check2998:
 	CMPQ CX, R10
-	JB   next2995
+	JB   next2997
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2995
+	JB   next2997
 
-done2988:
+done2990:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X12, 128(AX)
@@ -714,21 +714,21 @@ done2988:
 	VMOVDQU32 Z15, 320(AX)
 	VMOVDQU32 Z16, 384(AX)
 	VMOVDQU32 Z17, 448(AX)
-	JMP       updated2984
+	JMP       updated2986
 
-plain2983:
+plain2985:
 	CMPQ CX, $0x01
-	JE   fp162999
-	JA   fp323000
+	JE   fp163001
+	JA   fp323002
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3003
+	JMP  check3005
 
-next3002:
+next3004:
 	TESTQ     AX, AX
-	JEQ       kept3004
+	JEQ       kept3006
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -742,7 +742,7 @@ next3002:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3004:
+kept3006:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -782,25 +782,25 @@ kept3004:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check3003:
+check3005:
 	CMPQ CX, R10
-	JB   next3002
+	JB   next3004
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3002
-	JMP  done3001
+	JB   next3004
+	JMP  done3003
 
-fp162999:
+fp163001:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3006
+	JMP  check3008
 
-next3005:
+next3007:
 	TESTQ     AX, AX
-	JEQ       kept3007
+	JEQ       kept3009
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -814,7 +814,7 @@ next3005:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3007:
+kept3009:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -853,25 +853,25 @@ kept3007:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check3006:
+check3008:
 	CMPQ CX, R10
-	JB   next3005
+	JB   next3007
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3005
-	JMP  done3001
+	JB   next3007
+	JMP  done3003
 
-fp323000:
+fp323002:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3009
+	JMP  check3011
 
-next3008:
+next3010:
 	TESTQ     AX, AX
-	JEQ       kept3010
+	JEQ       kept3012
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (SI)(CX*2), Y12
@@ -885,7 +885,7 @@ next3008:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept3010:
+kept3012:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*4)
@@ -924,16 +924,16 @@ kept3010:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check3009:
+check3011:
 	CMPQ CX, R10
-	JB   next3008
+	JB   next3010
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3008
+	JB   next3010
 
-done3001:
-updated2984:
+done3003:
+updated2986:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -981,23 +981,23 @@ TEXT ·lionSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3011
+	JEQ          plain3013
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163014
-	JA           fp323015
+	JE           fp163016
+	JA           fp323017
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3018
+	JMP          check3020
 
-next3017:
+next3019:
 	TESTQ     AX, AX
-	JEQ       kept3019
+	JEQ       kept3021
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1009,7 +1009,7 @@ next3017:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3019:
+kept3021:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1054,25 +1054,25 @@ kept3019:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3018:
+check3020:
 	CMPQ CX, R9
-	JB   next3017
+	JB   next3019
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3017
-	JMP  done3016
+	JB   next3019
+	JMP  done3018
 
-fp163014:
+fp163016:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3021
+	JMP  check3023
 
-next3020:
+next3022:
 	TESTQ     AX, AX
-	JEQ       kept3022
+	JEQ       kept3024
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1084,7 +1084,7 @@ next3020:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3022:
+kept3024:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1128,25 +1128,25 @@ kept3022:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3021:
+check3023:
 	CMPQ CX, R9
-	JB   next3020
+	JB   next3022
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3020
-	JMP  done3016
+	JB   next3022
+	JMP  done3018
 
-fp323015:
+fp323017:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3024
+	JMP  check3026
 
-next3023:
+next3025:
 	TESTQ     AX, AX
-	JEQ       kept3025
+	JEQ       kept3027
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1158,7 +1158,7 @@ next3023:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3025:
+kept3027:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1202,36 +1202,36 @@ kept3025:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3024:
+check3026:
 	CMPQ CX, R9
-	JB   next3023
+	JB   next3025
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3023
+	JB   next3025
 
-done3016:
+done3018:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3012
+	JMP       updated3014
 
-plain3011:
+plain3013:
 	CMPQ CX, $0x01
-	JE   fp163027
-	JA   fp323028
+	JE   fp163029
+	JA   fp323030
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3031
+	JMP  check3033
 
-next3030:
+next3032:
 	TESTQ     AX, AX
-	JEQ       kept3032
+	JEQ       kept3034
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1243,7 +1243,7 @@ next3030:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3032:
+kept3034:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1284,25 +1284,25 @@ kept3032:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3031:
+check3033:
 	CMPQ CX, R9
-	JB   next3030
+	JB   next3032
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3030
-	JMP  done3029
+	JB   next3032
+	JMP  done3031
 
-fp163027:
+fp163029:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3034
+	JMP  check3036
 
-next3033:
+next3035:
 	TESTQ     AX, AX
-	JEQ       kept3035
+	JEQ       kept3037
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1314,7 +1314,7 @@ next3033:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3035:
+kept3037:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1354,25 +1354,25 @@ kept3035:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3034:
+check3036:
 	CMPQ CX, R9
-	JB   next3033
+	JB   next3035
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3033
-	JMP  done3029
+	JB   next3035
+	JMP  done3031
 
-fp323028:
+fp323030:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3037
+	JMP  check3039
 
-next3036:
+next3038:
 	TESTQ     AX, AX
-	JEQ       kept3038
+	JEQ       kept3040
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1384,7 +1384,7 @@ next3036:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3038:
+kept3040:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1424,16 +1424,16 @@ kept3038:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3037:
+check3039:
 	CMPQ CX, R9
-	JB   next3036
+	JB   next3038
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3036
+	JB   next3038
 
-done3029:
-updated3012:
+done3031:
+updated3014:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1477,23 +1477,23 @@ TEXT ·adagradSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3039
+	JEQ          plain3041
 	VPXORQ       X6, X6, X6
 	VPXORQ       X7, X7, X7
 	VPXORQ       Z8, Z8, Z8
 	VPXORQ       Z9, Z9, Z9
 	CMPQ         CX, $0x01
-	JE           fp163042
-	JA           fp323043
+	JE           fp163044
+	JA           fp323045
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3046
+	JMP          check3048
 
-next3045:
+next3047:
 	TESTQ     AX, AX
-	JEQ       kept3047
+	JEQ       kept3049
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1505,7 +1505,7 @@ next3045:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3047:
+kept3049:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1543,25 +1543,25 @@ kept3047:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3046:
+check3048:
 	CMPQ CX, R9
-	JB   next3045
+	JB   next3047
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3045
-	JMP  done3044
+	JB   next3047
+	JMP  done3046
 
-fp163042:
+fp163044:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3049
+	JMP  check3051
 
-next3048:
+next3050:
 	TESTQ     AX, AX
-	JEQ       kept3050
+	JEQ       kept3052
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1573,7 +1573,7 @@ next3048:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3050:
+kept3052:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1610,25 +1610,25 @@ kept3050:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3049:
+check3051:
 	CMPQ CX, R9
-	JB   next3048
+	JB   next3050
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3048
-	JMP  done3044
+	JB   next3050
+	JMP  done3046
 
-fp323043:
+fp323045:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3052
+	JMP  check3054
 
-next3051:
+next3053:
 	TESTQ     AX, AX
-	JEQ       kept3053
+	JEQ       kept3055
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -1640,7 +1640,7 @@ next3051:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3053:
+kept3055:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1677,36 +1677,36 @@ kept3053:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3052:
+check3054:
 	CMPQ CX, R9
-	JB   next3051
+	JB   next3053
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3051
+	JB   next3053
 
-done3044:
+done3046:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X6, 128(AX)
 	VMOVDQU32 X7, 192(AX)
 	VMOVDQU32 Z8, 256(AX)
 	VMOVDQU32 Z9, 320(AX)
-	JMP       updated3040
+	JMP       updated3042
 
-plain3039:
+plain3041:
 	CMPQ CX, $0x01
-	JE   fp163055
-	JA   fp323056
+	JE   fp163057
+	JA   fp323058
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3059
+	JMP  check3061
 
-next3058:
+next3060:
 	TESTQ     AX, AX
-	JEQ       kept3060
+	JEQ       kept3062
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1718,7 +1718,7 @@ next3058:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3060:
+kept3062:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1752,25 +1752,25 @@ kept3060:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3059:
+check3061:
 	CMPQ CX, R9
-	JB   next3058
+	JB   next3060
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3058
-	JMP  done3057
+	JB   next3060
+	JMP  done3059
 
-fp163055:
+fp163057:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3062
+	JMP  check3064
 
-next3061:
+next3063:
 	TESTQ     AX, AX
-	JEQ       kept3063
+	JEQ       kept3065
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1782,7 +1782,7 @@ next3061:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3063:
+kept3065:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1815,25 +1815,25 @@ kept3063:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3062:
+check3064:
 	CMPQ CX, R9
-	JB   next3061
+	JB   next3063
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3061
-	JMP  done3057
+	JB   next3063
+	JMP  done3059
 
-fp323056:
+fp323058:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3065
+	JMP  check3067
 
-next3064:
+next3066:
 	TESTQ     AX, AX
-	JEQ       kept3066
+	JEQ       kept3068
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y6
@@ -1845,7 +1845,7 @@ next3064:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3066:
+kept3068:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -1878,16 +1878,16 @@ kept3066:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3065:
+check3067:
 	CMPQ CX, R9
-	JB   next3064
+	JB   next3066
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3064
+	JB   next3066
 
-done3057:
-updated3040:
+done3059:
+updated3042:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1935,23 +1935,23 @@ TEXT ·sgdSplit24FP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3067
+	JEQ          plain3069
 	VPXORQ       X10, X10, X10
 	VPXORQ       X11, X11, X11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163070
-	JA           fp323071
+	JE           fp163072
+	JA           fp323073
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3074
+	JMP          check3076
 
-next3073:
+next3075:
 	TESTQ     AX, AX
-	JEQ       kept3075
+	JEQ       kept3077
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -1963,7 +1963,7 @@ next3073:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3075:
+kept3077:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2001,25 +2001,25 @@ kept3075:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3074:
+check3076:
 	CMPQ CX, R9
-	JB   next3073
+	JB   next3075
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3073
-	JMP  done3072
+	JB   next3075
+	JMP  done3074
 
-fp163070:
+fp163072:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3077
+	JMP  check3079
 
-next3076:
+next3078:
 	TESTQ     AX, AX
-	JEQ       kept3078
+	JEQ       kept3080
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2031,7 +2031,7 @@ next3076:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3078:
+kept3080:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2068,25 +2068,25 @@ kept3078:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3077:
+check3079:
 	CMPQ CX, R9
-	JB   next3076
+	JB   next3078
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3076
-	JMP  done3072
+	JB   next3078
+	JMP  done3074
 
-fp323071:
+fp323073:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3080
+	JMP  check3082
 
-next3079:
+next3081:
 	TESTQ     AX, AX
-	JEQ       kept3081
+	JEQ       kept3083
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y14
@@ -2098,7 +2098,7 @@ next3079:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3081:
+kept3083:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2135,36 +2135,36 @@ kept3081:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3080:
+check3082:
 	CMPQ CX, R9
-	JB   next3079
+	JB   next3081
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3079
+	JB   next3081
 
-done3072:
+done3074:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 X10, 128(AX)
 	VMOVDQU32 X11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3068
+	JMP       updated3070
 
-plain3067:
+plain3069:
 	CMPQ CX, $0x01
-	JE   fp163083
-	JA   fp323084
+	JE   fp163085
+	JA   fp323086
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3087
+	JMP  check3089
 
-next3086:
+next3088:
 	TESTQ     AX, AX
-	JEQ       kept3088
+	JEQ       kept3090
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2176,7 +2176,7 @@ next3086:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3088:
+kept3090:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2210,25 +2210,25 @@ kept3088:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3087:
+check3089:
 	CMPQ CX, R9
-	JB   next3086
+	JB   next3088
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3086
-	JMP  done3085
+	JB   next3088
+	JMP  done3087
 
-fp163083:
+fp163085:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3090
+	JMP  check3092
 
-next3089:
+next3091:
 	TESTQ     AX, AX
-	JEQ       kept3091
+	JEQ       kept3093
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2240,7 +2240,7 @@ next3089:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3091:
+kept3093:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2273,25 +2273,25 @@ kept3091:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3090:
+check3092:
 	CMPQ CX, R9
-	JB   next3089
+	JB   next3091
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3089
-	JMP  done3085
+	JB   next3091
+	JMP  done3087
 
-fp323084:
+fp323086:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3093
+	JMP  check3095
 
-next3092:
+next3094:
 	TESTQ     AX, AX
-	JEQ       kept3094
+	JEQ       kept3096
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (SI)(CX*2), Y10
@@ -2303,7 +2303,7 @@ next3092:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept3094:
+kept3096:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*4)
@@ -2336,16 +2336,16 @@ kept3094:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check3093:
+check3095:
 	CMPQ CX, R9
-	JB   next3092
+	JB   next3094
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3092
+	JB   next3094
 
-done3085:
-updated3068:
+done3087:
+updated3070:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2370,44 +2370,13 @@ TEXT ·trafficSplit241xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163096
-	JA     fp323097
+	JE     fp163098
+	JA     fp323099
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3100
-
-next3099:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*1)
-	VPOR       (BX)(DX*1), X0, X3
-	PREFETCHT0 (SI)(R9*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    X3, (BX)(DX*1)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R9
-
-check3100:
-	CMPQ DX, R8
-	JB   next3099
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next3099
-	JMP  done3098
-
-fp163096:
-	XORQ DX, DX
-	MOVQ a+0(FP), R9
-	MOVQ 16(R9), R9
-	ADDQ DX, R9
-	JMP  check3102
+	JMP    check3102
 
 next3101:
 	PREFETCHT0 (AX)(R9*2)
@@ -2431,9 +2400,9 @@ check3102:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next3101
-	JMP  done3098
+	JMP  done3100
 
-fp323097:
+fp163098:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
@@ -2441,6 +2410,37 @@ fp323097:
 	JMP  check3104
 
 next3103:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check3104:
+	CMPQ DX, R8
+	JB   next3103
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next3103
+	JMP  done3100
+
+fp323099:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check3106
+
+next3105:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -2455,15 +2455,15 @@ next3103:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3104:
+check3106:
 	CMPQ DX, R8
-	JB   next3103
+	JB   next3105
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3103
+	JB   next3105
 
-done3098:
+done3100:
 	VZEROUPPER
 	RET
 
@@ -2489,47 +2489,13 @@ TEXT ·trafficSplit242xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163106
-	JA     fp323107
+	JE     fp163108
+	JA     fp323109
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3110
-
-next3109:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*1)
-	VPOR       (BX)(DX*1), X0, X3
-	PREFETCHT0 (SI)(R10*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (DI)(R10*4)
-	VPORD      (DI)(DX*4), Z0, Z5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    X3, (BX)(DX*1)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	VMOVDQU32  Z5, (DI)(DX*4)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R10
-
-check3110:
-	CMPQ DX, R9
-	JB   next3109
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next3109
-	JMP  done3108
-
-fp163106:
-	XORQ DX, DX
-	MOVQ a+0(FP), R10
-	MOVQ 16(R10), R10
-	ADDQ DX, R10
-	JMP  check3112
+	JMP    check3112
 
 next3111:
 	PREFETCHT0 (AX)(R10*2)
@@ -2556,9 +2522,9 @@ check3112:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next3111
-	JMP  done3108
+	JMP  done3110
 
-fp323107:
+fp163108:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
@@ -2566,6 +2532,40 @@ fp323107:
 	JMP  check3114
 
 next3113:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check3114:
+	CMPQ DX, R9
+	JB   next3113
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3113
+	JMP  done3110
+
+fp323109:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check3116
+
+next3115:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -2583,15 +2583,15 @@ next3113:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3114:
+check3116:
 	CMPQ DX, R9
-	JB   next3113
+	JB   next3115
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3113
+	JB   next3115
 
-done3108:
+done3110:
 	VZEROUPPER
 	RET
 
@@ -2648,7 +2648,7 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain3115
+	JEQ          plain3117
 	VPXORQ       Y16, Y16, Y16
 	VPXORQ       Y17, Y17, Y17
 	VPXORQ       Z18, Z18, Z18
@@ -2656,17 +2656,17 @@ TEXT ·adamSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z20, Z20, Z20
 	VPXORQ       Z21, Z21, Z21
 	CMPQ         CX, $0x01
-	JE           fp163118
-	JA           fp323119
+	JE           fp163120
+	JA           fp323121
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check3122
+	JMP          check3124
 
-next3121:
+next3123:
 	TESTQ     AX, AX
-	JEQ       kept3123
+	JEQ       kept3125
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2680,7 +2680,7 @@ next3121:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3123:
+kept3125:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -2769,25 +2769,25 @@ kept3123:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3122:
+check3124:
 	CMPQ CX, R10
-	JB   next3121
+	JB   next3123
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3121
-	JMP  done3120
+	JB   next3123
+	JMP  done3122
 
-fp163118:
+fp163120:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3125
+	JMP  check3127
 
-next3124:
+next3126:
 	TESTQ     AX, AX
-	JEQ       kept3126
+	JEQ       kept3128
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2801,7 +2801,7 @@ next3124:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3126:
+kept3128:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -2893,25 +2893,25 @@ kept3126:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3125:
+check3127:
 	CMPQ CX, R10
-	JB   next3124
+	JB   next3126
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3124
-	JMP  done3120
+	JB   next3126
+	JMP  done3122
 
-fp323119:
+fp323121:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3128
+	JMP  check3130
 
-next3127:
+next3129:
 	TESTQ     AX, AX
-	JEQ       kept3129
+	JEQ       kept3131
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z22
@@ -2925,7 +2925,7 @@ next3127:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3129:
+kept3131:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3018,15 +3018,15 @@ kept3129:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3128:
+check3130:
 	CMPQ CX, R10
-	JB   next3127
+	JB   next3129
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3127
+	JB   next3129
 
-done3120:
+done3122:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y16, 128(AX)
@@ -3035,21 +3035,21 @@ done3120:
 	VMOVDQU32 Z19, 320(AX)
 	VMOVDQU32 Z20, 384(AX)
 	VMOVDQU32 Z21, 448(AX)
-	JMP       updated3116
+	JMP       updated3118
 
-plain3115:
+plain3117:
 	CMPQ CX, $0x01
-	JE   fp163131
-	JA   fp323132
+	JE   fp163133
+	JA   fp323134
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3135
+	JMP  check3137
 
-next3134:
+next3136:
 	TESTQ     AX, AX
-	JEQ       kept3136
+	JEQ       kept3138
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3063,7 +3063,7 @@ next3134:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3136:
+kept3138:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3146,25 +3146,25 @@ kept3136:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3135:
+check3137:
 	CMPQ CX, R10
-	JB   next3134
+	JB   next3136
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3134
-	JMP  done3133
+	JB   next3136
+	JMP  done3135
 
-fp163131:
+fp163133:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3138
+	JMP  check3140
 
-next3137:
+next3139:
 	TESTQ     AX, AX
-	JEQ       kept3139
+	JEQ       kept3141
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3178,7 +3178,7 @@ next3137:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3139:
+kept3141:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3264,25 +3264,25 @@ kept3139:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3138:
+check3140:
 	CMPQ CX, R10
-	JB   next3137
+	JB   next3139
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3137
-	JMP  done3133
+	JB   next3139
+	JMP  done3135
 
-fp323132:
+fp323134:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check3141
+	JMP  check3143
 
-next3140:
+next3142:
 	TESTQ     AX, AX
-	JEQ       kept3142
+	JEQ       kept3144
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (SI)(CX*2), Z16
@@ -3296,7 +3296,7 @@ next3140:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept3142:
+kept3144:
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (BX)(R11*1)
 	PREFETCHT0  (DI)(R11*2)
@@ -3383,16 +3383,16 @@ kept3142:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check3141:
+check3143:
 	CMPQ CX, R10
-	JB   next3140
+	JB   next3142
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3140
+	JB   next3142
 
-done3133:
-updated3116:
+done3135:
+updated3118:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3443,23 +3443,23 @@ TEXT ·lionSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3143
+	JEQ          plain3145
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163146
-	JA           fp323147
+	JE           fp163148
+	JA           fp323149
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3150
+	JMP          check3152
 
-next3149:
+next3151:
 	TESTQ     AX, AX
-	JEQ       kept3151
+	JEQ       kept3153
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3471,7 +3471,7 @@ next3149:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3151:
+kept3153:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3549,25 +3549,25 @@ kept3151:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3150:
+check3152:
 	CMPQ CX, R9
-	JB   next3149
+	JB   next3151
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3149
-	JMP  done3148
+	JB   next3151
+	JMP  done3150
 
-fp163146:
+fp163148:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3153
+	JMP  check3155
 
-next3152:
+next3154:
 	TESTQ     AX, AX
-	JEQ       kept3154
+	JEQ       kept3156
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3579,7 +3579,7 @@ next3152:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3154:
+kept3156:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3660,25 +3660,25 @@ kept3154:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3153:
+check3155:
 	CMPQ CX, R9
-	JB   next3152
+	JB   next3154
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3152
-	JMP  done3148
+	JB   next3154
+	JMP  done3150
 
-fp323147:
+fp323149:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3156
+	JMP  check3158
 
-next3155:
+next3157:
 	TESTQ     AX, AX
-	JEQ       kept3157
+	JEQ       kept3159
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -3690,7 +3690,7 @@ next3155:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3157:
+kept3159:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3772,36 +3772,36 @@ kept3157:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3156:
+check3158:
 	CMPQ CX, R9
-	JB   next3155
+	JB   next3157
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3155
+	JB   next3157
 
-done3148:
+done3150:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3144
+	JMP       updated3146
 
-plain3143:
+plain3145:
 	CMPQ CX, $0x01
-	JE   fp163159
-	JA   fp323160
+	JE   fp163161
+	JA   fp323162
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3163
+	JMP  check3165
 
-next3162:
+next3164:
 	TESTQ     AX, AX
-	JEQ       kept3164
+	JEQ       kept3166
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3813,7 +3813,7 @@ next3162:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3164:
+kept3166:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3887,25 +3887,25 @@ kept3164:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3163:
+check3165:
 	CMPQ CX, R9
-	JB   next3162
+	JB   next3164
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3162
-	JMP  done3161
+	JB   next3164
+	JMP  done3163
 
-fp163159:
+fp163161:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3166
+	JMP  check3168
 
-next3165:
+next3167:
 	TESTQ     AX, AX
-	JEQ       kept3167
+	JEQ       kept3169
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -3917,7 +3917,7 @@ next3165:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3167:
+kept3169:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -3994,25 +3994,25 @@ kept3167:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3166:
+check3168:
 	CMPQ CX, R9
-	JB   next3165
+	JB   next3167
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3165
-	JMP  done3161
+	JB   next3167
+	JMP  done3163
 
-fp323160:
+fp323162:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3169
+	JMP  check3171
 
-next3168:
+next3170:
 	TESTQ     AX, AX
-	JEQ       kept3170
+	JEQ       kept3172
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -4024,7 +4024,7 @@ next3168:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3170:
+kept3172:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4102,16 +4102,16 @@ kept3170:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3169:
+check3171:
 	CMPQ CX, R9
-	JB   next3168
+	JB   next3170
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3168
+	JB   next3170
 
-done3161:
-updated3144:
+done3163:
+updated3146:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4161,23 +4161,23 @@ TEXT ·adagradSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3171
+	JEQ          plain3173
 	VPXORQ       Y10, Y10, Y10
 	VPXORQ       Y11, Y11, Y11
 	VPXORQ       Z12, Z12, Z12
 	VPXORQ       Z13, Z13, Z13
 	CMPQ         CX, $0x01
-	JE           fp163174
-	JA           fp323175
+	JE           fp163176
+	JA           fp323177
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3178
+	JMP          check3180
 
-next3177:
+next3179:
 	TESTQ     AX, AX
-	JEQ       kept3179
+	JEQ       kept3181
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4189,7 +4189,7 @@ next3177:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3179:
+kept3181:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4257,25 +4257,25 @@ kept3179:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3178:
+check3180:
 	CMPQ CX, R9
-	JB   next3177
+	JB   next3179
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3177
-	JMP  done3176
+	JB   next3179
+	JMP  done3178
 
-fp163174:
+fp163176:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3181
+	JMP  check3183
 
-next3180:
+next3182:
 	TESTQ     AX, AX
-	JEQ       kept3182
+	JEQ       kept3184
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4287,7 +4287,7 @@ next3180:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3182:
+kept3184:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4358,25 +4358,25 @@ kept3182:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3181:
+check3183:
 	CMPQ CX, R9
-	JB   next3180
+	JB   next3182
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3180
-	JMP  done3176
+	JB   next3182
+	JMP  done3178
 
-fp323175:
+fp323177:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3184
+	JMP  check3186
 
-next3183:
+next3185:
 	TESTQ     AX, AX
-	JEQ       kept3185
+	JEQ       kept3187
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z14
@@ -4388,7 +4388,7 @@ next3183:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3185:
+kept3187:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4460,36 +4460,36 @@ kept3185:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3184:
+check3186:
 	CMPQ CX, R9
-	JB   next3183
+	JB   next3185
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3183
+	JB   next3185
 
-done3176:
+done3178:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y10, 128(AX)
 	VMOVDQU32 Y11, 192(AX)
 	VMOVDQU32 Z12, 256(AX)
 	VMOVDQU32 Z13, 320(AX)
-	JMP       updated3172
+	JMP       updated3174
 
-plain3171:
+plain3173:
 	CMPQ CX, $0x01
-	JE   fp163187
-	JA   fp323188
+	JE   fp163189
+	JA   fp323190
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3191
+	JMP  check3193
 
-next3190:
+next3192:
 	TESTQ     AX, AX
-	JEQ       kept3192
+	JEQ       kept3194
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4501,7 +4501,7 @@ next3190:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3192:
+kept3194:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4565,25 +4565,25 @@ kept3192:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3191:
+check3193:
 	CMPQ CX, R9
-	JB   next3190
+	JB   next3192
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3190
-	JMP  done3189
+	JB   next3192
+	JMP  done3191
 
-fp163187:
+fp163189:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3194
+	JMP  check3196
 
-next3193:
+next3195:
 	TESTQ     AX, AX
-	JEQ       kept3195
+	JEQ       kept3197
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4595,7 +4595,7 @@ next3193:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3195:
+kept3197:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4662,25 +4662,25 @@ kept3195:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3194:
+check3196:
 	CMPQ CX, R9
-	JB   next3193
+	JB   next3195
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3193
-	JMP  done3189
+	JB   next3195
+	JMP  done3191
 
-fp323188:
+fp323190:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3197
+	JMP  check3199
 
-next3196:
+next3198:
 	TESTQ     AX, AX
-	JEQ       kept3198
+	JEQ       kept3200
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z10
@@ -4692,7 +4692,7 @@ next3196:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3198:
+kept3200:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4760,16 +4760,16 @@ kept3198:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3197:
+check3199:
 	CMPQ CX, R9
-	JB   next3196
+	JB   next3198
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3196
+	JB   next3198
 
-done3189:
-updated3172:
+done3191:
+updated3174:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4820,23 +4820,23 @@ TEXT ·sgdSplit24BF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain3199
+	JEQ          plain3201
 	VPXORQ       Y13, Y13, Y13
 	VPXORQ       Y14, Y14, Y14
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	CMPQ         CX, $0x01
-	JE           fp163202
-	JA           fp323203
+	JE           fp163204
+	JA           fp323205
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check3206
+	JMP          check3208
 
-next3205:
+next3207:
 	TESTQ     AX, AX
-	JEQ       kept3207
+	JEQ       kept3209
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4848,7 +4848,7 @@ next3205:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3207:
+kept3209:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -4912,25 +4912,25 @@ kept3207:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3206:
+check3208:
 	CMPQ CX, R9
-	JB   next3205
+	JB   next3207
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3205
-	JMP  done3204
+	JB   next3207
+	JMP  done3206
 
-fp163202:
+fp163204:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3209
+	JMP  check3211
 
-next3208:
+next3210:
 	TESTQ     AX, AX
-	JEQ       kept3210
+	JEQ       kept3212
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -4942,7 +4942,7 @@ next3208:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3210:
+kept3212:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -5009,25 +5009,25 @@ kept3210:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3209:
+check3211:
 	CMPQ CX, R9
-	JB   next3208
+	JB   next3210
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3208
-	JMP  done3204
+	JB   next3210
+	JMP  done3206
 
-fp323203:
+fp323205:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3212
+	JMP  check3214
 
-next3211:
+next3213:
 	TESTQ     AX, AX
-	JEQ       kept3213
+	JEQ       kept3215
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z17
@@ -5039,7 +5039,7 @@ next3211:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3213:
+kept3215:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -5107,36 +5107,36 @@ kept3213:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3212:
+check3214:
 	CMPQ CX, R9
-	JB   next3211
+	JB   next3213
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3211
+	JB   next3213
 
-done3204:
+done3206:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y13, 128(AX)
 	VMOVDQU32 Y14, 192(AX)
 	VMOVDQU32 Z15, 256(AX)
 	VMOVDQU32 Z16, 320(AX)
-	JMP       updated3200
+	JMP       updated3202
 
-plain3199:
+plain3201:
 	CMPQ CX, $0x01
-	JE   fp163215
-	JA   fp323216
+	JE   fp163217
+	JA   fp323218
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3219
+	JMP  check3221
 
-next3218:
+next3220:
 	TESTQ     AX, AX
-	JEQ       kept3220
+	JEQ       kept3222
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5148,7 +5148,7 @@ next3218:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3220:
+kept3222:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -5208,25 +5208,25 @@ kept3220:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3219:
+check3221:
 	CMPQ CX, R9
-	JB   next3218
+	JB   next3220
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3218
-	JMP  done3217
+	JB   next3220
+	JMP  done3219
 
-fp163215:
+fp163217:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3222
+	JMP  check3224
 
-next3221:
+next3223:
 	TESTQ     AX, AX
-	JEQ       kept3223
+	JEQ       kept3225
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5238,7 +5238,7 @@ next3221:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3223:
+kept3225:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -5301,25 +5301,25 @@ kept3223:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3222:
+check3224:
 	CMPQ CX, R9
-	JB   next3221
+	JB   next3223
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3221
-	JMP  done3217
+	JB   next3223
+	JMP  done3219
 
-fp323216:
+fp323218:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check3225
+	JMP  check3227
 
-next3224:
+next3226:
 	TESTQ     AX, AX
-	JEQ       kept3226
+	JEQ       kept3228
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (SI)(CX*2), Z13
@@ -5331,7 +5331,7 @@ next3224:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept3226:
+kept3228:
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (BX)(R10*1)
 	PREFETCHT0  (DI)(R10*2)
@@ -5395,16 +5395,16 @@ kept3226:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check3225:
+check3227:
 	CMPQ CX, R9
-	JB   next3224
+	JB   next3226
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3224
+	JB   next3226
 
-done3217:
-updated3200:
+done3219:
+updated3202:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5429,44 +5429,13 @@ TEXT ·trafficSplit241xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp163228
-	JA     fp323229
+	JE     fp163230
+	JA     fp323231
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check3232
-
-next3231:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*1)
-	VPOR       (BX)(DX*1), X0, X3
-	PREFETCHT0 (SI)(R9*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    X3, (BX)(DX*1)
-	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R9
-
-check3232:
-	CMPQ DX, R8
-	JB   next3231
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next3231
-	JMP  done3230
-
-fp163228:
-	XORQ DX, DX
-	MOVQ a+0(FP), R9
-	MOVQ 16(R9), R9
-	ADDQ DX, R9
-	JMP  check3234
+	JMP    check3234
 
 next3233:
 	PREFETCHT0 (AX)(R9*2)
@@ -5490,9 +5459,9 @@ check3234:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next3233
-	JMP  done3230
+	JMP  done3232
 
-fp323229:
+fp163230:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
@@ -5500,6 +5469,37 @@ fp323229:
 	JMP  check3236
 
 next3235:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check3236:
+	CMPQ DX, R8
+	JB   next3235
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next3235
+	JMP  done3232
+
+fp323231:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check3238
+
+next3237:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*1)
@@ -5514,15 +5514,15 @@ next3235:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check3236:
+check3238:
 	CMPQ DX, R8
-	JB   next3235
+	JB   next3237
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next3235
+	JB   next3237
 
-done3230:
+done3232:
 	VZEROUPPER
 	RET
 
@@ -5548,47 +5548,13 @@ TEXT ·trafficSplit242xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp163238
-	JA     fp323239
+	JE     fp163240
+	JA     fp323241
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check3242
-
-next3241:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*1)
-	VPOR       (BX)(DX*1), X0, X3
-	PREFETCHT0 (SI)(R10*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (DI)(R10*2)
-	VPOR       (DI)(DX*2), Y0, Y5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    X3, (BX)(DX*1)
-	VMOVDQU    Y4, (SI)(DX*2)
-	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R10
-
-check3242:
-	CMPQ DX, R9
-	JB   next3241
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next3241
-	JMP  done3240
-
-fp163238:
-	XORQ DX, DX
-	MOVQ a+0(FP), R10
-	MOVQ 16(R10), R10
-	ADDQ DX, R10
-	JMP  check3244
+	JMP    check3244
 
 next3243:
 	PREFETCHT0 (AX)(R10*2)
@@ -5615,9 +5581,9 @@ check3244:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next3243
-	JMP  done3240
+	JMP  done3242
 
-fp323239:
+fp163240:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
@@ -5625,6 +5591,40 @@ fp323239:
 	JMP  check3246
 
 next3245:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*1)
+	VPOR       (BX)(DX*1), X0, X3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    X3, (BX)(DX*1)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check3246:
+	CMPQ DX, R9
+	JB   next3245
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next3245
+	JMP  done3242
+
+fp323241:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check3248
+
+next3247:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*1)
@@ -5642,15 +5642,15 @@ next3245:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check3246:
+check3248:
 	CMPQ DX, R9
-	JB   next3245
+	JB   next3247
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next3245
+	JB   next3247
 
-done3240:
+done3242:
 	VZEROUPPER
 	RET
 
@@ -5732,12 +5732,12 @@ TEXT ·adamSplit24INT8AVX512(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp163248
-	JA           fp323249
+	JE           fp163250
+	JA           fp323251
 
-block3251:
+block3253:
 	TESTQ   R10, R10
-	JEQ     kept3254
+	JEQ     kept3256
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5746,7 +5746,7 @@ block3251:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3254:
+kept3256:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5766,9 +5766,9 @@ kept3254:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3252:
+tile3254:
 	TESTQ     R10, R10
-	JEQ       kept3255
+	JEQ       kept3257
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -5784,7 +5784,7 @@ tile3252:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3255:
+kept3257:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -6044,12 +6044,12 @@ kept3255:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3252
+	JNE         tile3254
 	CMPL        5120(DX), $0x00
-	JEQ         done3257
+	JEQ         done3259
 	SUBQ        $0x00000100, AX
 
-next3256:
+next3258:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6068,9 +6068,9 @@ next3256:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3256
+	JNE        next3258
 
-done3257:
+done3259:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6095,11 +6095,11 @@ done3257:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3258
+	JEQ           unusual3260
 	CMPL          R13, $0x5f000000
-	JBE           usual3259
+	JBE           usual3261
 
-unusual3258:
+unusual3260:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6108,7 +6108,7 @@ unusual3258:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3260:
+next3262:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6117,7 +6117,7 @@ next3260:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3260
+	JB            next3262
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6139,7 +6139,7 @@ next3260:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3259:
+usual3261:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6249,13 +6249,13 @@ usual3259:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3251
-	JMP          done3250
+	JB           block3253
+	JMP          done3252
 
-fp163248:
-block3261:
+fp163250:
+block3263:
 	TESTQ   R10, R10
-	JEQ     kept3264
+	JEQ     kept3266
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6264,7 +6264,7 @@ block3261:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3264:
+kept3266:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6284,9 +6284,9 @@ kept3264:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3262:
+tile3264:
 	TESTQ     R10, R10
-	JEQ       kept3265
+	JEQ       kept3267
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6302,7 +6302,7 @@ tile3262:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3265:
+kept3267:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -6568,12 +6568,12 @@ kept3265:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3262
+	JNE         tile3264
 	CMPL        5120(DX), $0x00
-	JEQ         done3267
+	JEQ         done3269
 	SUBQ        $0x00000100, AX
 
-next3266:
+next3268:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6592,9 +6592,9 @@ next3266:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3266
+	JNE        next3268
 
-done3267:
+done3269:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6619,11 +6619,11 @@ done3267:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3268
+	JEQ           unusual3270
 	CMPL          R13, $0x5f000000
-	JBE           usual3269
+	JBE           usual3271
 
-unusual3268:
+unusual3270:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6632,7 +6632,7 @@ unusual3268:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3270:
+next3272:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6641,7 +6641,7 @@ next3270:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3270
+	JB            next3272
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6663,7 +6663,7 @@ next3270:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3269:
+usual3271:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6773,13 +6773,13 @@ usual3269:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3261
-	JMP          done3250
+	JB           block3263
+	JMP          done3252
 
-fp323249:
-block3271:
+fp323251:
+block3273:
 	TESTQ   R10, R10
-	JEQ     kept3274
+	JEQ     kept3276
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6788,7 +6788,7 @@ block3271:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept3274:
+kept3276:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6808,9 +6808,9 @@ kept3274:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3272:
+tile3274:
 	TESTQ     R10, R10
-	JEQ       kept3275
+	JEQ       kept3277
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -6826,7 +6826,7 @@ tile3272:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3275:
+kept3277:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -7094,12 +7094,12 @@ kept3275:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3272
+	JNE         tile3274
 	CMPL        5120(DX), $0x00
-	JEQ         done3277
+	JEQ         done3279
 	SUBQ        $0x00000100, AX
 
-next3276:
+next3278:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7118,9 +7118,9 @@ next3276:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3276
+	JNE        next3278
 
-done3277:
+done3279:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -7145,11 +7145,11 @@ done3277:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3278
+	JEQ           unusual3280
 	CMPL          R13, $0x5f000000
-	JBE           usual3279
+	JBE           usual3281
 
-unusual3278:
+unusual3280:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -7158,7 +7158,7 @@ unusual3278:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3280:
+next3282:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -7167,7 +7167,7 @@ next3280:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3280
+	JB            next3282
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -7189,7 +7189,7 @@ next3280:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3279:
+usual3281:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -7299,10 +7299,10 @@ usual3279:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3271
+	JB           block3273
 
-done3250:
-tile3281:
+done3252:
+tile3283:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -7380,12 +7380,12 @@ tile3281:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile3281
+	JNE         tile3283
 	CMPL        5120(DX), $0x00
-	JEQ         done3283
+	JEQ         done3285
 	SUBQ        $0x00000100, AX
 
-next3282:
+next3284:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -7404,9 +7404,9 @@ next3282:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3282
+	JNE        next3284
 
-done3283:
+done3285:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -7435,15 +7435,15 @@ TEXT ·trafficSplit242xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp163285
-	JA     fp323286
+	JE     fp163287
+	JA     fp323288
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check3289
+	JMP    check3291
 
-next3288:
+next3290:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7459,33 +7459,33 @@ next3288:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3290
+	JNE        within3292
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3290:
+within3292:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3289:
+check3291:
 	CMPQ DX, R10
-	JB   next3288
+	JB   next3290
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3288
-	JMP  done3287
+	JB   next3290
+	JMP  done3289
 
-fp163285:
+fp163287:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3292
+	JMP  check3294
 
-next3291:
+next3293:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7501,33 +7501,33 @@ next3291:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3293
+	JNE        within3295
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3293:
+within3295:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3292:
+check3294:
 	CMPQ DX, R10
-	JB   next3291
+	JB   next3293
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3291
-	JMP  done3287
+	JB   next3293
+	JMP  done3289
 
-fp323286:
+fp323288:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check3295
+	JMP  check3297
 
-next3294:
+next3296:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*1)
@@ -7543,24 +7543,24 @@ next3294:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within3296
+	JNE        within3298
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within3296:
+within3298:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check3295:
+check3297:
 	CMPQ DX, R10
-	JB   next3294
+	JB   next3296
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next3294
+	JB   next3296
 
-done3287:
+done3289:
 	VZEROUPPER
 	RET

@@ -596,12 +596,12 @@ TEXT ·adamSplit24INT8AVX512BF16(SB), $5472-8
 	MOVQ         a+0(FP), AX
 	MOVQ         24(AX), AX
 	CMPQ         CX, $0x01
-	JE           fp164309
-	JA           fp324310
+	JE           fp164313
+	JA           fp324314
 
-block4312:
+block4316:
 	TESTQ   R10, R10
-	JEQ     kept4315
+	JEQ     kept4319
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -610,7 +610,7 @@ block4312:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4315:
+kept4319:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -630,9 +630,9 @@ kept4315:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4313:
+tile4317:
 	TESTQ     R10, R10
-	JEQ       kept4316
+	JEQ       kept4320
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -648,7 +648,7 @@ tile4313:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4316:
+kept4320:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -901,12 +901,12 @@ kept4316:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4313
+	JNE            tile4317
 	CMPL           5120(DX), $0x00
-	JEQ            done4318
+	JEQ            done4322
 	SUBQ           $0x00000100, AX
 
-next4317:
+next4321:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -925,9 +925,9 @@ next4317:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4317
+	JNE        next4321
 
-done4318:
+done4322:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -952,11 +952,11 @@ done4318:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4319
+	JEQ           unusual4323
 	CMPL          R13, $0x5f000000
-	JBE           usual4320
+	JBE           usual4324
 
-unusual4319:
+unusual4323:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -965,7 +965,7 @@ unusual4319:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4321:
+next4325:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -974,7 +974,7 @@ next4321:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4321
+	JB            next4325
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -996,7 +996,7 @@ next4321:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4320:
+usual4324:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1111,13 +1111,13 @@ usual4320:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4312
-	JMP          done4311
+	JB           block4316
+	JMP          done4315
 
-fp164309:
-block4322:
+fp164313:
+block4326:
 	TESTQ   R10, R10
-	JEQ     kept4325
+	JEQ     kept4329
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1126,7 +1126,7 @@ block4322:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4325:
+kept4329:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1146,9 +1146,9 @@ kept4325:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4323:
+tile4327:
 	TESTQ     R10, R10
-	JEQ       kept4326
+	JEQ       kept4330
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1164,7 +1164,7 @@ tile4323:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4326:
+kept4330:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1423,12 +1423,12 @@ kept4326:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4323
+	JNE            tile4327
 	CMPL           5120(DX), $0x00
-	JEQ            done4328
+	JEQ            done4332
 	SUBQ           $0x00000100, AX
 
-next4327:
+next4331:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1447,9 +1447,9 @@ next4327:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4327
+	JNE        next4331
 
-done4328:
+done4332:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1474,11 +1474,11 @@ done4328:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4329
+	JEQ           unusual4333
 	CMPL          R13, $0x5f000000
-	JBE           usual4330
+	JBE           usual4334
 
-unusual4329:
+unusual4333:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1487,7 +1487,7 @@ unusual4329:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4331:
+next4335:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1496,7 +1496,7 @@ next4331:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4331
+	JB            next4335
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1518,7 +1518,7 @@ next4331:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4330:
+usual4334:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1633,13 +1633,13 @@ usual4330:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4322
-	JMP          done4311
+	JB           block4326
+	JMP          done4315
 
-fp324310:
-block4332:
+fp324314:
+block4336:
 	TESTQ   R10, R10
-	JEQ     kept4335
+	JEQ     kept4339
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1648,7 +1648,7 @@ block4332:
 	ANDQ    $0x07, CX
 	MOVW    R11, 5184(R10)(CX*1)
 
-kept4335:
+kept4339:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1668,9 +1668,9 @@ kept4335:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile4333:
+tile4337:
 	TESTQ     R10, R10
-	JEQ       kept4336
+	JEQ       kept4340
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (SI)(AX*2), Z17
@@ -1686,7 +1686,7 @@ tile4333:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept4336:
+kept4340:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1947,12 +1947,12 @@ kept4336:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4333
+	JNE            tile4337
 	CMPL           5120(DX), $0x00
-	JEQ            done4338
+	JEQ            done4342
 	SUBQ           $0x00000100, AX
 
-next4337:
+next4341:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1971,9 +1971,9 @@ next4337:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4337
+	JNE        next4341
 
-done4338:
+done4342:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1998,11 +1998,11 @@ done4338:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual4339
+	JEQ           unusual4343
 	CMPL          R13, $0x5f000000
-	JBE           usual4340
+	JBE           usual4344
 
-unusual4339:
+unusual4343:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -2011,7 +2011,7 @@ unusual4339:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next4341:
+next4345:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -2020,7 +2020,7 @@ next4341:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next4341
+	JB            next4345
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -2042,7 +2042,7 @@ next4341:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual4340:
+usual4344:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2157,10 +2157,10 @@ usual4340:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block4332
+	JB           block4336
 
-done4311:
-tile4342:
+done4315:
+tile4346:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2237,12 +2237,12 @@ tile4342:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile4342
+	JNE            tile4346
 	CMPL           5120(DX), $0x00
-	JEQ            done4344
+	JEQ            done4348
 	SUBQ           $0x00000100, AX
 
-next4343:
+next4347:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2261,9 +2261,9 @@ next4343:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next4343
+	JNE        next4347
 
-done4344:
+done4348:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

@@ -426,7 +426,7 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R12
 	MOVQ      40(R12), R12
 	TESTQ     R12, R12
-	JEQ       plain1776
+	JEQ       plain1778
 	VPXORQ    Y11, Y11, Y11
 	VPXORQ    Y12, Y12, Y12
 	VPXORQ    Z13, Z13, Z13
@@ -434,17 +434,17 @@ TEXT ·adamSplitFP32AVX512(SB), NOSPLIT, $8-8
 	VPXORQ    Z15, Z15, Z15
 	VPXORQ    Z16, Z16, Z16
 	CMPQ      CX, $0x01
-	JE        fp161779
-	JA        fp321780
+	JE        fp161781
+	JA        fp321782
 	MOVQ      R11, CX
 	MOVQ      a+0(FP), R11
 	MOVQ      16(R11), R11
 	ADDQ      CX, R11
-	JMP       check1783
+	JMP       check1785
 
-next1782:
+next1784:
 	TESTQ     AX, AX
-	JEQ       kept1784
+	JEQ       kept1786
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -458,7 +458,7 @@ next1782:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1784:
+kept1786:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -499,25 +499,25 @@ kept1784:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1783:
+check1785:
 	CMPQ CX, R10
-	JB   next1782
+	JB   next1784
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1782
-	JMP  done1781
+	JB   next1784
+	JMP  done1783
 
-fp161779:
+fp161781:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1786
+	JMP  check1788
 
-next1785:
+next1787:
 	TESTQ     AX, AX
-	JEQ       kept1787
+	JEQ       kept1789
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -531,7 +531,7 @@ next1785:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1787:
+kept1789:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -571,25 +571,25 @@ kept1787:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1786:
+check1788:
 	CMPQ CX, R10
-	JB   next1785
+	JB   next1787
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1785
-	JMP  done1781
+	JB   next1787
+	JMP  done1783
 
-fp321780:
+fp321782:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1789
+	JMP  check1791
 
-next1788:
+next1790:
 	TESTQ     AX, AX
-	JEQ       kept1790
+	JEQ       kept1792
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y17
@@ -603,7 +603,7 @@ next1788:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1790:
+kept1792:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -643,15 +643,15 @@ kept1790:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1789:
+check1791:
 	CMPQ CX, R10
-	JB   next1788
+	JB   next1790
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1788
+	JB   next1790
 
-done1781:
+done1783:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y11, 128(AX)
@@ -660,21 +660,21 @@ done1781:
 	VMOVDQU32 Z14, 320(AX)
 	VMOVDQU32 Z15, 384(AX)
 	VMOVDQU32 Z16, 448(AX)
-	JMP       updated1777
+	JMP       updated1779
 
-plain1776:
+plain1778:
 	CMPQ CX, $0x01
-	JE   fp161792
-	JA   fp321793
+	JE   fp161794
+	JA   fp321795
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1796
+	JMP  check1798
 
-next1795:
+next1797:
 	TESTQ     AX, AX
-	JEQ       kept1797
+	JEQ       kept1799
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -688,7 +688,7 @@ next1795:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1797:
+kept1799:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -723,25 +723,25 @@ kept1797:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1796:
+check1798:
 	CMPQ CX, R10
-	JB   next1795
+	JB   next1797
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1795
-	JMP  done1794
+	JB   next1797
+	JMP  done1796
 
-fp161792:
+fp161794:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1799
+	JMP  check1801
 
-next1798:
+next1800:
 	TESTQ     AX, AX
-	JEQ       kept1800
+	JEQ       kept1802
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -755,7 +755,7 @@ next1798:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1800:
+kept1802:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -789,25 +789,25 @@ kept1800:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1799:
+check1801:
 	CMPQ CX, R10
-	JB   next1798
+	JB   next1800
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1798
-	JMP  done1794
+	JB   next1800
+	JMP  done1796
 
-fp321793:
+fp321795:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1802
+	JMP  check1804
 
-next1801:
+next1803:
 	TESTQ     AX, AX
-	JEQ       kept1803
+	JEQ       kept1805
 	MOVQ      CX, R12
 	ANDQ      $0x0000003f, R12
 	VMOVDQU32 (BX)(CX*2), Y11
@@ -821,7 +821,7 @@ next1801:
 	LEAQ      16(CX), R12
 	MOVQ      R12, (AX)
 
-kept1803:
+kept1805:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*4)
@@ -855,16 +855,16 @@ kept1803:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R11
 
-check1802:
+check1804:
 	CMPQ CX, R10
-	JB   next1801
+	JB   next1803
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1801
+	JB   next1803
 
-done1794:
-updated1777:
+done1796:
+updated1779:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -909,23 +909,23 @@ TEXT ·lionSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1804
+	JEQ       plain1806
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161807
-	JA        fp321808
+	JE        fp161809
+	JA        fp321810
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1811
+	JMP       check1813
 
-next1810:
+next1812:
 	TESTQ     AX, AX
-	JEQ       kept1812
+	JEQ       kept1814
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -937,7 +937,7 @@ next1810:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1812:
+kept1814:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -977,25 +977,25 @@ kept1812:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1811:
+check1813:
 	CMPQ CX, R9
-	JB   next1810
+	JB   next1812
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1810
-	JMP  done1809
+	JB   next1812
+	JMP  done1811
 
-fp161807:
+fp161809:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1814
+	JMP  check1816
 
-next1813:
+next1815:
 	TESTQ     AX, AX
-	JEQ       kept1815
+	JEQ       kept1817
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1007,7 +1007,7 @@ next1813:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1815:
+kept1817:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1046,25 +1046,25 @@ kept1815:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1814:
+check1816:
 	CMPQ CX, R9
-	JB   next1813
+	JB   next1815
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1813
-	JMP  done1809
+	JB   next1815
+	JMP  done1811
 
-fp321808:
+fp321810:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1817
+	JMP  check1819
 
-next1816:
+next1818:
 	TESTQ     AX, AX
-	JEQ       kept1818
+	JEQ       kept1820
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1076,7 +1076,7 @@ next1816:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1818:
+kept1820:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1115,36 +1115,36 @@ kept1818:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1817:
+check1819:
 	CMPQ CX, R9
-	JB   next1816
+	JB   next1818
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1816
+	JB   next1818
 
-done1809:
+done1811:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1805
+	JMP       updated1807
 
-plain1804:
+plain1806:
 	CMPQ CX, $0x01
-	JE   fp161820
-	JA   fp321821
+	JE   fp161822
+	JA   fp321823
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1824
+	JMP  check1826
 
-next1823:
+next1825:
 	TESTQ     AX, AX
-	JEQ       kept1825
+	JEQ       kept1827
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1156,7 +1156,7 @@ next1823:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1825:
+kept1827:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1192,25 +1192,25 @@ kept1825:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1824:
+check1826:
 	CMPQ CX, R9
-	JB   next1823
+	JB   next1825
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1823
-	JMP  done1822
+	JB   next1825
+	JMP  done1824
 
-fp161820:
+fp161822:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1827
+	JMP  check1829
 
-next1826:
+next1828:
 	TESTQ     AX, AX
-	JEQ       kept1828
+	JEQ       kept1830
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1222,7 +1222,7 @@ next1826:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1828:
+kept1830:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1257,25 +1257,25 @@ kept1828:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1827:
+check1829:
 	CMPQ CX, R9
-	JB   next1826
+	JB   next1828
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1826
-	JMP  done1822
+	JB   next1828
+	JMP  done1824
 
-fp321821:
+fp321823:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1830
+	JMP  check1832
 
-next1829:
+next1831:
 	TESTQ     AX, AX
-	JEQ       kept1831
+	JEQ       kept1833
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1287,7 +1287,7 @@ next1829:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1831:
+kept1833:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1322,16 +1322,16 @@ kept1831:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1830:
+check1832:
 	CMPQ CX, R9
-	JB   next1829
+	JB   next1831
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1829
+	JB   next1831
 
-done1822:
-updated1805:
+done1824:
+updated1807:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1372,23 +1372,23 @@ TEXT ·adagradSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1832
+	JEQ       plain1834
 	VPXORQ    Y5, Y5, Y5
 	VPXORQ    Y6, Y6, Y6
 	VPXORQ    Z7, Z7, Z7
 	VPXORQ    Z8, Z8, Z8
 	CMPQ      CX, $0x01
-	JE        fp161835
-	JA        fp321836
+	JE        fp161837
+	JA        fp321838
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1839
+	JMP       check1841
 
-next1838:
+next1840:
 	TESTQ     AX, AX
-	JEQ       kept1840
+	JEQ       kept1842
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1400,7 +1400,7 @@ next1838:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1840:
+kept1842:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1433,25 +1433,25 @@ kept1840:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1839:
+check1841:
 	CMPQ CX, R9
-	JB   next1838
+	JB   next1840
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1838
-	JMP  done1837
+	JB   next1840
+	JMP  done1839
 
-fp161835:
+fp161837:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1842
+	JMP  check1844
 
-next1841:
+next1843:
 	TESTQ     AX, AX
-	JEQ       kept1843
+	JEQ       kept1845
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1463,7 +1463,7 @@ next1841:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1843:
+kept1845:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1495,25 +1495,25 @@ kept1843:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1842:
+check1844:
 	CMPQ CX, R9
-	JB   next1841
+	JB   next1843
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1841
-	JMP  done1837
+	JB   next1843
+	JMP  done1839
 
-fp321836:
+fp321838:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1845
+	JMP  check1847
 
-next1844:
+next1846:
 	TESTQ     AX, AX
-	JEQ       kept1846
+	JEQ       kept1848
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -1525,7 +1525,7 @@ next1844:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1846:
+kept1848:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1557,36 +1557,36 @@ kept1846:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1845:
+check1847:
 	CMPQ CX, R9
-	JB   next1844
+	JB   next1846
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1844
+	JB   next1846
 
-done1837:
+done1839:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y5, 128(AX)
 	VMOVDQU32 Y6, 192(AX)
 	VMOVDQU32 Z7, 256(AX)
 	VMOVDQU32 Z8, 320(AX)
-	JMP       updated1833
+	JMP       updated1835
 
-plain1832:
+plain1834:
 	CMPQ CX, $0x01
-	JE   fp161848
-	JA   fp321849
+	JE   fp161850
+	JA   fp321851
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1852
+	JMP  check1854
 
-next1851:
+next1853:
 	TESTQ     AX, AX
-	JEQ       kept1853
+	JEQ       kept1855
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1598,7 +1598,7 @@ next1851:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1853:
+kept1855:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1627,25 +1627,25 @@ kept1853:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1852:
+check1854:
 	CMPQ CX, R9
-	JB   next1851
+	JB   next1853
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1851
-	JMP  done1850
+	JB   next1853
+	JMP  done1852
 
-fp161848:
+fp161850:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1855
+	JMP  check1857
 
-next1854:
+next1856:
 	TESTQ     AX, AX
-	JEQ       kept1856
+	JEQ       kept1858
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1657,7 +1657,7 @@ next1854:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1856:
+kept1858:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1685,25 +1685,25 @@ kept1856:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1855:
+check1857:
 	CMPQ CX, R9
-	JB   next1854
+	JB   next1856
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1854
-	JMP  done1850
+	JB   next1856
+	JMP  done1852
 
-fp321849:
+fp321851:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1858
+	JMP  check1860
 
-next1857:
+next1859:
 	TESTQ     AX, AX
-	JEQ       kept1859
+	JEQ       kept1861
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y5
@@ -1715,7 +1715,7 @@ next1857:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1859:
+kept1861:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1743,16 +1743,16 @@ kept1859:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1858:
+check1860:
 	CMPQ CX, R9
-	JB   next1857
+	JB   next1859
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1857
+	JB   next1859
 
-done1850:
-updated1833:
+done1852:
+updated1835:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -1797,23 +1797,23 @@ TEXT ·sgdSplitFP32AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1860
+	JEQ       plain1862
 	VPXORQ    Y9, Y9, Y9
 	VPXORQ    Y10, Y10, Y10
 	VPXORQ    Z11, Z11, Z11
 	VPXORQ    Z12, Z12, Z12
 	CMPQ      CX, $0x01
-	JE        fp161863
-	JA        fp321864
+	JE        fp161865
+	JA        fp321866
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1867
+	JMP       check1869
 
-next1866:
+next1868:
 	TESTQ     AX, AX
-	JEQ       kept1868
+	JEQ       kept1870
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1825,7 +1825,7 @@ next1866:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1868:
+kept1870:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1858,25 +1858,25 @@ kept1868:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1867:
+check1869:
 	CMPQ CX, R9
-	JB   next1866
+	JB   next1868
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1866
-	JMP  done1865
+	JB   next1868
+	JMP  done1867
 
-fp161863:
+fp161865:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1870
+	JMP  check1872
 
-next1869:
+next1871:
 	TESTQ     AX, AX
-	JEQ       kept1871
+	JEQ       kept1873
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1888,7 +1888,7 @@ next1869:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1871:
+kept1873:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1920,25 +1920,25 @@ kept1871:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1870:
+check1872:
 	CMPQ CX, R9
-	JB   next1869
+	JB   next1871
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1869
-	JMP  done1865
+	JB   next1871
+	JMP  done1867
 
-fp321864:
+fp321866:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1873
+	JMP  check1875
 
-next1872:
+next1874:
 	TESTQ     AX, AX
-	JEQ       kept1874
+	JEQ       kept1876
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y13
@@ -1950,7 +1950,7 @@ next1872:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1874:
+kept1876:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -1982,36 +1982,36 @@ kept1874:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1873:
+check1875:
 	CMPQ CX, R9
-	JB   next1872
+	JB   next1874
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1872
+	JB   next1874
 
-done1865:
+done1867:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Y9, 128(AX)
 	VMOVDQU32 Y10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1861
+	JMP       updated1863
 
-plain1860:
+plain1862:
 	CMPQ CX, $0x01
-	JE   fp161876
-	JA   fp321877
+	JE   fp161878
+	JA   fp321879
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1880
+	JMP  check1882
 
-next1879:
+next1881:
 	TESTQ     AX, AX
-	JEQ       kept1881
+	JEQ       kept1883
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2023,7 +2023,7 @@ next1879:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1881:
+kept1883:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2052,25 +2052,25 @@ kept1881:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1880:
+check1882:
 	CMPQ CX, R9
-	JB   next1879
+	JB   next1881
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1879
-	JMP  done1878
+	JB   next1881
+	JMP  done1880
 
-fp161876:
+fp161878:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1883
+	JMP  check1885
 
-next1882:
+next1884:
 	TESTQ     AX, AX
-	JEQ       kept1884
+	JEQ       kept1886
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2082,7 +2082,7 @@ next1882:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1884:
+kept1886:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2110,25 +2110,25 @@ kept1884:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1883:
+check1885:
 	CMPQ CX, R9
-	JB   next1882
+	JB   next1884
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1882
-	JMP  done1878
+	JB   next1884
+	JMP  done1880
 
-fp321877:
+fp321879:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1886
+	JMP  check1888
 
-next1885:
+next1887:
 	TESTQ     AX, AX
-	JEQ       kept1887
+	JEQ       kept1889
 	MOVQ      CX, R11
 	ANDQ      $0x0000003f, R11
 	VMOVDQU32 (BX)(CX*2), Y9
@@ -2140,7 +2140,7 @@ next1885:
 	LEAQ      16(CX), R11
 	MOVQ      R11, (AX)
 
-kept1887:
+kept1889:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*4)
@@ -2168,16 +2168,16 @@ kept1887:
 	ADDQ        $0x00000010, CX
 	ADDQ        $0x00000010, R10
 
-check1886:
+check1888:
 	CMPQ CX, R9
-	JB   next1885
+	JB   next1887
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1885
+	JB   next1887
 
-done1878:
-updated1861:
+done1880:
+updated1863:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -2202,44 +2202,13 @@ TEXT ·trafficSplit1xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp161889
-	JA     fp321890
+	JE     fp161891
+	JA     fp321892
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check1893
-
-next1892:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R9*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R9
-
-check1893:
-	CMPQ DX, R8
-	JB   next1892
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next1892
-	JMP  done1891
-
-fp161889:
-	XORQ DX, DX
-	MOVQ a+0(FP), R9
-	MOVQ 16(R9), R9
-	ADDQ DX, R9
-	JMP  check1895
+	JMP    check1895
 
 next1894:
 	PREFETCHT0 (AX)(R9*2)
@@ -2263,9 +2232,9 @@ check1895:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next1894
-	JMP  done1891
+	JMP  done1893
 
-fp321890:
+fp161891:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
@@ -2273,6 +2242,37 @@ fp321890:
 	JMP  check1897
 
 next1896:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R9*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check1897:
+	CMPQ DX, R8
+	JB   next1896
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next1896
+	JMP  done1893
+
+fp321892:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check1899
+
+next1898:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -2287,15 +2287,15 @@ next1896:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check1897:
+check1899:
 	CMPQ DX, R8
-	JB   next1896
+	JB   next1898
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next1896
+	JB   next1898
 
-done1891:
+done1893:
 	VZEROUPPER
 	RET
 
@@ -2321,47 +2321,13 @@ TEXT ·trafficSplit2xFP32AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp161899
-	JA     fp321900
+	JE     fp161901
+	JA     fp321902
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check1903
-
-next1902:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R10*4)
-	VPORD      (SI)(DX*4), Z0, Z4
-	PREFETCHT0 (DI)(R10*4)
-	VPORD      (DI)(DX*4), Z0, Z5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU32  Z4, (SI)(DX*4)
-	VMOVDQU32  Z5, (DI)(DX*4)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R10
-
-check1903:
-	CMPQ DX, R9
-	JB   next1902
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next1902
-	JMP  done1901
-
-fp161899:
-	XORQ DX, DX
-	MOVQ a+0(FP), R10
-	MOVQ 16(R10), R10
-	ADDQ DX, R10
-	JMP  check1905
+	JMP    check1905
 
 next1904:
 	PREFETCHT0 (AX)(R10*2)
@@ -2388,9 +2354,9 @@ check1905:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next1904
-	JMP  done1901
+	JMP  done1903
 
-fp321900:
+fp161901:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
@@ -2398,6 +2364,40 @@ fp321900:
 	JMP  check1907
 
 next1906:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R10*4)
+	VPORD      (SI)(DX*4), Z0, Z4
+	PREFETCHT0 (DI)(R10*4)
+	VPORD      (DI)(DX*4), Z0, Z5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU32  Z4, (SI)(DX*4)
+	VMOVDQU32  Z5, (DI)(DX*4)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check1907:
+	CMPQ DX, R9
+	JB   next1906
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next1906
+	JMP  done1903
+
+fp321902:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check1909
+
+next1908:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -2415,15 +2415,15 @@ next1906:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check1907:
+check1909:
 	CMPQ DX, R9
-	JB   next1906
+	JB   next1908
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1906
+	JB   next1908
 
-done1901:
+done1903:
 	VZEROUPPER
 	RET
 
@@ -2477,7 +2477,7 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R12
 	MOVQ         40(R12), R12
 	TESTQ        R12, R12
-	JEQ          plain1908
+	JEQ          plain1910
 	VPXORQ       Z15, Z15, Z15
 	VPXORQ       Z16, Z16, Z16
 	VPXORQ       Z17, Z17, Z17
@@ -2485,17 +2485,17 @@ TEXT ·adamSplitBF16AVX512(SB), NOSPLIT, $8-8
 	VPXORQ       Z19, Z19, Z19
 	VPXORQ       Z20, Z20, Z20
 	CMPQ         CX, $0x01
-	JE           fp161911
-	JA           fp321912
+	JE           fp161913
+	JA           fp321914
 	MOVQ         R11, CX
 	MOVQ         a+0(FP), R11
 	MOVQ         16(R11), R11
 	ADDQ         CX, R11
-	JMP          check1915
+	JMP          check1917
 
-next1914:
+next1916:
 	TESTQ     AX, AX
-	JEQ       kept1916
+	JEQ       kept1918
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2509,7 +2509,7 @@ next1914:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1916:
+kept1918:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2588,25 +2588,25 @@ kept1916:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1915:
+check1917:
 	CMPQ CX, R10
-	JB   next1914
+	JB   next1916
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1914
-	JMP  done1913
+	JB   next1916
+	JMP  done1915
 
-fp161911:
+fp161913:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1918
+	JMP  check1920
 
-next1917:
+next1919:
 	TESTQ     AX, AX
-	JEQ       kept1919
+	JEQ       kept1921
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2620,7 +2620,7 @@ next1917:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1919:
+kept1921:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2702,25 +2702,25 @@ kept1919:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1918:
+check1920:
 	CMPQ CX, R10
-	JB   next1917
+	JB   next1919
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1917
-	JMP  done1913
+	JB   next1919
+	JMP  done1915
 
-fp321912:
+fp321914:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1921
+	JMP  check1923
 
-next1920:
+next1922:
 	TESTQ     AX, AX
-	JEQ       kept1922
+	JEQ       kept1924
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z21
@@ -2734,7 +2734,7 @@ next1920:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1922:
+kept1924:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2817,15 +2817,15 @@ kept1922:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1921:
+check1923:
 	CMPQ CX, R10
-	JB   next1920
+	JB   next1922
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1920
+	JB   next1922
 
-done1913:
+done1915:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z15, 128(AX)
@@ -2834,21 +2834,21 @@ done1913:
 	VMOVDQU32 Z18, 320(AX)
 	VMOVDQU32 Z19, 384(AX)
 	VMOVDQU32 Z20, 448(AX)
-	JMP       updated1909
+	JMP       updated1911
 
-plain1908:
+plain1910:
 	CMPQ CX, $0x01
-	JE   fp161924
-	JA   fp321925
+	JE   fp161926
+	JA   fp321927
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1928
+	JMP  check1930
 
-next1927:
+next1929:
 	TESTQ     AX, AX
-	JEQ       kept1929
+	JEQ       kept1931
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2862,7 +2862,7 @@ next1927:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1929:
+kept1931:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -2935,25 +2935,25 @@ kept1929:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1928:
+check1930:
 	CMPQ CX, R10
-	JB   next1927
+	JB   next1929
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1927
-	JMP  done1926
+	JB   next1929
+	JMP  done1928
 
-fp161924:
+fp161926:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1931
+	JMP  check1933
 
-next1930:
+next1932:
 	TESTQ     AX, AX
-	JEQ       kept1932
+	JEQ       kept1934
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -2967,7 +2967,7 @@ next1930:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1932:
+kept1934:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3043,25 +3043,25 @@ kept1932:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1931:
+check1933:
 	CMPQ CX, R10
-	JB   next1930
+	JB   next1932
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1930
-	JMP  done1926
+	JB   next1932
+	JMP  done1928
 
-fp321925:
+fp321927:
 	MOVQ R11, CX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ CX, R11
-	JMP  check1934
+	JMP  check1936
 
-next1933:
+next1935:
 	TESTQ     AX, AX
-	JEQ       kept1935
+	JEQ       kept1937
 	MOVQ      CX, R12
 	ANDQ      $0x0000007f, R12
 	VMOVDQU32 (BX)(CX*2), Z15
@@ -3075,7 +3075,7 @@ next1933:
 	LEAQ      32(CX), R12
 	MOVQ      R12, (AX)
 
-kept1935:
+kept1937:
 	PREFETCHT0  (BX)(R11*2)
 	PREFETCHT0  (SI)(R11*2)
 	PREFETCHT0  (DI)(R11*2)
@@ -3152,16 +3152,16 @@ kept1935:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R11
 
-check1934:
+check1936:
 	CMPQ CX, R10
-	JB   next1933
+	JB   next1935
 	MOVQ CX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next1933
+	JB   next1935
 
-done1926:
-updated1909:
+done1928:
+updated1911:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3209,23 +3209,23 @@ TEXT ·lionSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1936
+	JEQ       plain1938
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161939
-	JA        fp321940
+	JE        fp161941
+	JA        fp321942
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1943
+	JMP       check1945
 
-next1942:
+next1944:
 	TESTQ     AX, AX
-	JEQ       kept1944
+	JEQ       kept1946
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z16
@@ -3237,7 +3237,7 @@ next1942:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1944:
+kept1946:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3305,25 +3305,25 @@ kept1944:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1943:
+check1945:
 	CMPQ CX, R9
-	JB   next1942
+	JB   next1944
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1942
-	JMP  done1941
+	JB   next1944
+	JMP  done1943
 
-fp161939:
+fp161941:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1946
+	JMP  check1948
 
-next1945:
+next1947:
 	TESTQ     AX, AX
-	JEQ       kept1947
+	JEQ       kept1949
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3335,7 +3335,7 @@ next1945:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1947:
+kept1949:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3406,25 +3406,25 @@ kept1947:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1946:
+check1948:
 	CMPQ CX, R9
-	JB   next1945
+	JB   next1947
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1945
-	JMP  done1941
+	JB   next1947
+	JMP  done1943
 
-fp321940:
+fp321942:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1949
+	JMP  check1951
 
-next1948:
+next1950:
 	TESTQ     AX, AX
-	JEQ       kept1950
+	JEQ       kept1952
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z7
@@ -3436,7 +3436,7 @@ next1948:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1950:
+kept1952:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3508,36 +3508,36 @@ kept1950:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1949:
+check1951:
 	CMPQ CX, R9
-	JB   next1948
+	JB   next1950
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1948
+	JB   next1950
 
-done1941:
+done1943:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1937
+	JMP       updated1939
 
-plain1936:
+plain1938:
 	CMPQ CX, $0x01
-	JE   fp161952
-	JA   fp321953
+	JE   fp161954
+	JA   fp321955
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1956
+	JMP  check1958
 
-next1955:
+next1957:
 	TESTQ     AX, AX
-	JEQ       kept1957
+	JEQ       kept1959
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3549,7 +3549,7 @@ next1955:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1957:
+kept1959:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3613,25 +3613,25 @@ kept1957:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1956:
+check1958:
 	CMPQ CX, R9
-	JB   next1955
+	JB   next1957
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1955
-	JMP  done1954
+	JB   next1957
+	JMP  done1956
 
-fp161952:
+fp161954:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1959
+	JMP  check1961
 
-next1958:
+next1960:
 	TESTQ     AX, AX
-	JEQ       kept1960
+	JEQ       kept1962
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3643,7 +3643,7 @@ next1958:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1960:
+kept1962:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3710,25 +3710,25 @@ kept1960:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1959:
+check1961:
 	CMPQ CX, R9
-	JB   next1958
+	JB   next1960
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1958
-	JMP  done1954
+	JB   next1960
+	JMP  done1956
 
-fp321953:
+fp321955:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1962
+	JMP  check1964
 
-next1961:
+next1963:
 	TESTQ     AX, AX
-	JEQ       kept1963
+	JEQ       kept1965
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -3740,7 +3740,7 @@ next1961:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1963:
+kept1965:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3808,16 +3808,16 @@ kept1963:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1962:
+check1964:
 	CMPQ CX, R9
-	JB   next1961
+	JB   next1963
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1961
+	JB   next1963
 
-done1954:
-updated1937:
+done1956:
+updated1939:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -3864,23 +3864,23 @@ TEXT ·adagradSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ         a+0(FP), R11
 	MOVQ         40(R11), R11
 	TESTQ        R11, R11
-	JEQ          plain1964
+	JEQ          plain1966
 	VPXORQ       Z9, Z9, Z9
 	VPXORQ       Z10, Z10, Z10
 	VPXORQ       Z11, Z11, Z11
 	VPXORQ       Z12, Z12, Z12
 	CMPQ         CX, $0x01
-	JE           fp161967
-	JA           fp321968
+	JE           fp161969
+	JA           fp321970
 	MOVQ         R10, CX
 	MOVQ         a+0(FP), R10
 	MOVQ         16(R10), R10
 	ADDQ         CX, R10
-	JMP          check1971
+	JMP          check1973
 
-next1970:
+next1972:
 	TESTQ     AX, AX
-	JEQ       kept1972
+	JEQ       kept1974
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3892,7 +3892,7 @@ next1970:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1972:
+kept1974:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -3950,25 +3950,25 @@ kept1972:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1971:
+check1973:
 	CMPQ CX, R9
-	JB   next1970
+	JB   next1972
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1970
-	JMP  done1969
+	JB   next1972
+	JMP  done1971
 
-fp161967:
+fp161969:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1974
+	JMP  check1976
 
-next1973:
+next1975:
 	TESTQ     AX, AX
-	JEQ       kept1975
+	JEQ       kept1977
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -3980,7 +3980,7 @@ next1973:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1975:
+kept1977:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4041,25 +4041,25 @@ kept1975:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1974:
+check1976:
 	CMPQ CX, R9
-	JB   next1973
+	JB   next1975
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1973
-	JMP  done1969
+	JB   next1975
+	JMP  done1971
 
-fp321968:
+fp321970:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1977
+	JMP  check1979
 
-next1976:
+next1978:
 	TESTQ     AX, AX
-	JEQ       kept1978
+	JEQ       kept1980
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z13
@@ -4071,7 +4071,7 @@ next1976:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1978:
+kept1980:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4133,36 +4133,36 @@ kept1978:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1977:
+check1979:
 	CMPQ CX, R9
-	JB   next1976
+	JB   next1978
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1976
+	JB   next1978
 
-done1969:
+done1971:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z9, 128(AX)
 	VMOVDQU32 Z10, 192(AX)
 	VMOVDQU32 Z11, 256(AX)
 	VMOVDQU32 Z12, 320(AX)
-	JMP       updated1965
+	JMP       updated1967
 
-plain1964:
+plain1966:
 	CMPQ CX, $0x01
-	JE   fp161980
-	JA   fp321981
+	JE   fp161982
+	JA   fp321983
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1984
+	JMP  check1986
 
-next1983:
+next1985:
 	TESTQ     AX, AX
-	JEQ       kept1985
+	JEQ       kept1987
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4174,7 +4174,7 @@ next1983:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1985:
+kept1987:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4228,25 +4228,25 @@ kept1985:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1984:
+check1986:
 	CMPQ CX, R9
-	JB   next1983
+	JB   next1985
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1983
-	JMP  done1982
+	JB   next1985
+	JMP  done1984
 
-fp161980:
+fp161982:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1987
+	JMP  check1989
 
-next1986:
+next1988:
 	TESTQ     AX, AX
-	JEQ       kept1988
+	JEQ       kept1990
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4258,7 +4258,7 @@ next1986:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1988:
+kept1990:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4315,25 +4315,25 @@ kept1988:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1987:
+check1989:
 	CMPQ CX, R9
-	JB   next1986
+	JB   next1988
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1986
-	JMP  done1982
+	JB   next1988
+	JMP  done1984
 
-fp321981:
+fp321983:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check1990
+	JMP  check1992
 
-next1989:
+next1991:
 	TESTQ     AX, AX
-	JEQ       kept1991
+	JEQ       kept1993
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z9
@@ -4345,7 +4345,7 @@ next1989:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept1991:
+kept1993:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4403,16 +4403,16 @@ kept1991:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1990:
+check1992:
 	CMPQ CX, R9
-	JB   next1989
+	JB   next1991
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1989
+	JB   next1991
 
-done1982:
-updated1965:
+done1984:
+updated1967:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -4460,23 +4460,23 @@ TEXT ·sgdSplitBF16AVX512(SB), NOSPLIT, $8-8
 	MOVQ      a+0(FP), R11
 	MOVQ      40(R11), R11
 	TESTQ     R11, R11
-	JEQ       plain1992
+	JEQ       plain1994
 	VPXORQ    Z3, Z3, Z3
 	VPXORQ    Z4, Z4, Z4
 	VPXORQ    Z5, Z5, Z5
 	VPXORQ    Z6, Z6, Z6
 	CMPQ      CX, $0x01
-	JE        fp161995
-	JA        fp321996
+	JE        fp161997
+	JA        fp321998
 	MOVQ      R10, CX
 	MOVQ      a+0(FP), R10
 	MOVQ      16(R10), R10
 	ADDQ      CX, R10
-	JMP       check1999
+	JMP       check2001
 
-next1998:
+next2000:
 	TESTQ     AX, AX
-	JEQ       kept2000
+	JEQ       kept2002
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4488,7 +4488,7 @@ next1998:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2000:
+kept2002:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4542,25 +4542,25 @@ kept2000:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check1999:
+check2001:
 	CMPQ CX, R9
-	JB   next1998
+	JB   next2000
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next1998
-	JMP  done1997
+	JB   next2000
+	JMP  done1999
 
-fp161995:
+fp161997:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2002
+	JMP  check2004
 
-next2001:
+next2003:
 	TESTQ     AX, AX
-	JEQ       kept2003
+	JEQ       kept2005
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4572,7 +4572,7 @@ next2001:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2003:
+kept2005:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4629,25 +4629,25 @@ kept2003:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check2002:
+check2004:
 	CMPQ CX, R9
-	JB   next2001
+	JB   next2003
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2001
-	JMP  done1997
+	JB   next2003
+	JMP  done1999
 
-fp321996:
+fp321998:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2005
+	JMP  check2007
 
-next2004:
+next2006:
 	TESTQ     AX, AX
-	JEQ       kept2006
+	JEQ       kept2008
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z14
@@ -4659,7 +4659,7 @@ next2004:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2006:
+kept2008:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4717,36 +4717,36 @@ kept2006:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check2005:
+check2007:
 	CMPQ CX, R9
-	JB   next2004
+	JB   next2006
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2004
+	JB   next2006
 
-done1997:
+done1999:
 	MOVQ      a+0(FP), AX
 	MOVQ      40(AX), AX
 	VMOVDQU32 Z3, 128(AX)
 	VMOVDQU32 Z4, 192(AX)
 	VMOVDQU32 Z5, 256(AX)
 	VMOVDQU32 Z6, 320(AX)
-	JMP       updated1993
+	JMP       updated1995
 
-plain1992:
+plain1994:
 	CMPQ CX, $0x01
-	JE   fp162008
-	JA   fp322009
+	JE   fp162010
+	JA   fp322011
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2012
+	JMP  check2014
 
-next2011:
+next2013:
 	TESTQ     AX, AX
-	JEQ       kept2013
+	JEQ       kept2015
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4758,7 +4758,7 @@ next2011:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2013:
+kept2015:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4808,25 +4808,25 @@ kept2013:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check2012:
+check2014:
 	CMPQ CX, R9
-	JB   next2011
+	JB   next2013
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2011
-	JMP  done2010
+	JB   next2013
+	JMP  done2012
 
-fp162008:
+fp162010:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2015
+	JMP  check2017
 
-next2014:
+next2016:
 	TESTQ     AX, AX
-	JEQ       kept2016
+	JEQ       kept2018
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4838,7 +4838,7 @@ next2014:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2016:
+kept2018:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4891,25 +4891,25 @@ kept2016:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check2015:
+check2017:
 	CMPQ CX, R9
-	JB   next2014
+	JB   next2016
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2014
-	JMP  done2010
+	JB   next2016
+	JMP  done2012
 
-fp322009:
+fp322011:
 	MOVQ R10, CX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
 	ADDQ CX, R10
-	JMP  check2018
+	JMP  check2020
 
-next2017:
+next2019:
 	TESTQ     AX, AX
-	JEQ       kept2019
+	JEQ       kept2021
 	MOVQ      CX, R11
 	ANDQ      $0x0000007f, R11
 	VMOVDQU32 (BX)(CX*2), Z3
@@ -4921,7 +4921,7 @@ next2017:
 	LEAQ      32(CX), R11
 	MOVQ      R11, (AX)
 
-kept2019:
+kept2021:
 	PREFETCHT0  (BX)(R10*2)
 	PREFETCHT0  (SI)(R10*2)
 	PREFETCHT0  (DI)(R10*2)
@@ -4975,16 +4975,16 @@ kept2019:
 	ADDQ        $0x00000020, CX
 	ADDQ        $0x00000020, R10
 
-check2018:
+check2020:
 	CMPQ CX, R9
-	JB   next2017
+	JB   next2019
 	MOVQ CX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2017
+	JB   next2019
 
-done2010:
-updated1993:
+done2012:
+updated1995:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -5009,44 +5009,13 @@ TEXT ·trafficSplit1xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R8
 	MOVQ   8(R8), R8
 	CMPQ   DX, $0x01
-	JE     fp162021
-	JA     fp322022
+	JE     fp162023
+	JA     fp322024
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R9
 	MOVQ   16(R9), R9
 	ADDQ   DX, R9
-	JMP    check2025
-
-next2024:
-	PREFETCHT0 (AX)(R9*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R9*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R9*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (CX)(R9*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    Y4, (SI)(DX*2)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R9
-
-check2025:
-	CMPQ DX, R8
-	JB   next2024
-	MOVQ DX, R9
-	CMPQ R8, DI
-	MOVQ DI, R8
-	JB   next2024
-	JMP  done2023
-
-fp162021:
-	XORQ DX, DX
-	MOVQ a+0(FP), R9
-	MOVQ 16(R9), R9
-	ADDQ DX, R9
-	JMP  check2027
+	JMP    check2027
 
 next2026:
 	PREFETCHT0 (AX)(R9*2)
@@ -5070,9 +5039,9 @@ check2027:
 	CMPQ R8, DI
 	MOVQ DI, R8
 	JB   next2026
-	JMP  done2023
+	JMP  done2025
 
-fp322022:
+fp162023:
 	XORQ DX, DX
 	MOVQ a+0(FP), R9
 	MOVQ 16(R9), R9
@@ -5080,6 +5049,37 @@ fp322022:
 	JMP  check2029
 
 next2028:
+	PREFETCHT0 (AX)(R9*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R9*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R9*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (CX)(R9*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R9
+
+check2029:
+	CMPQ DX, R8
+	JB   next2028
+	MOVQ DX, R9
+	CMPQ R8, DI
+	MOVQ DI, R8
+	JB   next2028
+	JMP  done2025
+
+fp322024:
+	XORQ DX, DX
+	MOVQ a+0(FP), R9
+	MOVQ 16(R9), R9
+	ADDQ DX, R9
+	JMP  check2031
+
+next2030:
 	PREFETCHT0 (AX)(R9*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R9*2)
@@ -5094,15 +5094,15 @@ next2028:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R9
 
-check2029:
+check2031:
 	CMPQ DX, R8
-	JB   next2028
+	JB   next2030
 	MOVQ DX, R9
 	CMPQ R8, DI
 	MOVQ DI, R8
-	JB   next2028
+	JB   next2030
 
-done2023:
+done2025:
 	VZEROUPPER
 	RET
 
@@ -5128,47 +5128,13 @@ TEXT ·trafficSplit2xBF16AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R9
 	MOVQ   8(R9), R9
 	CMPQ   DX, $0x01
-	JE     fp162031
-	JA     fp322032
+	JE     fp162033
+	JA     fp322034
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R10
 	MOVQ   16(R10), R10
 	ADDQ   DX, R10
-	JMP    check2035
-
-next2034:
-	PREFETCHT0 (AX)(R10*2)
-	VPOR       (AX)(DX*2), Y0, Y2
-	PREFETCHT0 (BX)(R10*2)
-	VPOR       (BX)(DX*2), Y0, Y3
-	PREFETCHT0 (SI)(R10*2)
-	VPOR       (SI)(DX*2), Y0, Y4
-	PREFETCHT0 (DI)(R10*2)
-	VPOR       (DI)(DX*2), Y0, Y5
-	PREFETCHT0 (CX)(R10*2)
-	VPOR       (CX)(DX*2), Y1, Y1
-	VMOVDQU    Y2, (AX)(DX*2)
-	VMOVDQU    Y3, (BX)(DX*2)
-	VMOVDQU    Y4, (SI)(DX*2)
-	VMOVDQU    Y5, (DI)(DX*2)
-	ADDQ       $0x00000010, DX
-	ADDQ       $0x00000010, R10
-
-check2035:
-	CMPQ DX, R9
-	JB   next2034
-	MOVQ DX, R10
-	CMPQ R9, R8
-	MOVQ R8, R9
-	JB   next2034
-	JMP  done2033
-
-fp162031:
-	XORQ DX, DX
-	MOVQ a+0(FP), R10
-	MOVQ 16(R10), R10
-	ADDQ DX, R10
-	JMP  check2037
+	JMP    check2037
 
 next2036:
 	PREFETCHT0 (AX)(R10*2)
@@ -5195,9 +5161,9 @@ check2037:
 	CMPQ R9, R8
 	MOVQ R8, R9
 	JB   next2036
-	JMP  done2033
+	JMP  done2035
 
-fp322032:
+fp162033:
 	XORQ DX, DX
 	MOVQ a+0(FP), R10
 	MOVQ 16(R10), R10
@@ -5205,6 +5171,40 @@ fp322032:
 	JMP  check2039
 
 next2038:
+	PREFETCHT0 (AX)(R10*2)
+	VPOR       (AX)(DX*2), Y0, Y2
+	PREFETCHT0 (BX)(R10*2)
+	VPOR       (BX)(DX*2), Y0, Y3
+	PREFETCHT0 (SI)(R10*2)
+	VPOR       (SI)(DX*2), Y0, Y4
+	PREFETCHT0 (DI)(R10*2)
+	VPOR       (DI)(DX*2), Y0, Y5
+	PREFETCHT0 (CX)(R10*2)
+	VPOR       (CX)(DX*2), Y1, Y1
+	VMOVDQU    Y2, (AX)(DX*2)
+	VMOVDQU    Y3, (BX)(DX*2)
+	VMOVDQU    Y4, (SI)(DX*2)
+	VMOVDQU    Y5, (DI)(DX*2)
+	ADDQ       $0x00000010, DX
+	ADDQ       $0x00000010, R10
+
+check2039:
+	CMPQ DX, R9
+	JB   next2038
+	MOVQ DX, R10
+	CMPQ R9, R8
+	MOVQ R8, R9
+	JB   next2038
+	JMP  done2035
+
+fp322034:
+	XORQ DX, DX
+	MOVQ a+0(FP), R10
+	MOVQ 16(R10), R10
+	ADDQ DX, R10
+	JMP  check2041
+
+next2040:
 	PREFETCHT0 (AX)(R10*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R10*2)
@@ -5222,15 +5222,15 @@ next2038:
 	ADDQ       $0x00000010, DX
 	ADDQ       $0x00000010, R10
 
-check2039:
+check2041:
 	CMPQ DX, R9
-	JB   next2038
+	JB   next2040
 	MOVQ DX, R10
 	CMPQ R9, R8
 	MOVQ R8, R9
-	JB   next2038
+	JB   next2040
 
-done2033:
+done2035:
 	VZEROUPPER
 	RET
 
@@ -5309,12 +5309,12 @@ TEXT ·adamSplitINT8AVX512(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp162041
-	JA        fp322042
+	JE        fp162043
+	JA        fp322044
 
-block2044:
+block2046:
 	TESTQ   R10, R10
-	JEQ     kept2047
+	JEQ     kept2049
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5323,7 +5323,7 @@ block2044:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2047:
+kept2049:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5343,9 +5343,9 @@ kept2047:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2045:
+tile2047:
 	TESTQ     R10, R10
-	JEQ       kept2048
+	JEQ       kept2050
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5363,7 +5363,7 @@ tile2045:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2048:
+kept2050:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -5603,12 +5603,12 @@ kept2048:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2045
+	JNE         tile2047
 	CMPL        5120(DX), $0x00
-	JEQ         done2050
+	JEQ         done2052
 	SUBQ        $0x00000100, AX
 
-next2049:
+next2051:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -5627,9 +5627,9 @@ next2049:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2049
+	JNE        next2051
 
-done2050:
+done2052:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -5654,11 +5654,11 @@ done2050:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2051
+	JEQ           unusual2053
 	CMPL          R13, $0x5f000000
-	JBE           usual2052
+	JBE           usual2054
 
-unusual2051:
+unusual2053:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -5667,7 +5667,7 @@ unusual2051:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2053:
+next2055:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -5676,7 +5676,7 @@ next2053:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2053
+	JB            next2055
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -5698,7 +5698,7 @@ next2053:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2052:
+usual2054:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -5808,13 +5808,13 @@ usual2052:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2044
-	JMP          done2043
+	JB           block2046
+	JMP          done2045
 
-fp162041:
-block2054:
+fp162043:
+block2056:
 	TESTQ   R10, R10
-	JEQ     kept2057
+	JEQ     kept2059
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -5823,7 +5823,7 @@ block2054:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2057:
+kept2059:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -5843,9 +5843,9 @@ kept2057:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2055:
+tile2057:
 	TESTQ     R10, R10
-	JEQ       kept2058
+	JEQ       kept2060
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -5863,7 +5863,7 @@ tile2055:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2058:
+kept2060:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -6109,12 +6109,12 @@ kept2058:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2055
+	JNE         tile2057
 	CMPL        5120(DX), $0x00
-	JEQ         done2060
+	JEQ         done2062
 	SUBQ        $0x00000100, AX
 
-next2059:
+next2061:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6133,9 +6133,9 @@ next2059:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2059
+	JNE        next2061
 
-done2060:
+done2062:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6160,11 +6160,11 @@ done2060:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2061
+	JEQ           unusual2063
 	CMPL          R13, $0x5f000000
-	JBE           usual2062
+	JBE           usual2064
 
-unusual2061:
+unusual2063:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6173,7 +6173,7 @@ unusual2061:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2063:
+next2065:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6182,7 +6182,7 @@ next2063:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2063
+	JB            next2065
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6204,7 +6204,7 @@ next2063:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2062:
+usual2064:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6314,13 +6314,13 @@ usual2062:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2054
-	JMP          done2043
+	JB           block2056
+	JMP          done2045
 
-fp322042:
-block2064:
+fp322044:
+block2066:
 	TESTQ   R10, R10
-	JEQ     kept2067
+	JEQ     kept2069
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -6329,7 +6329,7 @@ block2064:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept2067:
+kept2069:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -6349,9 +6349,9 @@ kept2067:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile2065:
+tile2067:
 	TESTQ     R10, R10
-	JEQ       kept2068
+	JEQ       kept2070
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -6369,7 +6369,7 @@ tile2065:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept2068:
+kept2070:
 	LEAQ        192(AX), CX
 	MOVQ        a+0(FP), R11
 	MOVQ        8(R11), R11
@@ -6617,12 +6617,12 @@ kept2068:
 	ADDQ        $0x20, AX
 	ADDQ        $0x20, CX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2065
+	JNE         tile2067
 	CMPL        5120(DX), $0x00
-	JEQ         done2070
+	JEQ         done2072
 	SUBQ        $0x00000100, AX
 
-next2069:
+next2071:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6641,9 +6641,9 @@ next2069:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2069
+	JNE        next2071
 
-done2070:
+done2072:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -6668,11 +6668,11 @@ done2070:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual2071
+	JEQ           unusual2073
 	CMPL          R13, $0x5f000000
-	JBE           usual2072
+	JBE           usual2074
 
-unusual2071:
+unusual2073:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -6681,7 +6681,7 @@ unusual2071:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next2073:
+next2075:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -6690,7 +6690,7 @@ next2073:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next2073
+	JB            next2075
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -6712,7 +6712,7 @@ next2073:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual2072:
+usual2074:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -6822,10 +6822,10 @@ usual2072:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block2064
+	JB           block2066
 
-done2043:
-tile2074:
+done2045:
+tile2076:
 	MOVQ        AX, CX
 	ANDQ        $0x000001ff, CX
 	MOVQ        CX, BX
@@ -6903,12 +6903,12 @@ tile2074:
 	VMOVDQU32   Z10, -32(CX)(AX*1)
 	ADDQ        $0x20, AX
 	TESTQ       $0x000000ff, AX
-	JNE         tile2074
+	JNE         tile2076
 	CMPL        5120(DX), $0x00
-	JEQ         done2076
+	JEQ         done2078
 	SUBQ        $0x00000100, AX
 
-next2075:
+next2077:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -6927,9 +6927,9 @@ next2075:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next2075
+	JNE        next2077
 
-done2076:
+done2078:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET
@@ -6958,15 +6958,15 @@ TEXT ·trafficSplit2xINT8AVX512(SB), NOSPLIT, $0-8
 	MOVQ   a+0(FP), R10
 	MOVQ   8(R10), R10
 	CMPQ   DX, $0x01
-	JE     fp162078
-	JA     fp322079
+	JE     fp162080
+	JA     fp322081
 	XORQ   DX, DX
 	MOVQ   a+0(FP), R11
 	MOVQ   16(R11), R11
 	ADDQ   DX, R11
-	JMP    check2082
+	JMP    check2084
 
-next2081:
+next2083:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -6982,33 +6982,33 @@ next2081:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2083
+	JNE        within2085
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2083:
+within2085:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2082:
+check2084:
 	CMPQ DX, R10
-	JB   next2081
+	JB   next2083
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2081
-	JMP  done2080
+	JB   next2083
+	JMP  done2082
 
-fp162078:
+fp162080:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2085
+	JMP  check2087
 
-next2084:
+next2086:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7024,33 +7024,33 @@ next2084:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2086
+	JNE        within2088
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2086:
+within2088:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2085:
+check2087:
 	CMPQ DX, R10
-	JB   next2084
+	JB   next2086
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2084
-	JMP  done2080
+	JB   next2086
+	JMP  done2082
 
-fp322079:
+fp322081:
 	XORQ DX, DX
 	MOVQ a+0(FP), R11
 	MOVQ 16(R11), R11
 	ADDQ DX, R11
-	JMP  check2088
+	JMP  check2090
 
-next2087:
+next2089:
 	PREFETCHT0 (AX)(R11*2)
 	VPOR       (AX)(DX*2), Y0, Y2
 	PREFETCHT0 (BX)(R11*2)
@@ -7066,24 +7066,24 @@ next2087:
 	VMOVDQU    X4, (SI)(DX*1)
 	VMOVDQU    X5, (DI)(DX*1)
 	TESTQ      $0x000000ff, DX
-	JNE        within2089
+	JNE        within2091
 	MOVQ       DX, R12
 	SHRQ       $0x07, R12
 	MOVWLZX    (R8)(R12*1), R13
 	MOVW       R13, (R8)(R12*1)
 
-within2089:
+within2091:
 	ADDQ $0x00000010, DX
 	ADDQ $0x00000010, R11
 
-check2088:
+check2090:
 	CMPQ DX, R10
-	JB   next2087
+	JB   next2089
 	MOVQ DX, R11
 	CMPQ R10, R9
 	MOVQ R9, R10
-	JB   next2087
+	JB   next2089
 
-done2080:
+done2082:
 	VZEROUPPER
 	RET

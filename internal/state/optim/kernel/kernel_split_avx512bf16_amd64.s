@@ -539,12 +539,12 @@ TEXT ·adamSplitINT8AVX512BF16(SB), $5472-8
 	MOVQ      a+0(FP), AX
 	MOVQ      24(AX), AX
 	CMPQ      CX, $0x01
-	JE        fp163354
-	JA        fp323355
+	JE        fp163358
+	JA        fp323359
 
-block3357:
+block3361:
 	TESTQ   R10, R10
-	JEQ     kept3360
+	JEQ     kept3364
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -553,7 +553,7 @@ block3357:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3360:
+kept3364:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -573,9 +573,9 @@ kept3360:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3358:
+tile3362:
 	TESTQ     R10, R10
-	JEQ       kept3361
+	JEQ       kept3365
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -593,7 +593,7 @@ tile3358:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3361:
+kept3365:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -826,12 +826,12 @@ kept3361:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile3358
+	JNE            tile3362
 	CMPL           5120(DX), $0x00
-	JEQ            done3363
+	JEQ            done3367
 	SUBQ           $0x00000100, AX
 
-next3362:
+next3366:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -850,9 +850,9 @@ next3362:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3362
+	JNE        next3366
 
-done3363:
+done3367:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -877,11 +877,11 @@ done3363:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3364
+	JEQ           unusual3368
 	CMPL          R13, $0x5f000000
-	JBE           usual3365
+	JBE           usual3369
 
-unusual3364:
+unusual3368:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -890,7 +890,7 @@ unusual3364:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3366:
+next3370:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -899,7 +899,7 @@ next3366:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3366
+	JB            next3370
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -921,7 +921,7 @@ next3366:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3365:
+usual3369:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1036,13 +1036,13 @@ usual3365:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3357
-	JMP          done3356
+	JB           block3361
+	JMP          done3360
 
-fp163354:
-block3367:
+fp163358:
+block3371:
 	TESTQ   R10, R10
-	JEQ     kept3370
+	JEQ     kept3374
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1051,7 +1051,7 @@ block3367:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3370:
+kept3374:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1071,9 +1071,9 @@ kept3370:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3368:
+tile3372:
 	TESTQ     R10, R10
-	JEQ       kept3371
+	JEQ       kept3375
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1091,7 +1091,7 @@ tile3368:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3371:
+kept3375:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1330,12 +1330,12 @@ kept3371:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile3368
+	JNE            tile3372
 	CMPL           5120(DX), $0x00
-	JEQ            done3373
+	JEQ            done3377
 	SUBQ           $0x00000100, AX
 
-next3372:
+next3376:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1354,9 +1354,9 @@ next3372:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3372
+	JNE        next3376
 
-done3373:
+done3377:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1381,11 +1381,11 @@ done3373:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3374
+	JEQ           unusual3378
 	CMPL          R13, $0x5f000000
-	JBE           usual3375
+	JBE           usual3379
 
-unusual3374:
+unusual3378:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1394,7 +1394,7 @@ unusual3374:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3376:
+next3380:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1403,7 +1403,7 @@ next3376:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3376
+	JB            next3380
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1425,7 +1425,7 @@ next3376:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3375:
+usual3379:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -1540,13 +1540,13 @@ usual3375:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3367
-	JMP          done3356
+	JB           block3371
+	JMP          done3360
 
-fp323355:
-block3377:
+fp323359:
+block3381:
 	TESTQ   R10, R10
-	JEQ     kept3380
+	JEQ     kept3384
 	MOVQ    AX, CX
 	SHRQ    $0x07, CX
 	MOVQ    a+0(FP), R11
@@ -1555,7 +1555,7 @@ block3377:
 	ANDQ    $0x07, CX
 	MOVW    R11, 6208(R10)(CX*1)
 
-kept3380:
+kept3384:
 	MOVQ         a+0(FP), CX
 	MOVQ         128(CX), R11
 	MOVQ         AX, CX
@@ -1575,9 +1575,9 @@ kept3380:
 	VPXORD       Z2, Z2, Z2
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
 
-tile3378:
+tile3382:
 	TESTQ     R10, R10
-	JEQ       kept3381
+	JEQ       kept3385
 	MOVQ      AX, CX
 	ANDQ      $0x000003ff, CX
 	VMOVDQU32 (BX)(AX*2), Z16
@@ -1595,7 +1595,7 @@ tile3378:
 	LEAQ      64(AX), CX
 	MOVQ      CX, (R10)
 
-kept3381:
+kept3385:
 	LEAQ           192(AX), CX
 	MOVQ           a+0(FP), R11
 	MOVQ           8(R11), R11
@@ -1836,12 +1836,12 @@ kept3381:
 	ADDQ           $0x20, AX
 	ADDQ           $0x20, CX
 	TESTQ          $0x000000ff, AX
-	JNE            tile3378
+	JNE            tile3382
 	CMPL           5120(DX), $0x00
-	JEQ            done3383
+	JEQ            done3387
 	SUBQ           $0x00000100, AX
 
-next3382:
+next3386:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -1860,9 +1860,9 @@ next3382:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3382
+	JNE        next3386
 
-done3383:
+done3387:
 	LEAQ          -256(R8), CX
 	MOVQ          CX, 5128(DX)
 	LEAQ          -256(R9), CX
@@ -1887,11 +1887,11 @@ done3383:
 	VMOVD         X2, R13
 	MOVL          $0x00000000, 5120(DX)
 	TESTL         CX, CX
-	JEQ           unusual3384
+	JEQ           unusual3388
 	CMPL          R13, $0x5f000000
-	JBE           usual3385
+	JBE           usual3389
 
-unusual3384:
+unusual3388:
 	VPXORD     Z2, Z2, Z2
 	VPTERNLOGD $0xff, Z1, Z1, Z1
 	MOVL       $0x00000001, 5120(DX)
@@ -1900,7 +1900,7 @@ unusual3384:
 	ANDQ       $0x000001ff, CX
 	LEAQ       256(CX), R11
 
-next3386:
+next3390:
 	VMOVDQU32     2048(DX)(CX*4), Z0
 	VPMINUD       pattern5f000000<>+0(SB), Z0, Z0
 	VMOVDQU32     Z0, 2048(DX)(CX*4)
@@ -1909,7 +1909,7 @@ next3386:
 	VPMINUD       Z0, Z1, Z1
 	ADDQ          $0x10, CX
 	CMPQ          CX, R11
-	JB            next3386
+	JB            next3390
 	VEXTRACTI64X4 $0x01, Z1, Y0
 	VPMINUD       Y0, Y1, Y1
 	VEXTRACTI128  $0x01, Y1, X0
@@ -1931,7 +1931,7 @@ next3386:
 	VMOVD         X2, R11
 	MOVL          R11, R13
 
-usual3385:
+usual3389:
 	MOVL         R13, R15
 	ADDL         $0x000fffff, R15
 	SHRL         $0x17, R15
@@ -2046,10 +2046,10 @@ usual3385:
 	MOVQ         a+0(FP), CX
 	MOVQ         (CX), CX
 	CMPQ         AX, CX
-	JB           block3377
+	JB           block3381
 
-done3356:
-tile3387:
+done3360:
+tile3391:
 	MOVQ           AX, CX
 	ANDQ           $0x000001ff, CX
 	MOVQ           CX, BX
@@ -2126,12 +2126,12 @@ tile3387:
 	VMOVDQU32      Z10, -32(CX)(AX*1)
 	ADDQ           $0x20, AX
 	TESTQ          $0x000000ff, AX
-	JNE            tile3387
+	JNE            tile3391
 	CMPL           5120(DX), $0x00
-	JEQ            done3389
+	JEQ            done3393
 	SUBQ           $0x00000100, AX
 
-next3388:
+next3392:
 	MOVQ       AX, CX
 	ANDQ       $0x000001ff, CX
 	XORQ       $0x00000100, CX
@@ -2150,9 +2150,9 @@ next3388:
 	VMOVDQU32  Y0, -256(R9)(AX*1)
 	ADDQ       $0x20, AX
 	TESTQ      $0x000000ff, AX
-	JNE        next3388
+	JNE        next3392
 
-done3389:
+done3393:
 	LDMXCSR (SP)
 	VZEROUPPER
 	RET

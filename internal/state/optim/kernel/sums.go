@@ -66,30 +66,44 @@ func (s Set) SumsAreFree(f Format) bool {
 // UpdateSummed is [Set.Update], with an undo log if u is not empty. It sets the sums of the streams that it reads and
 // overwrites. The bits are the same.
 func (s Set) UpdateSummed(f Format, constants *Constants, c Chunk, u Undo, sums *Sums) {
-	n, whole := c.check(f), 0
-	if s.inRegisters() {
-		whole = n - n%f.granule()
-	}
-	summed := 0 // elements that the kernel sums
-	if f.Moments != MomentsInt8 {
-		summed = whole
-	}
+	n := c.check(f)
+	summed := s.summedInKernel(f, n)
 	rest := c.Slice(summed, n)
 	rest.sum(&sums.Before)
 	var lanes abi.Sums
-	if whole > 0 {
-		into := &lanes
-		if summed == 0 {
-			into = nil
-		}
-		s.update(0, whole, f, constants, &c, pointer(u.bytes), into)
+	into := &lanes
+	if summed == 0 {
+		into = nil
+	}
+	s.updateFrom(0, f, constants, &c, u, into)
+	rest.sum(&sums.After)
+	sums.add(&lanes)
+}
+
+// summedInKernel returns how many of the first elements a kernel sums in its registers.
+func (s Set) summedInKernel(f Format, n int) int {
+	if !s.inRegisters() || f.Moments == MomentsInt8 {
+		return 0
+	}
+	return n - n%f.granule()
+}
+
+// updateFrom updates a chunk from an element on, with an undo log if u is not empty, and with sums unless they are nil.
+func (s Set) updateFrom(first int, f Format, constants *Constants, c *Chunk, u Undo, sums *abi.Sums) {
+	n := c.Len()
+	if whole := n - n%f.granule(); s.inRegisters() && first < whole {
+		s.update(first, whole, f, constants, c, pointer(u.bytes), sums)
+		first = whole
 	}
 	log := &u
 	if u.bytes == nil {
 		log = nil
 	}
-	s.updateInTiles(f, constants, &c, whole, log)
-	rest.sum(&sums.After)
+	s.updateInTiles(f, constants, c, first, log)
+}
+
+// add adds what a kernel has summed. They are the sums of more elements of the same streams.
+func (sums *Sums) add(lanes *abi.Sums) {
 	for number := range lanes {
 		for lane := range lanes[number][0] {
 			sums.Before[number] += lanes[number][0][lane]

@@ -1,0 +1,76 @@
+package engine
+
+import (
+	"plimsoll/internal/state/optim/kernel"
+	"plimsoll/internal/state/shard"
+)
+
+// noted is what the last step has changed of the parameters, if anybody wants to know. It costs nothing else.
+//
+// It is on the heap: two bits for each parameter, and 8 bytes for each that moved by more than one. A process that
+// finishes a step of another one has none of it.
+type noted struct {
+	chunks   []kernel.Changes // none unless somebody wants to know
+	from, to int64            // the steps of the parameters before and after
+	lost     bool             // parameters have changed otherwise, or in several steps
+}
+
+// on reports whether steps note what they change.
+func (n *noted) on() bool { return n.chunks != nil && !n.lost }
+
+// of returns the changes of a chunk.
+func (n *noted) of(unit int) *kernel.Changes { return &n.chunks[unit] }
+
+// lose says that parameters have changed, and that nobody notes how.
+func (n *noted) lose() { n.lost = true }
+
+// begin begins a step.
+func (n *noted) begin(step int64) {
+	if n.from != n.to {
+		n.lost = true // what the step before has changed was not asked for
+	}
+	n.to = step
+}
+
+// none notes that a step leaves a chunk alone.
+func (n *noted) none(unit int) {
+	if n.on() {
+		clear(n.chunks[unit].Changed)
+		n.chunks[unit].Far = n.chunks[unit].Far[:0]
+	}
+}
+
+// NoteChanges has every step from the next one on note which parameters it changes. No step may be under way.
+func (s *Shard) NoteChanges() {
+	n := &s.noted
+	n.from, n.to, n.lost = s.Steps(), s.Steps(), false
+	if n.chunks != nil {
+		return
+	}
+	n.chunks = make([]kernel.Changes, s.config.Chunks)
+	for unit := range n.chunks {
+		words := kernel.ChangeWords(int(s.chunks[unit].Count))
+		n.chunks[unit] = kernel.Changes{Changed: make([]uint64, words), Lower: make([]uint64, words)}
+	}
+}
+
+// NotesChanges reports whether the changes are known of the steps after from, up to the last one. They are those of one
+// step, or of none. They are not known where parameters were written, where steps were made after which nobody called
+// [Shard.ForgetChanges], and where another process has made a part of the step.
+func (s *Shard) NotesChanges() (from int64, known bool) {
+	n := &s.noted
+	return n.from, n.on() && n.to == s.Steps()
+}
+
+// ForgetChanges says that the changes of the last step were read.
+func (s *Shard) ForgetChanges() { s.noted.from = s.noted.to }
+
+// EachChange calls body for every chunk of a range of the shard with what the last step has changed in it. No step may
+// be under way, and [Shard.NotesChanges] has said that the changes are known.
+func (s *Shard) EachChange(r shard.Range, body func(at shard.Chunk, state kernel.Chunk, changes *kernel.Changes)) {
+	chunks := s.config.ChunksOf(r)
+	for unit := int(chunks.First); unit < int(chunks.End()); unit++ {
+		c := s.chunk(unit)
+		body(c.Chunk, c.state(), s.noted.of(unit))
+	}
+}
